@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     // Ranks on several hosts share an address, and a secret that keeps others out. Port 0: any that is free.
     let options = Options { secret: Some(Secret::new(b"a word among friends")?), ..Options::default() };
     let served = TcpStore::serve(([127, 0, 0, 1], 0).into(), &options)?;
-    let place = served.address().to_string().parse()?;
+    let place = served.address().expect("this process serves it").to_string().parse()?;
     let connect = || TcpStore::connect(&place, &options);
     meet("TcpStore", [&served, &connect()?, &connect()?])
 }

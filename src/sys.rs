@@ -26,6 +26,7 @@ pub mod numa;
 pub mod nvml;
 pub mod peer_memory;
 pub mod poller;
+pub mod ports;
 pub mod prefetch;
 pub mod process;
 pub mod random;

@@ -5,6 +5,7 @@
 
 mod hosts {
     pub(crate) mod network;
+    mod places;
 }
 #[allow(dead_code, reason = "the matrix uses the rest")]
 #[path = "matrix/case.rs"]

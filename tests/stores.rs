@@ -41,7 +41,7 @@ fn stores(count: usize) -> Vec<Doors> {
         (0..count).map(|_| Box::new(FileStore::open(folder.path().join("store"), &soon()).unwrap()) as Box<dyn Store>);
     let file = file.collect();
     let server = TcpStore::serve(loopback(), &options()).unwrap();
-    let place = server.address().to_string().parse().unwrap();
+    let place = server.address().unwrap().to_string().parse().unwrap();
     let mut tcp: Vec<Box<dyn Store>> = vec![Box::new(server)];
     tcp.extend((1..count).map(|_| Box::new(TcpStore::connect(&place, &options()).unwrap()) as Box<dyn Store>));
     vec![("hash", hash, None), ("file", file, Some(folder)), ("tcp", tcp, None)]
@@ -198,7 +198,7 @@ fn a_file_store_is_private_and_survives_a_kill_in_the_middle() {
 #[test]
 fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
     let server = TcpStore::serve(loopback(), &options()).unwrap();
-    let place = server.address().to_string().parse().unwrap();
+    let place = server.address().unwrap().to_string().parse().unwrap();
     server.set("key", b"value", &soon()).unwrap();
     let secret = Some(Secret::new(b"another secret").unwrap());
     let stranger = TcpStore::connect(&place, &Options { secret, ..options() }).unwrap();
@@ -221,7 +221,7 @@ fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
 #[test]
 fn a_client_may_come_before_the_server() {
     // A port that is free: it was just ours.
-    let place = TcpStore::serve(loopback(), &options()).unwrap().address();
+    let place = TcpStore::serve(loopback(), &options()).unwrap().address().unwrap();
     let client = TcpStore::connect(&place.to_string().parse().unwrap(), &options()).unwrap();
     std::thread::scope(|scope| {
         let got = scope.spawn(|| client.get("key", &soon()));

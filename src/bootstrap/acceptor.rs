@@ -1,4 +1,4 @@
-//! The accepting side of a service: a listener and its connections. No connection can block, crowd out or corrupt
+//! The accepting side of a service: its listeners and their connections. No connection can block, crowd out or corrupt
 //! another.
 //!
 //! A connection must prove itself and send its request within the handshake time-out. The number of connections that
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, JOB_BYTES, NO_RANK, Terms};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
+use crate::bootstrap::serving::{MAX_LISTENERS, ServiceListeners};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::log;
@@ -22,13 +23,13 @@ use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits, thread};
 use crate::wire::frame::Frame;
 
-/// A listener with its connections; see the module.
+/// The listeners with their connections; see the module.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     poller: Poller,
     ready: Ready,
     next_event: usize,
-    listener: Option<TcpListener>,
+    listeners: Vec<TcpListener>,
     rules: Requirements,
     stopped: UnixStream,
     is_stopped: bool,
@@ -94,21 +95,21 @@ pub(super) const WANTED_OPEN_FILES: u64 = 1 << 16;
 /// The most other jobs that are told apart.
 const MAX_STRANGERS: usize = 256;
 
-const LISTENER: u64 = 0;
-const STOP: u64 = 1;
-const FIRST_LINK: u64 = 2;
+const STOP: u64 = 0;
+const FIRST_LISTENER: u64 = 1;
+const FIRST_LINK: u64 = FIRST_LISTENER + MAX_LISTENERS as u64;
 
 impl ServiceThread {
-    /// Makes an acceptor for `listener` and runs `run` with it on a thread called `name`.
+    /// Makes an acceptor for `listeners` and runs `run` with it on a thread called `name`.
     pub(super) fn start(
         name: &'static str,
-        listener: TcpListener,
+        listeners: ServiceListeners,
         rules: Requirements,
         run: impl FnOnce(Acceptor) + Send + 'static,
     ) -> Result<ServiceThread> {
         limits::raise_open_files(WANTED_OPEN_FILES)?;
         let (stop, stopped) = UnixStream::pair().map_err(|error| Error::system("socketpair", error))?;
-        let acceptor = Acceptor::new(listener, rules, stopped)?;
+        let acceptor = Acceptor::new(listeners.sockets, rules, stopped)?;
         let thread = thread::spawn(name, move || run(acceptor))?;
         Ok(ServiceThread { name, stop: Some(stop), thread: Some(thread) })
     }
@@ -142,15 +143,17 @@ impl Drop for ServiceThread {
 }
 
 impl Acceptor {
-    fn new(listener: TcpListener, rules: Requirements, stopped: UnixStream) -> Result<Acceptor> {
+    fn new(listeners: Vec<TcpListener>, rules: Requirements, stopped: UnixStream) -> Result<Acceptor> {
         let poller = Poller::new()?;
-        poller.add(listener.as_fd(), LISTENER, Interest::Read)?;
+        for (token, listener) in (FIRST_LISTENER..FIRST_LINK).zip(&listeners) {
+            poller.add(listener.as_fd(), token, Interest::Read)?;
+        }
         poller.add(stopped.as_fd(), STOP, Interest::Read)?;
         Ok(Acceptor {
             poller,
             ready: Ready::default(),
             next_event: 0,
-            listener: Some(listener),
+            listeners,
             rules,
             stopped,
             is_stopped: false,
@@ -188,8 +191,8 @@ impl Acceptor {
             let event = self.ready.get(self.next_event)?;
             self.next_event += 1;
             match event.token {
-                LISTENER => self.accept(clock::now()),
                 STOP => self.is_stopped = !self.is_detached(),
+                FIRST_LISTENER..FIRST_LINK => self.accept(event.token, clock::now()),
                 token => {
                     if let Some(heard) = self.serve(token, event.readable) {
                         return Some(heard);
@@ -248,9 +251,10 @@ impl Acceptor {
         self.settle(token);
     }
 
-    fn accept(&mut self, now: Instant) {
+    fn accept(&mut self, token: u64, now: Instant) {
+        let place = usize::try_from(token - FIRST_LISTENER).unwrap_or(usize::MAX);
         for _ in 0..ACCEPTS_AT_ONCE {
-            let Some(listener) = &self.listener else { return };
+            let Some(listener) = self.listeners.get(place) else { return };
             match socket::accept(listener) {
                 Ok(Some((stream, from))) => self.admit(stream, from, now),
                 Ok(None) => return,
@@ -285,9 +289,14 @@ impl Acceptor {
 
     /// Stops accepting for a moment: otherwise the loop would spin on a connection that it cannot accept.
     fn rest(&mut self, now: Instant) {
-        let Some(listener) = &self.listener else { return };
-        let outcome = self.poller.modify(listener.as_fd(), LISTENER, Interest::None);
-        self.rest_until = outcome.is_ok().then_some(now + EXHAUSTED_PAUSE);
+        self.rest_until = self.poll_listeners(Interest::None).then_some(now + EXHAUSTED_PAUSE);
+    }
+
+    /// Sets the interest in every listener; false if that failed for one, or there is none.
+    fn poll_listeners(&self, interest: Interest) -> bool {
+        let set =
+            |(token, listener): (u64, &TcpListener)| self.poller.modify(listener.as_fd(), token, interest).is_ok();
+        !self.listeners.is_empty() && (FIRST_LISTENER..FIRST_LINK).zip(&self.listeners).all(set)
     }
 
     /// Whether the oldest connection without a request has had enough time to send one.
@@ -311,8 +320,8 @@ impl Acceptor {
             self.drop_oldest();
         }
         if self.rest_until.is_some_and(|until| now >= until) {
-            let listening = self.listener.as_ref().map(|l| self.poller.modify(l.as_fd(), LISTENER, Interest::Read));
-            self.rest_until = listening.is_some_and(|outcome| outcome.is_err()).then_some(now + EXHAUSTED_PAUSE);
+            let again = self.listeners.is_empty() || self.poll_listeners(Interest::Read);
+            self.rest_until = (!again).then_some(now + EXHAUSTED_PAUSE);
         }
     }
 
@@ -361,9 +370,9 @@ impl Acceptor {
         !self.leaving.is_empty()
     }
 
-    /// Closes the listener.
+    /// Closes the listeners.
     pub(super) fn shut(&mut self) {
-        self.listener = None;
+        self.listeners.clear();
     }
 
     /// Why accepting failed the last time, if it ever did.

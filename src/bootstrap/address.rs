@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
 
-use crate::bootstrap::interface::Family;
+use crate::bootstrap::interface::{Family, MAX_INTERFACES};
 use crate::error::{Error, Result};
 use crate::sys::interfaces::Interface;
 
@@ -103,28 +103,68 @@ impl HostPort {
         }
     }
 
-    /// The socket address. Looks up a name (which may block as long as the resolver does) and the index of a scope.
+    /// The socket addresses, at least one: a name may have several. Looks up a name (which may block as long as the
+    /// resolver does; the service's clients and servers do that on a thread, see [`super::lookup`]) and the index of a
+    /// scope.
+    ///
+    /// `family` picks among the addresses of a name. An explicit loopback address, or `localhost`, is used whatever
+    /// the family: it is usually no choice of the user but the way in which a launcher on this host is reached.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] if the name is unknown; [`crate::error::Kind::InvalidArgument`] if the scope is
-    /// not the name of an interface, or the address is not of the wanted family.
-    pub fn resolve(&self, family: Family, interfaces: &[Interface]) -> Result<SocketAddr> {
-        let address = match &self.host {
-            Host::Ip(ip) => SocketAddr::new(*ip, self.port),
-            Host::Scoped(ip, scope) => SocketAddrV6::new(*ip, self.port, 0, scope_number(scope, interfaces)?).into(),
-            Host::Name(name) => {
-                let named = |error| Error::system(format!("looking up the host '{name}'"), error);
-                let found: Vec<_> = (name.as_str(), self.port).to_socket_addrs().map_err(named)?.collect();
-                let fits = found.iter().find(|address| family.allows(address.ip())).or(found.first());
-                *fits.ok_or_else(|| Error::invalid_argument(format!("the host '{name}' has no address")))?
+    /// not the name of an interface, or no address is of the wanted family.
+    pub fn addresses(&self, family: Family, interfaces: &[Interface]) -> Result<Vec<SocketAddr>> {
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for address in self.of_any_family(interfaces)? {
+            if !found.contains(&address) {
+                found.push(address);
             }
-        };
-        if family.allows(address.ip()) {
-            return Ok(address);
+        }
+        let fits: Vec<_> = found.iter().copied().filter(|address| family.allows(address.ip())).collect();
+        if !fits.is_empty() {
+            return Ok(fits);
+        }
+        found.retain(|address| self.is_explicit_loopback() && address.ip().is_loopback());
+        if !found.is_empty() {
+            return Ok(found);
         }
         Err(Error::invalid_argument(format!(
             "the address {self} does not belong to the family that NCCL_SOCKET_FAMILY asks for ({family})"
         )))
+    }
+
+    fn of_any_family(&self, interfaces: &[Interface]) -> Result<Vec<SocketAddr>> {
+        match &self.host {
+            Host::Ip(ip) => Ok(vec![SocketAddr::new(*ip, self.port)]),
+            Host::Scoped(ip, scope) => {
+                Ok(vec![SocketAddrV6::new(*ip, self.port, 0, scope_number(scope, interfaces)?).into()])
+            }
+            Host::Name(name) => {
+                let named = |error| Error::system(format!("looking up the host '{name}'"), error);
+                Ok((name.as_str(), self.port).to_socket_addrs().map_err(named)?.collect())
+            }
+        }
+    }
+
+    /// The name, where the host is given by one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match &self.host {
+            Host::Name(name) => Some(name),
+            Host::Ip(_) | Host::Scoped(..) => None,
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether the user means loopback: by its address, or by `localhost`.
+    pub(crate) fn is_explicit_loopback(&self) -> bool {
+        match &self.host {
+            Host::Ip(ip) => ip.is_loopback(),
+            Host::Scoped(..) => false,
+            Host::Name(name) => name.eq_ignore_ascii_case("localhost"),
+        }
     }
 }
 
@@ -149,17 +189,29 @@ impl std::fmt::Display for HostPort {
     }
 }
 
-/// Makes the address of a peer usable on this host. The scope of a link-local address is an index of the machine where
-/// it was read, so it is replaced by the scope of our interface on that link.
-pub(crate) fn localise(address: SocketAddr, interface: SocketAddr) -> SocketAddr {
-    match (address, interface) {
-        (SocketAddr::V6(theirs), SocketAddr::V6(ours))
-            if theirs.ip().is_unicast_link_local() && ours.scope_id() != 0 =>
-        {
-            SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, ours.scope_id()).into()
-        }
-        _ => address,
+/// The addresses under which this host may reach the address of a peer, the likeliest first; `interface` is the one that
+/// this rank uses. The scope of a link-local address is an index of the machine where it was read, so it is replaced by
+/// the scopes of our own interfaces: any of them may be on the peer's link.
+pub(crate) fn localise(address: SocketAddr, interface: SocketAddr, all: &[Interface]) -> Vec<SocketAddr> {
+    let SocketAddr::V6(theirs) = address else { return vec![address] };
+    if !theirs.ip().is_unicast_link_local() {
+        return vec![address];
     }
+    let chosen = match interface {
+        SocketAddr::V6(ours) => ours.scope_id(),
+        SocketAddr::V4(_) => 0,
+    };
+    let on_links = all.iter().filter(|other| other.running && other.address.is_ipv6()).map(|other| other.scope);
+    let mut scopes: Vec<u32> = Vec::new();
+    for scope in [chosen].into_iter().chain(on_links) {
+        if scope != 0 && !scopes.contains(&scope) && scopes.len() < MAX_INTERFACES {
+            scopes.push(scope);
+        }
+    }
+    if scopes.is_empty() {
+        return vec![address];
+    }
+    scopes.into_iter().map(|scope| SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, scope).into()).collect()
 }
 
 #[cfg(test)]
@@ -211,20 +263,39 @@ mod tests {
             scope: 4,
             running: true,
         };
-        let resolve = |text: &str, family| parse(text).unwrap().resolve(family, std::slice::from_ref(&link));
-        assert_eq!(resolve("[fe80::1%eth0]:9", Family::Any).unwrap().to_string(), "[fe80::1%4]:9");
-        assert_eq!(resolve("[fe80::1%7]:9", Family::V6).unwrap().to_string(), "[fe80::1%7]:9");
+        let resolve = |text: &str, family| -> Result<Vec<String>> {
+            let found = parse(text).unwrap().addresses(family, std::slice::from_ref(&link))?;
+            Ok(found.iter().map(SocketAddr::to_string).collect())
+        };
+        assert_eq!(resolve("[fe80::1%eth0]:9", Family::Any).unwrap(), ["[fe80::1%4]:9"]);
+        assert_eq!(resolve("[fe80::1%7]:9", Family::V6).unwrap(), ["[fe80::1%7]:9"]);
         assert!(resolve("[fe80::1%eth1]:9", Family::Any).unwrap_err().to_string().contains("'eth1'"));
         assert!(resolve("10.0.0.1:9", Family::V6).unwrap_err().to_string().contains("AF_INET6"));
-        assert_eq!(resolve("localhost:9", Family::V4).unwrap().to_string(), "127.0.0.1:9");
+        assert_eq!(resolve("localhost:9", Family::V4).unwrap(), ["127.0.0.1:9"]);
+        // `rsccl run` gives its ranks such a place, whatever the family of the network is.
+        assert_eq!(resolve("127.0.0.1:9", Family::V6).unwrap(), ["127.0.0.1:9"]);
+        assert_eq!(resolve("[::1]:9", Family::V4).unwrap(), ["[::1]:9"]);
     }
 
     #[test]
-    fn a_link_local_peer_is_reached_through_our_own_scope() {
+    fn a_link_local_peer_is_tried_through_each_of_our_scopes() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let ours = address("[fe80::1%3]:0");
-        assert_eq!(localise(address("[fe80::2%9]:5"), ours), address("[fe80::2%3]:5"));
-        assert_eq!(localise(address("[fd00::2]:5"), ours), address("[fd00::2]:5"));
-        assert_eq!(localise(address("10.0.0.1:5"), ours), address("10.0.0.1:5"));
+        let link = |name: &str, scope, running| Interface {
+            name: name.into(),
+            address: "fe80::2".parse().unwrap(),
+            netmask: "ffff:ffff:ffff:ffff::".parse().unwrap(),
+            scope,
+            running,
+        };
+        let all = [link("eth0", 2, true), link("eth1", 3, true), link("eth2", 4, false)];
+        let shown = |theirs: &str, ours: &str| -> Vec<String> {
+            localise(address(theirs), address(ours), &all).iter().map(SocketAddr::to_string).collect()
+        };
+        assert_eq!(shown("[fe80::2%9]:5", "[fe80::1%3]:0"), ["[fe80::2%3]:5", "[fe80::2%2]:5"]);
+        assert_eq!(shown("[fe80::2%9]:5", "10.0.0.2:0"), ["[fe80::2%2]:5", "[fe80::2%3]:5"]);
+        assert_eq!(shown("[fd00::2]:5", "[fe80::1%3]:0"), ["[fd00::2]:5"]);
+        assert_eq!(shown("10.0.0.1:5", "[fe80::1%3]:0"), ["10.0.0.1:5"]);
+        let none = localise(address("[fe80::2%9]:5"), address("10.0.0.2:0"), &[]);
+        assert_eq!(none, [address("[fe80::2%9]:5")]);
     }
 }

@@ -1,12 +1,14 @@
 //! The connecting side of a service (a root, a store): a connection that is retried when it fails. Its counterpart is
 //! [`super::acceptor`].
 
-use std::net::SocketAddr;
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Options;
 use crate::bootstrap::auth::{Handshake, JobTag, NO_RANK, OtherJob, Terms};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, moment};
+use crate::bootstrap::rotation::{OTHERS_PATIENCE, Rotation, ServicePlace};
+use crate::bootstrap::socket;
 use crate::error::{Error, Kind, Result};
 use crate::sys::poller::Poller;
 use crate::types::Rank;
@@ -16,6 +18,7 @@ use crate::wire::frame::{self, Frame};
 #[derive(Debug)]
 pub(super) struct ServiceClient {
     to: Service,
+    rotation: Rotation,
     from: Rank,
     /// Frames that are sent at the start of every connection.
     opening: Vec<u8>,
@@ -23,7 +26,8 @@ pub(super) struct ServiceClient {
     retries: Retries,
     tries: u32,
     again: Option<Instant>,
-    last: String,
+    /// When the connection must be made, so that the next address has its turn.
+    connected_until: Option<Instant>,
 }
 
 /// The service to connect to.
@@ -35,7 +39,7 @@ pub(super) struct Service {
     pub(super) hint: &'static str,
     /// The rank whose process runs the service, if known.
     pub(super) server: Option<Rank>,
-    pub(super) address: SocketAddr,
+    pub(super) place: ServicePlace,
     pub(super) terms: Terms,
     /// The most bytes of a frame that the service sends.
     pub(super) most_bytes: usize,
@@ -70,29 +74,37 @@ impl ServiceClient {
             handshake_timeout: options.handshake_timeout,
             other_job_patience: options.other_job_patience(),
         };
+        let rotation = Rotation::new(to.place.clone());
         ServiceClient {
             to,
+            rotation,
             from,
             opening: frames,
             link: None,
             retries,
             tries: 0,
             again: None,
-            last: "no answer yet".to_owned(),
+            connected_until: None,
         }
     }
 
-    /// Connects, unless connected already or pausing before a retry.
+    /// Connects, unless connected already, pausing before a retry, or waiting for the look-up of the service's name.
     ///
     /// # Errors
-    /// When the last allowed try has failed.
+    /// When the last allowed try has failed, or none can succeed.
     pub(super) fn dial(&mut self, poller: &Poller, token: u64, now: Instant) -> Result<()> {
         if self.link.is_some() || self.again.is_some_and(|again| now < again) {
             return Ok(());
         }
+        let Some(address) = self.rotation.address(now)? else { return Ok(()) };
         let handshake = Handshake::initiate(self.to.terms.clone(), self.from, NO_RANK)?;
-        match Link::connect(self.to.address, handshake, self.to.most_bytes) {
+        match Link::connect(address, handshake, self.to.most_bytes) {
             Ok(mut link) => {
+                if address.ip().is_loopback() && !link.is_made() {
+                    // The kernel may drop what it cannot send over a loopback that is down.
+                    socket::check_loopback(address)?;
+                }
+                self.connected_until = self.rotation.has_others().then(|| moment(now, OTHERS_PATIENCE));
                 link.queue_frames(&self.opening);
                 link.told = link.interest();
                 link.handshake_until = Some(moment(now, self.retries.handshake_timeout));
@@ -100,7 +112,10 @@ impl ServiceClient {
                 self.link = Some(link);
                 Ok(())
             }
-            Err(end) => self.failed(&end, now),
+            Err(end) => {
+                socket::check_loopback(address)?;
+                self.failed(&end, now)
+            }
         }
     }
 
@@ -131,16 +146,16 @@ impl ServiceClient {
     /// # Errors
     /// If there is no connection any more.
     pub(super) fn send(&mut self, poller: &Poller, token: u64, frame: (u8, u32, &[u8])) -> Result<()> {
-        let (name, at) = (self.to.name, self.to.address);
+        let name = self.to.name;
         let Some(link) = &mut self.link else {
-            return Err(Error::new(Kind::Remote, format!("{name} at {at} is not connected")));
+            return Err(Error::new(Kind::Remote, format!("{name} at {} is not connected", self.rotation)));
         };
         link.queue(frame.0, frame.1, frame.2);
         match link.flush() {
             Ok(()) => self.tell(poller, token),
             Err(end) => {
                 self.link = None;
-                Err(Error::new(Kind::Remote, format!("{name} at {at} went away: {end}")))
+                Err(Error::new(Kind::Remote, format!("{name} at {} went away: {end}", self.rotation)))
             }
         }
     }
@@ -156,16 +171,20 @@ impl ServiceClient {
         Ok(())
     }
 
-    /// Drops a connection whose handshake was not answered in time.
+    /// Drops a connection that was not made, or whose handshake was not answered, in time.
     ///
     /// # Errors
     /// When that was the last allowed try.
     pub(super) fn expire(&mut self, now: Instant) -> Result<()> {
-        let silent = |link: &Link| link.peer().is_none() && link.handshake_until.is_some_and(|until| now >= until);
-        if self.link.as_ref().is_some_and(silent) {
-            return self.failed(&End::Rejected(SILENT.to_owned()), now);
+        let Some(link) = self.link.as_ref().filter(|link| link.peer().is_none()) else { return Ok(()) };
+        let passed = |until: Option<Instant>| until.is_some_and(|until| now >= until);
+        match (passed(link.handshake_until), link.is_made()) {
+            (true, true) => self.failed(&End::Rejected(SILENT.to_owned()), now),
+            (late, false) if late || passed(self.connected_until) => {
+                self.failed(&End::Unreachable(io::ErrorKind::TimedOut.into()), now)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// When the next try is due, if one is planned.
@@ -180,38 +199,44 @@ impl ServiceClient {
 
     /// The state in words, for the message of a time-out.
     pub(super) fn state(&self) -> String {
-        let who = self.to.who();
+        let who = self.who();
         if self.is_connected() {
             return format!("{who} did not answer in time");
         }
-        let (tries, last) = (self.tries + u32::from(self.link.is_some()), &self.last);
+        let (tries, last) = (self.tries + u32::from(self.link.is_some()), self.rotation.state());
         format!("{who} could not be reached in time ({tries} tries): {last}")
     }
 
     /// Plans the next try, or fails if there is none left.
     fn failed(&mut self, end: &End, now: Instant) -> Result<()> {
         self.link = None;
+        if self.rotation.failed(end) && !matches!(end, End::Closed(_)) {
+            // The next address has its turn at once.
+            return Ok(());
+        }
         self.tries += 1;
-        self.last = end.to_string();
-        let (who, hint, tries) = (self.to.who(), self.to.hint, self.tries);
+        let (who, hint, tries, last) = (self.who(), self.to.hint, self.tries, self.rotation.state());
+        let rejected_tries = if self.rotation.is_rejected() { REJECTED_TRIES } else { u32::MAX };
         let failed = match end {
             End::Unreachable(_) if tries > self.retries.count => {
-                Error::timeout(format!("{who} cannot be reached in {tries} tries: {end}; {hint}"))
+                Error::timeout(format!("{who} cannot be reached in {tries} tries: {last}; {hint}"))
             }
-            End::Rejected(why) if tries > self.retries.count.min(REJECTED_TRIES) => {
+            End::Rejected(why) if tries > self.retries.count.min(rejected_tries) => {
                 let message =
                     format!("{who} rejected this rank {tries} times: {why}; does another job use this address?");
                 Error::new(Kind::Remote, message)
             }
             // The other job may soon be done here: then the place is this job's.
-            End::OtherJob(other) if other.age >= self.retries.other_job_patience => self.to.taken_by(other),
+            End::OtherJob(other) if other.age >= self.retries.other_job_patience => {
+                taken_by(&self.who(), &self.to.terms, other)
+            }
             End::OtherJob(_) => {
                 self.again = Some(now + OTHER_JOB_PAUSE);
                 return Ok(());
             }
             End::Closed(why) => match self.to.server {
                 Some(rank) => {
-                    let (name, at) = (self.to.name, self.to.address);
+                    let (name, at) = (self.to.name, &self.rotation);
                     Error::new(
                         Kind::Remote,
                         format!("rank {rank} has died: {name} at {at}, which it served, is gone ({why})"),
@@ -226,28 +251,26 @@ impl ServiceClient {
         };
         Err(self.to.server.into_iter().fold(failed, Error::about))
     }
+
+    /// The service in words.
+    fn who(&self) -> String {
+        let (name, at) = (self.to.name, &self.rotation);
+        match self.to.server {
+            Some(rank) => format!("{name} at {at}, which rank {rank} serves,"),
+            None => format!("{name} at {at}"),
+        }
+    }
 }
 
 /// The pause before the next look whether another job still has the place.
 const OTHER_JOB_PAUSE: Duration = Duration::from_millis(50);
 
-impl Service {
-    /// The error that another job has the place.
-    pub(super) fn taken_by(&self, other: &OtherJob) -> Error {
-        let (who, theirs) = (self.who(), &other.name);
-        let ours = self.terms.job.as_ref().map_or("no known job", JobTag::name);
-        Error::invalid_usage(format!(
-            "{who} belongs to another job: {theirs} meets there, this rank is of {ours}; give each job a meeting place of \
-             its own (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none"
-        ))
-    }
-
-    /// The service in words.
-    fn who(&self) -> String {
-        let Service { name, address, .. } = self;
-        match self.server {
-            Some(rank) => format!("{name} at {address}, which rank {rank} serves,"),
-            None => format!("{name} at {address}"),
-        }
-    }
+/// The error that another job has the place of `who`, a service that `terms` looked for.
+pub(super) fn taken_by(who: &str, terms: &Terms, other: &OtherJob) -> Error {
+    let ours = terms.job.as_ref().map_or("no known job", JobTag::name);
+    Error::invalid_usage(format!(
+        "{who} belongs to another job: {} meets there, this rank is of {ours}; give each job a meeting place of its own \
+         (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none",
+        other.name
+    ))
 }

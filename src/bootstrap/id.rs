@@ -18,10 +18,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use crate::bootstrap::Options;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{Purpose, Terms};
+use crate::bootstrap::lookup;
 use crate::bootstrap::root::Root;
 use crate::error::{Error, Result};
-use crate::sync::Wait;
-use crate::sys::{host, interfaces, random};
+use crate::sync::{AbortFlag, Wait};
+use crate::sys::{host, random};
 use crate::wire::Writer;
 
 /// Names a communicator that is about to be made. One rank makes the id, and all ranks get its bytes over a channel
@@ -82,7 +83,7 @@ impl UniqueId {
 
     /// [`UniqueId::generate`], which waits at most as long as `wait` for an interface that is coming up.
     pub(crate) fn generate_within(options: &Options, wait: &Wait) -> Result<UniqueId> {
-        if let Some(id) = UniqueId::fixed(options)? {
+        if let Some(id) = UniqueId::fixed_within(options, wait)? {
             return Ok(id);
         }
         let (id, root) = Root::serve_within(options, wait)?;
@@ -91,19 +92,21 @@ impl UniqueId {
     }
 
     /// The id of the fixed address in `options`, which every rank can compute by itself; `None` if `options` has no
-    /// such address.
+    /// such address. A name is looked up until it has an address, at most as long as `options` give ranks to check in.
     ///
     /// # Errors
-    /// As [`UniqueId::generate`].
+    /// As [`UniqueId::generate`]; [`crate::error::Kind::Timeout`] if the name has no address.
     pub fn fixed(options: &Options) -> Result<Option<UniqueId>> {
-        let Some(text) = &options.comm_id else { return Ok(None) };
-        let place: HostPort = text
-            .parse()
-            .map_err(|error: Error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
-        let resolved = place.resolve(options.family, &interfaces::list()?);
-        let address =
-            resolved.map_err(|error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
-        let bound = format!("rsccl fixed address {}:{}", address.ip(), address.port());
+        UniqueId::fixed_within(options, &Wait::new(options.check_in_timeout, &AbortFlag::new()))
+    }
+
+    /// [`UniqueId::fixed`], which looks a name up until `wait` ends.
+    pub(crate) fn fixed_within(options: &Options, wait: &Wait) -> Result<Option<UniqueId>> {
+        let Some(place) = fixed_place(options)? else { return Ok(None) };
+        let found = lookup::addresses(&place, options.family, wait).map_err(|error| error.during(FIXED_PLACE))?;
+        let Some(address) = found.first().copied() else { return Ok(None) };
+        // The ranks may know the host by different addresses, so only the port counts.
+        let bound = format!("rsccl fixed port {}", address.port());
         let (secret, flags) = match &options.secret {
             Some(secret) => (secret.key(&bound), FIXED),
             None => (blake3::hash(bound.as_bytes()).into(), FIXED | UNAUTHENTICATED),
@@ -221,6 +224,17 @@ impl UniqueId {
         Terms { key, purpose: Purpose::Root, communicator: self.number(), job }
     }
 
+    /// The bytes that are the same on every rank: ranks may know a fixed host by different addresses.
+    fn agreed(&self) -> [u8; UniqueId::BYTES] {
+        let mut bytes = self.0;
+        if self.is_fixed() {
+            bytes[1] &= !V6;
+            bytes[4..24].fill(0);
+            bytes[CHECKED_BYTES..].fill(0);
+        }
+        bytes
+    }
+
     fn ip(&self) -> Ipv6Addr {
         Ipv6Addr::from(self.field::<16>(8))
     }
@@ -233,6 +247,17 @@ impl UniqueId {
         std::array::from_fn(|i| self.0[offset + i])
     }
 }
+
+/// The fixed address of `options`; `None` if they have none.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] if it is not an address.
+pub(super) fn fixed_place(options: &Options) -> Result<Option<HostPort>> {
+    let place = options.comm_id.as_ref().map(|text| text.parse());
+    place.transpose().map_err(|error: Error| error.during(FIXED_PLACE))
+}
+
+const FIXED_PLACE: &str = "the fixed address (NCCL_COMM_ID, Config::with_comm_id)";
 
 /// A number that is equal for processes that share one loopback interface; 0 if the system does not tell.
 fn this_host() -> u64 {
@@ -247,7 +272,7 @@ pub(super) fn communicator_key(ids: &[UniqueId], session: &[u8; 16]) -> [u8; 32]
     let mut seed = Writer::new();
     seed.raw(session);
     for id in ids {
-        seed.raw(&id.0);
+        seed.raw(&id.agreed());
     }
     let secret: [u8; 32] = blake3::hash(seed.as_slice()).into();
     blake3::keyed_hash(&secret, b"rsccl communicator").into()
@@ -315,6 +340,10 @@ mod tests {
         let open = UniqueId::fixed(&options).unwrap().unwrap();
         assert_eq!(UniqueId::generate(&options).unwrap(), open);
         assert!(open.is_fixed() && !open.is_authenticated());
+        let elsewhere = Options { comm_id: Some("[::1]:4711".into()), ..options.clone() };
+        let other = UniqueId::fixed(&elsewhere).unwrap().unwrap();
+        assert_eq!((other.number(), other.terms().key), (open.number(), open.terms().key));
+        assert_eq!(communicator_key(&[other], &[7; 16]), communicator_key(&[open], &[7; 16]));
         let secret = Some(crate::bootstrap::Secret::new(b"hush").unwrap());
         let closed = UniqueId::fixed(&Options { secret, ..options }).unwrap().unwrap();
         assert!(closed.is_authenticated() && closed.number() != open.number() && closed.address() == open.address());

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::bootstrap::Options;
@@ -124,18 +125,23 @@ impl std::fmt::Display for Rules {
     }
 }
 
-/// The interfaces that may be used, best first, each with its first address: at least one, at most [`MAX_INTERFACES`].
-/// The library uses the first one.
+/// The interfaces that may be used, best first, each with its best address: at least one, at most [`MAX_INTERFACES`].
+/// The library uses the first one. An address that routers forward is better than a link-local one (169.254.0.0/16,
+/// fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the last. Else the machine's
+/// order decides.
 ///
-/// With rules, all that they allow, in the machine's order. Without rules: those named `ib…`; else the one in the
-/// subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all but `docker…`, `lo…` and `virbr…`; else
-/// `docker…`; else `lo…`; else `virbr…`.
+/// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address: those
+/// named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all others
+/// but `docker…` and `virbr…`; else `ib…` and then the others by link-local addresses; else `docker…`; else loopback;
+/// else `virbr…`. An interface is loopback if its address is, whatever its name: a host may have its only address on
+/// `lo`.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this
 /// machine.
 pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&SocketAddr>) -> Result<Vec<Interface>> {
-    let usable: Vec<&Interface> = all.iter().filter(|interface| is_usable(interface, family)).collect();
+    let mut usable: Vec<&Interface> = all.iter().filter(|interface| is_usable(interface, family)).collect();
+    usable.sort_by_key(|interface| reach_of(interface));
     let pick = |wanted: &dyn Fn(&Interface) -> bool| {
         let mut picked: Vec<Interface> = Vec::new();
         for interface in usable.iter().filter(|interface| wanted(interface)) {
@@ -146,11 +152,23 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
         picked
     };
     let found = if rules.is_empty() {
-        let starts = |prefix: &'static str| move |interface: &Interface| interface.name.starts_with(prefix);
-        let ordinary = |interface: &Interface| is_ordinary(&interface.name);
+        let starts = |prefix: &'static str, reach: RangeInclusive<Reach>| {
+            move |interface: &Interface| interface.name.starts_with(prefix) && reach.contains(&reach_of(interface))
+        };
+        let ordinary =
+            |reach: Reach| move |interface: &Interface| is_ordinary(&interface.name) && reach_of(interface) == reach;
         let in_subnet = |interface: &Interface| near.is_some_and(|near| is_in_subnet(interface, near));
-        let order: [&dyn Fn(&Interface) -> bool; 6] =
-            [&starts("ib"), &in_subnet, &ordinary, &starts("docker"), &starts("lo"), &starts("virbr")];
+        let loopback = |interface: &Interface| reach_of(interface) == Reach::Host;
+        let order: [&dyn Fn(&Interface) -> bool; 8] = [
+            &starts("ib", Reach::Networks..=Reach::Networks),
+            &in_subnet,
+            &ordinary(Reach::Networks),
+            &starts("ib", Reach::Link..=Reach::Link),
+            &ordinary(Reach::Link),
+            &starts("docker", Reach::Networks..=Reach::Link),
+            &loopback,
+            &starts("virbr", Reach::Networks..=Reach::Link),
+        ];
         order.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
     } else {
         pick(&|interface| rules.allow(&interface.name))
@@ -165,6 +183,29 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
 pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
     let mut usable = all.iter().filter(|interface| is_usable(interface, family) && rules.allow(&interface.name));
     usable.find(|interface| is_in_subnet(interface, near)).cloned()
+}
+
+/// How far an address reaches; the better comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reach {
+    /// It is routed.
+    Networks,
+    /// It is link-local.
+    Link,
+    /// It is loopback.
+    Host,
+}
+
+fn reach_of(interface: &Interface) -> Reach {
+    let link_local = match interface.address {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    match interface.address.is_loopback() {
+        true => Reach::Host,
+        false if link_local => Reach::Link,
+        false => Reach::Networks,
+    }
 }
 
 fn is_usable(interface: &Interface, family: Family) -> bool {
@@ -189,9 +230,9 @@ fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
     }
 }
 
-/// Whether the interface is one that usually reaches other hosts.
+/// Whether an interface of this name usually reaches other hosts, unless it is loopback.
 pub(super) fn is_ordinary(name: &str) -> bool {
-    !["docker", "lo", "virbr"].iter().any(|prefix| name.starts_with(prefix))
+    !["docker", "virbr"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The error when no interface is usable; the message begins with `what`.
@@ -288,7 +329,7 @@ mod tests {
             choose(list, &Rules::default(), Family::Any, near.as_ref()).unwrap()[0].name.clone()
         };
         let mut list = machine();
-        assert_eq!(names("", Family::Any, None), ["eth0 10.1.0.5", "eth1 10.2.0.5", "eth10 fe80::5"]);
+        assert_eq!(names("", Family::Any, None), ["eth0 10.1.0.5", "eth1 10.2.0.5"]);
         assert_eq!(first(&list, Some("10.2.9.9:5")), "eth1");
         list.push(interface("ib0", "10.9.0.5", 16));
         assert_eq!(first(&list, Some("10.2.9.9:5")), "ib0");
@@ -298,6 +339,38 @@ mod tests {
         assert_eq!(first(&list, None), "lo");
         list.retain(|i| i.name != "lo");
         assert_eq!(first(&list, None), "virbr0");
+    }
+
+    /// Reports 7, 7b and 8.
+    #[test]
+    fn the_address_decides_what_an_interface_reaches_not_its_name_or_place() {
+        let chosen = |list: &[Interface], rules: &str| -> Vec<String> {
+            let chosen = choose(list, &rules.parse().unwrap(), Family::Any, None).unwrap();
+            chosen.iter().map(|interface| format!("{} {}", interface.name, interface.address)).collect()
+        };
+        let routed = [
+            interface("lo", "127.0.0.1", 8),
+            interface("lo", "10.9.0.2", 32),
+            interface("docker0", "172.17.0.1", 16),
+            interface("bmc0", "169.254.3.1", 24),
+            interface("veth0", "fe80::5", 64),
+        ];
+        assert_eq!(chosen(&routed, ""), ["lo 10.9.0.2"]);
+        assert_eq!(chosen(&routed, "lo"), ["lo 10.9.0.2"]);
+        assert_eq!(chosen(&routed, "^docker,lo"), ["bmc0 169.254.3.1", "veth0 fe80::5"]);
+        let unrouted: Vec<_> = routed.into_iter().filter(|i| i.address.to_string() != "10.9.0.2").collect();
+        assert_eq!(chosen(&unrouted, ""), ["bmc0 169.254.3.1", "veth0 fe80::5"]);
+        assert_eq!(chosen(&unrouted, "lo"), ["lo 127.0.0.1"]);
+        let with_bmc = [
+            interface("bmc0", "169.254.3.1", 24),
+            interface("ib0", "fe80::9", 64),
+            interface("eth0", "fe80::6", 64),
+            interface("eth0", "10.77.0.1", 24),
+            interface("lom1", "fd00::7", 64),
+        ];
+        assert_eq!(chosen(&with_bmc, ""), ["eth0 10.77.0.1", "lom1 fd00::7"]);
+        assert_eq!(chosen(&with_bmc, "bmc,eth,lo"), ["eth0 10.77.0.1", "lom1 fd00::7", "bmc0 169.254.3.1"]);
+        assert_eq!(chosen(&with_bmc[..2], ""), ["ib0 fe80::9"]);
     }
 
     #[test]

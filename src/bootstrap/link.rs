@@ -133,6 +133,11 @@ impl Link {
         self.peer
     }
 
+    /// Whether the connection exists: the other side's kernel has answered.
+    pub(super) fn is_made(&self) -> bool {
+        self.stream.peer_addr().is_ok()
+    }
+
     /// The descriptor, for the poller.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -173,6 +178,11 @@ impl Link {
 
     /// Sends as much as possible now.
     pub(super) fn flush(&mut self) -> Result<(), End> {
+        if self.peer.is_none() && socket::reset_if_own(&self.stream) {
+            return Err(End::Unreachable(io::Error::other(
+                "nobody listens there yet: the socket had connected to itself",
+            )));
+        }
         let outcome = match self.opening.flush(&mut self.stream) {
             Ok(true) if self.peer.is_some() => self.frames.flush(&mut self.stream).map(|_| ()),
             other => other.map(|_| ()),
@@ -186,6 +196,7 @@ impl Link {
         for _ in 0..READS_AT_ONCE {
             match self.stream.read(scratch) {
                 Ok(0) => return Err(self.ended()),
+                Ok(_) if self.peer.is_none() && socket::is_own(&self.stream) => return self.flush(),
                 Ok(count) => {
                     self.take_in(&scratch[..count], sink)?;
                     if count < scratch.len() {

@@ -58,6 +58,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Whether ranks of other jobs are kept out: by a secret, or by the job's identity.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.secret.is_some() || self.job.is_some()
+    }
+
     /// How long ranks try to come to a place that another job has: that job may soon have met.
     pub(crate) fn other_job_patience(&self) -> Duration {
         (self.check_in_timeout / 4).min(OTHER_JOB_PATIENCE)

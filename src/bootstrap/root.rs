@@ -5,15 +5,17 @@
 //! root: it tells the reason to every rank that is present. [`Roster`] decides; this file moves the frames.
 
 use std::collections::HashMap;
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
+use crate::bootstrap::address::HostPort;
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, RankBlock};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::roster::{self, NextStep, Roster};
+use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Result};
 use crate::log;
@@ -52,26 +54,36 @@ impl Root {
         if address.ip().is_loopback() && options.interfaces.is_empty() {
             log::detail!(Bootstrap, "no interface but loopback is up: ranks of other hosts cannot join by this id");
         }
-        let root = Root::start(id, listener, options)?;
+        let root = Root::start(id, ServiceListeners::one(listener, address), None, options)?;
         Ok((id, root))
     }
 
-    /// Serves the fixed address of `id`.
-    pub(super) fn serve_fixed(id: &UniqueId, options: &Options) -> Result<Root> {
-        let (listener, _) = socket::listen(id.address())?;
-        Root::start(*id, listener, options)
+    /// Serves the fixed address of `id`, which is `place`; yields also the address at which this process reaches the
+    /// root. The root of an earlier communicator may still hold the port, so a listener there is waited for.
+    pub(super) fn serve_fixed(
+        id: &UniqueId,
+        place: &HostPort,
+        options: &Options,
+        wait: &Wait,
+    ) -> Result<(Root, SocketAddr)> {
+        let listener_patience = options.retry_sleep.saturating_mul(options.retry_count);
+        let rules = ListenRules { terms: id.terms(options), guarded: options.is_guarded(), listener_patience };
+        let listeners = serving::listen(place, rules, options, wait)?;
+        let (near, words) = (listeners.near(), listeners.words("NCCL_COMM_ID"));
+        Ok((Root::start(*id, listeners, Some(words), options)?, near))
     }
 
-    fn start(id: UniqueId, listener: TcpListener, options: &Options) -> Result<Root> {
+    /// `place` says in words where it listens, for the message of a time-out.
+    fn start(id: UniqueId, listeners: ServiceListeners, place: Option<String>, options: &Options) -> Result<Root> {
         let now = clock::now();
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
         let rules = Requirements { terms: id.terms(options), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
         let run = move |acceptor| {
-            Service { acceptor, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
-                .run()
+            let (phase, guests) = (Phase::Gather, HashMap::new());
+            Service { acceptor, roster, place, phase, guests, first_at: None, settled_at: None }.run();
         };
-        ServiceThread::start("rsccl root", listener, rules, run).map(Root)
+        ServiceThread::start("rsccl root", listeners, rules, run).map(Root)
     }
 
     /// Lets the root serve without its owner.
@@ -88,6 +100,8 @@ impl Root {
 struct Service {
     acceptor: Acceptor,
     roster: Roster,
+    /// Where the root listens, in words, if its address is fixed.
+    place: Option<String>,
     phase: Phase,
     guests: HashMap<u64, Guest>,
     /// When the first rank checked in.
@@ -143,15 +157,14 @@ impl Service {
                 && !self.roster.is_empty()
                 && now >= self.roster.deadline()
             {
-                let overdue = self.roster.overdue(now);
-                let error = match self.acceptor.trouble() {
-                    Some(why) => Error::timeout(format!(
-                        "{}; the root could not accept every connection: {why}",
-                        overdue.message()
-                    )),
-                    None => overdue,
-                };
-                self.fail(error, now);
+                let mut message = self.roster.overdue(now).message().to_owned();
+                if let Some(why) = self.acceptor.trouble() {
+                    message += &format!("; the root could not accept every connection: {why}");
+                }
+                if let Some(place) = &self.place {
+                    message += &format!("; {place}");
+                }
+                self.fail(Error::timeout(message), now);
             }
         }
         self.log_times(started, clock::now());

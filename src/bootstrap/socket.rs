@@ -1,13 +1,15 @@
 //! TCP sockets with the bootstrap's options: non-blocking, close-on-exec, no delay, keep-alive.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::bootstrap::interface::Family;
 use crate::error::{Error, Result};
-use crate::sys::{limits, poller};
+use crate::log;
+use crate::sys::{interfaces, limits, poller};
 
 /// How many connections may wait to be accepted; the kernel may allow fewer (`somaxconn`).
 const BACKLOG: i32 = 16384;
@@ -22,28 +24,54 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// # Errors
 /// [`crate::error::Kind::System`] if the address is taken or does not belong to this machine.
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
-    let named = |error| Error::system(format!("listening at {address}"), error);
-    let open = || -> io::Result<(TcpListener, SocketAddr)> {
-        let socket =
-            Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        if address.port() != 0 {
-            // A fixed port must be free for the next job at once, even if old connections are in TIME_WAIT.
-            socket.set_reuse_address(true)?;
-        }
-        // Accepted sockets inherit these options.
-        prepare(&socket)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        let bound = socket.local_addr()?.as_socket().unwrap_or(address);
-        Ok((socket.into(), bound))
-    };
-    open().map_err(named)
+    check_loopback(address)?;
+    open(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
 }
 
-/// Whether `error` says that the address to listen at is taken.
-pub(crate) fn is_taken(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == io::ErrorKind::AddrInUse)
+/// Listens at `port` of every address that this machine has or gets, of both families if it has IPv6.
+///
+/// # Errors
+/// As [`listen`].
+pub(crate) fn listen_everywhere(port: u16, family: Family) -> Result<(TcpListener, SocketAddr)> {
+    let (v4, v6) = (SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
+    let both = || open(v6, |socket| socket.set_only_v6(false));
+    let opened = match family {
+        Family::V4 => open(v4, |_| Ok(())),
+        Family::Any | Family::V6 => match both() {
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => open(v4, |_| Ok(())),
+            other => other,
+        },
+    };
+    opened.map_err(|error| Error::system(format!("listening at port {port} of all addresses"), error))
+}
+
+fn open(address: SocketAddr, tune: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    if address.port() != 0 {
+        // A fixed port must be free for the next job at once, even if old connections are in TIME_WAIT.
+        socket.set_reuse_address(true)?;
+    }
+    // Accepted sockets inherit these options.
+    prepare(&socket)?;
+    tune(&socket)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let bound = socket.local_addr()?.as_socket().unwrap_or(address);
+    Ok((socket.into(), bound))
+}
+
+/// Fails for a loopback address that cannot be reached because loopback is down, as in a new network namespace.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`], which says so.
+pub(crate) fn check_loopback(address: SocketAddr) -> Result<()> {
+    if !address.ip().is_loopback() || interfaces::loopback_is_up()? {
+        return Ok(());
+    }
+    Err(Error::invalid_usage(format!(
+        "{address} cannot be used: loopback is down in this network namespace (no interface lo is up): run `ip link set \
+         lo up`"
+    )))
 }
 
 /// Begins to connect to `address`. The stream becomes writable when it is connected, or has failed.
@@ -64,6 +92,8 @@ pub(crate) fn connect_as(
 ) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     prepare(&socket)?;
+    // The kernel chooses the port, perhaps the very one where rank 0 will listen: this lets rank 0 have it nevertheless.
+    socket.set_reuse_address(true)?;
     tune(&SockRef::from(&socket))?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
@@ -82,7 +112,8 @@ pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
         match listener.accept() {
             Ok((stream, from)) => {
                 stream.set_nonblocking(true)?;
-                return Ok(Some((stream, from)));
+                // A listener of both families shows an IPv4 address inside an IPv6 one.
+                return Ok(Some((stream, canonical(from))));
             }
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(None),
@@ -93,11 +124,39 @@ pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     }
 }
 
+fn canonical(from: SocketAddr) -> SocketAddr {
+    match from {
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => {
+            SocketAddr::new(from.ip().to_canonical(), v6.port())
+        }
+        _ => from,
+    }
+}
+
 fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
     socket.set_tcp_keepalive(&keepalive)
+}
+
+/// Whether the stream is connected to itself. The kernel does that where it happens to give a connecting socket the port
+/// that it connects to while nobody listens there.
+pub(crate) fn is_own(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(ours), Ok(theirs)) if ours == theirs)
+}
+
+/// Whether the stream is connected to itself. If so it will leave nothing behind when it is closed: in TIME-WAIT it
+/// would keep the port from the process that is to listen there.
+pub(crate) fn reset_if_own(stream: &TcpStream) -> bool {
+    let own = is_own(stream);
+    if own {
+        log::info!(Bootstrap, "nobody listens there yet: a socket had connected to itself");
+    }
+    if own && let Err(error) = SockRef::from(stream).set_linger(Some(Duration::ZERO)) {
+        log::trace!(Bootstrap, "a socket that has connected to itself stays in TIME-WAIT: {error}");
+    }
+    own
 }
 
 /// The error in words, with the remedy if the limit of open files is reached.
@@ -117,8 +176,6 @@ pub(super) fn acknowledge_now(stream: &TcpStream) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
     #[test]

@@ -95,6 +95,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     fn outlives_its_users(&self) -> bool {
         true
     }
+
+    /// Where this process listens for the store's other users, in words, if it does: for the message when they do not
+    /// come.
+    fn listens_at(&self) -> Option<String> {
+        None
+    }
 }
 
 fn check_key(key: &str) -> Result<()> {

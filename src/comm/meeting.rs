@@ -1,7 +1,6 @@
 //! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by it. An
 //! attempt that fails leaves nothing that a later one could take for its own.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,12 +10,12 @@ use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{Shared, SharedId};
 use crate::bootstrap::store::{FileStore, Store, TcpStore};
-use crate::bootstrap::{JoinError, NetBootstrap, Options, UniqueId, reach};
+use crate::bootstrap::{JoinError, NetBootstrap, Options, UniqueId};
 use crate::config::launch::{Launch, StoreAddress};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{Deadline, Wait};
-use crate::sys::{clock, interfaces, poller};
+use crate::sys::{clock, poller};
 use crate::types::{Rank, World};
 
 /// The meeting of the ranks of one communicator.
@@ -85,7 +84,7 @@ impl Meeting {
             Place::None(why) => Err(Error::invalid_argument(why.clone())),
             Place::Alone => self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error),
             Place::Fixed | Place::Lobby(..) | Place::Store(_) if self.world.rank.get() != 0 => self.come(wait),
-            Place::Fixed => self.join_by(&self.fixed()?, wait).map_err(|failed| failed.error),
+            Place::Fixed => self.join_by(&self.fixed(wait)?, wait).map_err(|failed| failed.error),
             Place::Lobby(name, elsewhere) => self.host_lobby(name, elsewhere.as_ref(), wait),
             Place::Store(place) => self.host_store(place, wait),
         };
@@ -96,8 +95,8 @@ impl Meeting {
         NetBootstrap::try_join(&[*id], self.world, &self.options, wait)
     }
 
-    fn fixed(&self) -> Result<UniqueId> {
-        UniqueId::fixed(&self.options)?.ok_or_else(|| Error::internal("a fixed place has an address"))
+    fn fixed(&self, wait: &Wait) -> Result<UniqueId> {
+        UniqueId::fixed_within(&self.options, wait)?.ok_or_else(|| Error::internal("a fixed place has an address"))
     }
 
     fn shared<'a>(&'a self, store: &'a dyn Store, wait: &'a Wait) -> Shared<'a> {
@@ -159,7 +158,13 @@ impl Meeting {
         let given = shared.give(|| UniqueId::generate_within(&self.options, wait))?;
         self.join_by(&given.id, wait).map_err(|failed| {
             shared.withdraw(&given);
-            failed.error
+            // The others may look for it elsewhere.
+            match store.listens_at() {
+                Some(place) if failed.error.kind() == Kind::Timeout => {
+                    failed.error.with_hint(&format!("for the store {place}"))
+                }
+                _ => failed.error,
+            }
         })
     }
 
@@ -199,7 +204,7 @@ impl Meeting {
         match &self.place {
             Place::Lobby(name, elsewhere) => self.find_in_lobby(name, elsewhere.as_ref(), (spent, wait)),
             Place::Store(place) => self.find_in_store(place, (spent, wait)),
-            _ => Ok(Found { id: self.fixed()?, number: None, _store: None }),
+            _ => Ok(Found { id: self.fixed(wait)?, number: None, _store: None }),
         }
     }
 
@@ -282,8 +287,7 @@ impl Meeting {
         match place {
             StorePlace::Folder(folder) => Ok(Box::new(FileStore::open(folder, wait)?)),
             StorePlace::Served(place) if self.world.rank.get() == 0 => {
-                let address = place.resolve(self.options.family, &interfaces::list()?)?;
-                Ok(Box::new(serve(address, &self.options, wait)?))
+                Ok(Box::new(TcpStore::serve_at(place, &self.options, wait)?))
             }
             StorePlace::Served(place) => Ok(Box::new(TcpStore::connect(place, &self.options)?)),
         }
@@ -301,8 +305,9 @@ impl Meeting {
             Place::Lobby(name, Some(other)) => {
                 error.with_hint(&format!("the ranks of this host meet at {name}, else at {other}; {help}"))
             }
-            Place::Store(place) => error.with_hint(&format!("the ranks meet at {place}")),
-            Place::Fixed | Place::Alone | Place::None(_) => error,
+            Place::Store(place @ StorePlace::Folder(_)) => error.with_hint(&format!("the ranks meet at {place}")),
+            // The client and rank 0 name the address.
+            Place::Store(StorePlace::Served(_)) | Place::Fixed | Place::Alone | Place::None(_) => error,
         }
     }
 }
@@ -367,35 +372,6 @@ fn unguarded(launch: &Launch, place: &Place, options: &Options) -> Option<String
 /// Whether a store could not be reached. A failure that rank 0 tells of is another error.
 fn is_of_store(error: &Error) -> bool {
     error.kind() == Kind::Remote && error.peer().is_none()
-}
-
-/// Serves the store. If this machine does not have the address yet, waits for the link that may bring it.
-fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
-    let mut told = false;
-    loop {
-        let error = match TcpStore::serve_when_free(address, options, wait) {
-            Err(error) if is_missing(&error) && reach::may_come_up(&interfaces::list()?, options)? => error,
-            other => return other,
-        };
-        if !told {
-            told = true;
-            log::warn!(
-                Bootstrap,
-                "the store cannot be served yet: {}; waiting for an interface to come up",
-                error.message()
-            );
-        }
-        if let Err(over) = wait.check(String::new) {
-            return Err(if over.kind() == Kind::Timeout { error } else { over });
-        }
-        poller::pause(wait.slice(RETRY_PAUSE));
-    }
-}
-
-/// Whether the error says that this machine does not have the address.
-fn is_missing(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
 /// How long a rank sleeps between two looks for a place that is about to open.

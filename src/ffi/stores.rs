@@ -1,5 +1,7 @@
 //! Stores: those of the library for C++, and a program's own for the library.
 
+use std::net::SocketAddr;
+
 use super::bridge::ForeignStore;
 use super::failure::{Failure, guard};
 use super::{Settings, foreign, text_of, wait_of, world_of};
@@ -36,11 +38,11 @@ pub(super) fn keep_file(keep: &mut Keep, folder: &[u8], timeout_ms: u64) -> *mut
 pub(super) fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
     guard(|| {
         let text = text_of("address", address)?;
-        let place = text.parse().map_err(|_| {
+        let place: SocketAddr = text.parse().map_err(|_| {
             Error::invalid_argument(format!("{text:?} is not an address to serve at: write ip:port or [ipv6]:port"))
         })?;
         let store = TcpStore::serve(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
-        keep.address = store.address().to_string();
+        keep.address = store.address().unwrap_or(place).to_string();
         keep.store = Some(Arc::new(store));
         Ok(())
     })
@@ -50,7 +52,7 @@ pub(super) fn keep_remote(keep: &mut Keep, address: &[u8], settings: &Settings) 
     guard(|| {
         let place: HostPort = text_of("address", address)?.parse()?;
         let store = TcpStore::connect(&place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
-        keep.address = store.address().to_string();
+        keep.address = place.to_string();
         keep.store = Some(Arc::new(store));
         Ok(())
     })

@@ -30,16 +30,32 @@ pub fn list() -> Result<Vec<Interface>> {
     Ok(interfaces)
 }
 
-/// The names of all links, including those without address and those that are down.
+/// The names of all links but loopback, including those without address and those that are down.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] if the kernel does not tell.
 pub fn links() -> Result<Vec<String>> {
     let mut names = Vec::new();
-    each(|entry| names.push(name(entry)))?;
+    each(|entry| names.extend((!has(entry, libc::IFF_LOOPBACK)).then(|| name(entry))))?;
     names.sort();
     names.dedup();
     Ok(names)
+}
+
+/// Whether a loopback link is up. In a new network namespace it is down.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] if the kernel does not tell.
+pub fn loopback_is_up() -> Result<bool> {
+    let mut up = false;
+    each(|entry| up |= has(entry, libc::IFF_LOOPBACK | libc::IFF_UP))?;
+    Ok(up)
+}
+
+/// Whether the link of `entry` has all of `flags`.
+fn has(entry: &libc::ifaddrs, flags: libc::c_int) -> bool {
+    let flags = flags.cast_unsigned();
+    entry.ifa_flags & flags == flags
 }
 
 /// Calls `look` with every entry of the kernel's list.
@@ -75,8 +91,8 @@ fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
     };
     let netmask = ip(entry.ifa_netmask).map_or(all_ones, |(netmask, _)| netmask);
     let name = name(entry);
-    let up = (libc::IFF_UP | libc::IFF_RUNNING).cast_unsigned();
-    Some(Interface { name, address, netmask, scope, running: entry.ifa_flags & up == up })
+    let running = has(entry, libc::IFF_UP | libc::IFF_RUNNING);
+    Some(Interface { name, address, netmask, scope, running })
 }
 
 fn ip(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
@@ -107,6 +123,6 @@ mod tests {
         let loopback = interfaces.iter().find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
         assert_eq!(loopback.netmask, IpAddr::V4(Ipv4Addr::new(255, 0, 0, 0)));
         assert!(loopback.running && !loopback.name.is_empty());
-        assert!(links().unwrap().contains(&loopback.name));
+        assert!(loopback_is_up().unwrap() && !links().unwrap().contains(&loopback.name));
     }
 }

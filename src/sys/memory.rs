@@ -260,7 +260,7 @@ pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
     // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
     let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if raw < 0 {
-        return Err(Error::last_os("memfd_create"));
+        return Err(no_memfd(std::io::Error::last_os_error()));
     }
     // SAFETY: `raw` was just returned by the kernel and nobody else has it.
     let file = unsafe { OwnedFd::from_raw_fd(raw) };
@@ -275,6 +275,16 @@ pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
         return Err(Error::last_os("sealing a memfd"));
     }
     Ok(file)
+}
+
+/// The error of memfd_create, with the remedy where the system refuses the call itself.
+fn no_memfd(error: std::io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::ENOSYS) => {
+            Error::system("memfd_create (refused by the system, perhaps by seccomp; set NCCL_SHM_DISABLE=1)", error)
+        }
+        _ => Error::system("memfd_create", error),
+    }
 }
 
 fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>> {

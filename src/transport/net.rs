@@ -16,6 +16,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
+use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::Purpose;
 use crate::device::Sharing;
 use crate::error::{Error, Result};
@@ -98,8 +99,11 @@ impl Transport for Net {
             reader.finish()?;
             Ok((ticket, address))
         };
-        let (ticket, address) = read().map_err(|error| error.about(peer))?;
-        let (terms, addresses) = (terms(bootstrap, Purpose::Data), (bootstrap.interface().ip(), address));
+        let (ticket, theirs) = read().map_err(|error| error.about(peer))?;
+        let own = bootstrap.interface();
+        // The likeliest one: the peer is on the link of the interface that all ranks use.
+        let address = localise(theirs, own, &[]).first().copied().unwrap_or(theirs);
+        let (terms, addresses) = (terms(bootstrap, Purpose::Data), (own.ip(), address));
         let connector = DataConnector::new(&terms, (self.me, peer), addresses, (ticket, self.options))?;
         Ok(Box::new(Connecting { peer, connector }))
     }

@@ -206,7 +206,7 @@ impl Session {
 impl Opening<Imported> for Fetch {
     fn progress(&mut self) -> Result<Option<Imported>> {
         if self.stream.is_none() {
-            self.stream = HandoverStream::connect(&self.name)?;
+            self.stream = HandoverStream::connect(&self.name).map_err(not_here)?;
         }
         let Some(stream) = &self.stream else { return Ok(None) };
         if !self.asked {
@@ -219,6 +219,21 @@ impl Opening<Imported> for Fetch {
         memory.keep().prefer_huge_pages();
         Ok(Some(Imported { memory, pointers: None, neighbour: Neighbour::Process(stream.process()) }))
     }
+}
+
+/// The error of a connection to the socket where a peer hands its memory over. If nobody listens there although the peer
+/// has named it, the peer is on another machine: clones of one machine tell the same name, and containers hide the rest.
+fn not_here(error: Error) -> Error {
+    let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    if source.is_none_or(|source| source.kind() != std::io::ErrorKind::ConnectionRefused) {
+        return error;
+    }
+    let message = format!(
+        "{}: it was taken for a rank of this host because both tell the same host name and boot; if it is on another \
+         host, give each host its own NCCL_HOSTID, or set NCCL_SHM_DISABLE=1",
+        error.message()
+    );
+    Error::new(error.kind(), message).with_source(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
 }
 
 /// Of a socket's name.

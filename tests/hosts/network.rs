@@ -2,6 +2,7 @@
 //! joins them.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,6 +54,44 @@ impl Network {
         let name = self.host(host);
         let words = ["ip", "netns", "exec", &name, "unshare", "--uts", "--mount", "--ipc", "sh", "-c", &script, "sh"];
         words.map(str::to_owned).to_vec()
+    }
+
+    /// The same, where `names` is the host's `/etc/hosts`.
+    #[allow(dead_code, reason = "the tests of MPI use no names")]
+    pub(crate) fn on_with_names(&self, host: usize, names: &Path) -> Vec<String> {
+        let mut words = self.on(host);
+        let mount = format!("mount --bind {} /etc/hosts && ", names.display());
+        let script = words.iter_mut().find(|word| word.starts_with("hostname")).expect("a script names the host");
+        script.insert_str(0, &mount);
+        words
+    }
+
+    /// Changes a host's links, addresses or routes: `words` follow `ip`.
+    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
+    pub(crate) fn change(&self, host: usize, words: &str) {
+        ip(&format!("-n {} {words}", self.host(host))).unwrap();
+    }
+
+    /// Gives a host one more link to the network, called `name`.
+    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
+    pub(crate) fn add_link(&self, host: usize, name: &str) {
+        let (switch, port) = (self.switch(), format!("q{}", host + 1));
+        ip(&format!("link add {name} netns {} type veth peer name {port} netns {switch}", self.host(host))).unwrap();
+        ip(&format!("-n {switch} link set {port} master br0 up")).unwrap();
+        self.change(host, &format!("link set {name} up"));
+    }
+
+    /// Takes a host's first link off the network; it stays up.
+    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
+    pub(crate) fn part(&self, host: usize) {
+        ip(&format!("-n {} link set p{} nomaster", self.switch(), host + 1)).unwrap();
+    }
+
+    /// The ports that a host gives to outgoing connections.
+    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
+    pub(crate) fn set_ephemeral_ports(&self, host: usize, first: u16, last: u16) {
+        let setting = format!("net.ipv4.ip_local_port_range={first} {last}");
+        run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", &setting]).unwrap();
     }
 
     /// Cuts a host off, without a word to anybody.

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Deadline;
 use crate::sys::poller::{Interest, Poller, Ready};
-use crate::sys::{clock, limits};
+use crate::sys::{clock, interfaces, limits};
 use crate::types::{Rank, World};
 use crate::wire::Writer;
 use crate::wire::frame::{self, Frame};
@@ -34,7 +34,8 @@ pub(super) struct ControlPlane {
     links: HashMap<u64, Entry>,
     next_token: u64,
     routes: HashMap<Rank, Route>,
-    addresses: Vec<Option<SocketAddr>>,
+    /// For each rank the addresses that it may have; none as long as they are not known.
+    addresses: Vec<Vec<SocketAddr>>,
     /// Tokens of accepted connections that have not proved themselves yet, oldest first.
     strangers: BTreeSet<u64>,
     /// Tokens of connections we opened that have not proved themselves yet, oldest first.
@@ -143,7 +144,7 @@ impl ControlPlane {
             links: HashMap::new(),
             next_token: FIRST_LINK,
             routes: HashMap::new(),
-            addresses: vec![None; Rank::new(world.size).index()],
+            addresses: vec![Vec::new(); Rank::new(world.size).index()],
             strangers: BTreeSet::new(),
             dialling: BTreeSet::new(),
             retries: BTreeSet::new(),
@@ -164,7 +165,17 @@ impl ControlPlane {
     }
 
     pub(super) fn set_address(&mut self, peer: Rank, address: SocketAddr) {
-        self.addresses[peer.index()] = Some(address::localise(address, self.own.interface));
+        let link_local = matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local());
+        // Without the list the scope of our own interface is tried alone.
+        let all = if link_local { interfaces::list().unwrap_or_default() } else { Vec::new() };
+        self.addresses[peer.index()] = address::localise(address, self.own.interface, &all);
+    }
+
+    /// The address of `peer` for the next try: each retry takes the next one that the peer may have.
+    fn next_address(&self, peer: Rank) -> Option<SocketAddr> {
+        let tries = self.routes.get(&peer).map_or(0, |route| route.tries);
+        let known = &self.addresses[peer.index()];
+        known.iter().cycle().nth(usize::try_from(tries).unwrap_or(0) % known.len().max(1)).copied()
     }
 
     pub(super) fn inbox(&self) -> &Inbox {
@@ -281,7 +292,7 @@ impl ControlPlane {
 
     /// Opens a connection to `peer` for queued and later frames.
     pub(super) fn dial(&mut self, peer: Rank) {
-        let Some(address) = self.addresses[peer.index()] else {
+        let Some(address) = self.next_address(peer) else {
             return self.lost(peer, "its address is not known".to_owned(), OURSELVES);
         };
         let handshake = match Handshake::initiate(self.terms.clone(), self.world.rank, peer) {
@@ -328,7 +339,7 @@ impl ControlPlane {
         route.token = None;
         route.tries += 1;
         if route.tries > most {
-            let (tries, at) = (route.tries, self.addresses[peer.index()]);
+            let (tries, at) = (route.tries, self.addresses[peer.index()].first());
             let at = at.map_or_else(String::new, |at| format!(" at {at}"));
             return self.lost(peer, format!("it cannot be reached{at} in {tries} tries: {end}"), OURSELVES);
         }

@@ -7,15 +7,16 @@ use crate::bootstrap::acceptor::WANTED_OPEN_FILES;
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::collective;
-use crate::bootstrap::id::UniqueId;
+use crate::bootstrap::id::{UniqueId, fixed_place};
 use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
-use crate::bootstrap::{Options, interface, socket};
-use crate::error::{Error, Kind, Result};
+use crate::bootstrap::rotation::ServicePlace;
+use crate::bootstrap::{Options, address, interface, socket};
+use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sys::interfaces::Interface;
+use crate::sys::interfaces::{self, Interface};
 use crate::sys::poller::{Poller, Ready};
 use crate::sys::{clock, limits};
 use crate::types::Rank;
@@ -59,8 +60,12 @@ pub(super) fn check_in(
     let root = shape.root_of(rank);
     let id = &ids[Rank::new(root).index()];
     let own = listen(id, rank, options, wait)?;
+    let mut place = place_of(id, &own, options)?;
     if id.is_fixed() && rank == shape.first(root) {
-        serve_fixed(id, options, wait)?.detach();
+        let fixed = fixed_place(options)?.map_or_else(|| id.address().to_string().parse(), Ok)?;
+        let (served, near) = Root::serve_fixed(id, &fixed, options, wait)?;
+        served.detach();
+        place = ServicePlace::Known(vec![near]);
     }
     if !id.is_authenticated() && rank.get() == 0 {
         log::warn!(
@@ -81,7 +86,8 @@ pub(super) fn check_in(
         shape,
         options,
         poller: &poller,
-        clients: vec![service_client(id, (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
+        own: &own,
+        clients: vec![service_client((id, place), (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
         scratch: vec![0; SCRATCH_BYTES],
         is_late: false,
     };
@@ -115,12 +121,16 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<WorldShape> {
 fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<Own> {
     id.check_reach()?;
     let root = id.address();
+    // A name that leads to loopback here leads elsewhere on other hosts: then loopback says nothing of where ranks are.
+    let by_name = fixed_place(options)?.is_some_and(|place| id.is_fixed() && !place.is_explicit_loopback());
+    let is_known = !(by_name && root.ip().is_loopback());
     let shown = options.interfaces.is_empty() && (id.is_fixed() || root.ip().is_loopback());
     let pick = |all: &[Interface]| {
-        let nearest = shown.then(|| interface::nearest(all, &options.interfaces, options.family, &root)).flatten();
+        let near = (shown && is_known).then_some(&root);
+        let nearest = near.and_then(|near| interface::nearest(all, &options.interfaces, options.family, near));
         nearest.map_or_else(
             || {
-                let near = id.is_fixed().then_some(&root);
+                let near = (id.is_fixed() && is_known).then_some(&root);
                 Ok(interface::choose(all, &options.interfaces, options.family, near)?.swap_remove(0))
             },
             Ok,
@@ -136,24 +146,15 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     Ok(Own { interface, listener, address })
 }
 
-/// Starts the root at a fixed address. The root of an earlier communicator may still hold the address, so this is
-/// retried.
-fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
-    let poller = Poller::new()?;
-    let mut ready = Ready::default();
-    let mut tries = 0;
-    loop {
-        match Root::serve_fixed(id, options) {
-            Ok(root) => return Ok(root),
-            Err(error) if error.kind() == Kind::System && tries < options.retry_count => {
-                let words = error.message().to_owned();
-                wait.check(|| format!("the root cannot serve: {words}"))?;
-            }
-            Err(error) => return Err(error),
-        }
-        tries += 1;
-        poller.wait(&mut ready, wait.slice(options.retry_sleep))?;
+/// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an address
+/// that another rank has put into the id may have to be made one of this host.
+fn place_of(id: &UniqueId, own: &Own, options: &Options) -> Result<ServicePlace> {
+    if id.is_fixed()
+        && let Some(place) = fixed_place(options)?
+    {
+        return Ok(ServicePlace::Host(place, options.family));
     }
+    Ok(ServicePlace::Known(address::localise(id.address(), own.interface, &interfaces::list()?)))
 }
 
 /// The rank's side of a check-in: a connection to its own root and, for the first rank of a block, one to root 0.
@@ -163,13 +164,14 @@ struct CheckInClient<'a> {
     shape: WorldShape,
     options: &'a Options,
     poller: &'a Poller,
+    own: &'a Own,
     clients: Vec<ServiceClient>,
     scratch: Vec<u8>,
     is_late: bool,
 }
 
 fn service_client(
-    id: &UniqueId,
+    (id, place): (&UniqueId, ServicePlace),
     (rank, server): (Rank, Option<Rank>),
     opening: (u8, &[u8]),
     options: &Options,
@@ -178,7 +180,7 @@ fn service_client(
         name: "the root",
         hint: "does the process that made the id still run, and does this address lead to it?",
         server,
-        address: id.address(),
+        place,
         terms: id.terms(options),
         most_bytes: MAX_ROOT_FRAME_BYTES,
     };
@@ -238,8 +240,9 @@ impl CheckInClient<'_> {
             }
             (0, checkin::BLOCK) if self.clients.len() == 1 => {
                 RankBlock::decode(&frame.payload)?;
+                let place = place_of(&self.ids[0], self.own, self.options)?;
                 self.clients.push(service_client(
-                    &self.ids[0],
+                    (&self.ids[0], place),
                     (self.rank, None),
                     (checkin::BLOCK, &frame.payload),
                     self.options,

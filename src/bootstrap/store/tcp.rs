@@ -27,14 +27,15 @@ use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::link::SCRATCH_BYTES;
-use crate::bootstrap::probe::{Answer, who_serves};
+use crate::bootstrap::rotation::ServicePlace;
+use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
 use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
+use crate::sync::Wait;
 use crate::sync::primitive::Mutex;
-use crate::sync::{Deadline, Wait};
-use crate::sys::poller::{self, Poller, Ready};
-use crate::sys::{clock, interfaces};
+use crate::sys::clock;
+use crate::sys::poller::{Poller, Ready};
 use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
 
@@ -43,9 +44,18 @@ use crate::wire::{Reader, Writer};
 #[derive(Debug)]
 pub struct TcpStore {
     client: Mutex<Client>,
-    address: SocketAddr,
+    served: Option<Served>,
     /// Declared last, so that the client is dropped first.
     _thread: Option<ServiceThread>,
+}
+
+/// Where the store is served.
+#[derive(Debug)]
+struct Served {
+    /// An address at which this process reaches it.
+    near: SocketAddr,
+    /// All, in words.
+    words: String,
 }
 
 const SET: u8 = 1;
@@ -72,80 +82,61 @@ impl TcpStore {
     /// # Errors
     /// [`Kind::System`] if the address is taken or does not belong to this machine.
     pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
-        let (listener, address) = socket::listen(place)?;
+        let (socket, address) = socket::listen(place)?;
+        TcpStore::start(ServiceListeners::one(socket, address), options)
+    }
+
+    /// Serves a store at every address of `place` that belongs to this machine, which may have some of them later.
+    /// If strangers are kept out, and the name leads to loopback here, the store is served at all addresses.
+    ///
+    /// # Errors
+    /// At the deadline of `wait` if the name has no address; [`Kind::System`] if the port is taken, with its holder.
+    pub(crate) fn serve_at(place: &HostPort, options: &Options, wait: &Wait) -> Result<TcpStore> {
+        let guarded = options.is_guarded();
+        let rules = ListenRules { terms: terms(options), guarded, listener_patience: Duration::ZERO };
+        TcpStore::start(serving::listen(place, rules, options, wait)?, options)
+    }
+
+    fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
+        let served = Served { near: listeners.near(), words: listeners.words("MASTER_ADDR (or RSCCL_STORE)") };
+        let (near, terms) = (served.near, terms(options));
         if options.secret.is_none() {
             log::warn!(
                 Bootstrap,
-                "the store at {address} has no secret: any process can use it; set RSCCL_SECRET on all ranks"
+                "the store at {near} has no secret: any process can use it; set RSCCL_SECRET on all ranks"
             );
         }
         let rules = Requirements {
-            terms: terms(options),
+            terms: terms.clone(),
             handshake_timeout: options.handshake_timeout,
             most_bytes: MAX_FRAME_BYTES,
         };
         let run = |acceptor| {
             Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
         };
-        let thread = ServiceThread::start("rsccl store", listener, rules, run)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, options)?), address, _thread: Some(thread) })
+        let thread = ServiceThread::start("rsccl store", listeners, rules, run)?;
+        let client = Mutex::new(Client::new(ServicePlace::Known(vec![near]), terms, options)?);
+        Ok(TcpStore { client, served: Some(served), _thread: Some(thread) })
     }
 
-    /// [`TcpStore::serve`] for rank 0 of a job. While another job has the address, or an earlier process of this one,
-    /// tries again for a moment: it may soon have met, or end.
+    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it has
+    /// an address, and again when none of its addresses answers.
     ///
     /// # Errors
-    /// [`Kind::InvalidUsage`] if the address stays taken by another job or by another rank 0; else as
-    /// [`TcpStore::serve`], and of `wait`.
-    pub(crate) fn serve_when_free(place: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
-        let patience = Deadline::after(options.other_job_patience());
-        loop {
-            let error = match TcpStore::serve(place, options) {
-                Err(error) if socket::is_taken(&error) => error,
-                other => return other,
-            };
-            let is_over = patience.passed(clock::now());
-            match who_serves(place, &terms(options), wait)? {
-                Answer::OtherJob(other) if other.age >= options.other_job_patience() || is_over => {
-                    return Err(service(place, options).taken_by(&other));
-                }
-                Answer::Service if is_over => {
-                    return Err(Error::invalid_usage(format!(
-                        "rank 0 is here already: it serves the store at {place}; either two processes of this job were given \
-                         rank 0, or another job, of which nothing is known, uses this address: give each a port of its own"
-                    )));
-                }
-                Answer::OtherJob(_) | Answer::Service => {}
-                Answer::Nothing => return Err(error),
-            }
-            wait.check(|| error.message().to_owned())?;
-            poller::pause(wait.slice(TAKEN_PAUSE));
-        }
-    }
-
-    /// Opens the store that is, or will be, served at `place`. The first call connects.
-    ///
-    /// # Errors
-    /// If the host is unknown.
+    /// [`Kind::System`] if the system has no descriptor left.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
-        let address = place.resolve(options.family, &interfaces::list()?)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, options)?), address, _thread: None })
+        let place = ServicePlace::Host(place.clone(), options.family);
+        Ok(TcpStore { client: Mutex::new(Client::new(place, terms(options), options)?), served: None, _thread: None })
     }
 
-    /// The address of the server.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// An address of the store, if this is the process that serves it.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.served.as_ref().map(|served| served.near)
     }
 
     fn request(&self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         self.client.lock().unwrap_or_else(std::sync::PoisonError::into_inner).request(kind, payload, words, wait)
     }
-}
-
-fn service(address: SocketAddr, options: &Options) -> Service {
-    let hint = "does the process that serves it still run, and does this address lead to it?";
-    let terms = terms(options);
-    Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES }
 }
 
 fn terms(options: &Options) -> Terms {
@@ -214,6 +205,10 @@ impl Store for TcpStore {
     fn outlives_its_users(&self) -> bool {
         false
     }
+
+    fn listens_at(&self) -> Option<String> {
+        self.served.as_ref().map(|served| served.words.clone())
+    }
 }
 
 /// The client's side.
@@ -231,8 +226,9 @@ struct Client {
 const TOKEN: u64 = 0;
 
 impl Client {
-    fn new(address: SocketAddr, options: &Options) -> Result<Client> {
-        let service = service(address, options);
+    fn new(place: ServicePlace, terms: Terms, options: &Options) -> Result<Client> {
+        let hint = "does the process that serves it still run, and does this address lead to it?";
+        let service = Service { name: "the store", hint, server: None, place, terms, most_bytes: MAX_FRAME_BYTES };
         let client = ServiceClient::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
         Ok(Client { service, options: options.clone(), client, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
@@ -275,9 +271,6 @@ impl Client {
         }
     }
 }
-
-/// The pause between two looks at an address that is taken.
-const TAKEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a wait polls before it looks at the abort flag again, which does not wake it.
 const ABORT_CHECK: Duration = Duration::from_millis(20);

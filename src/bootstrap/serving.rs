@@ -1,0 +1,256 @@
+//! Where a service listens whose address all ranks know beforehand: a name may have several addresses, and some of them
+//! may not be usable yet.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::auth::Terms;
+use crate::bootstrap::client::taken_by;
+use crate::bootstrap::holder::{self, Holder};
+use crate::bootstrap::probe::{Answer, who_serves};
+use crate::bootstrap::{Options, lookup, reach, socket};
+use crate::error::{Error, Kind, Result};
+use crate::log;
+use crate::sync::Wait;
+use crate::sys::{clock, interfaces, poller};
+
+/// The listeners of one service, with their addresses: at least one.
+#[derive(Debug)]
+pub(super) struct ServiceListeners {
+    pub(super) sockets: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    /// Whether the user has asked for loopback.
+    explicit: bool,
+}
+
+/// What a service asks of the place where it listens.
+#[derive(Debug, Clone)]
+pub(super) struct ListenRules {
+    /// What the service proves to those who come: by these it is known whether it is served there already.
+    pub(super) terms: Terms,
+    /// Whether clients prove themselves: then the service may listen at every address of this host.
+    pub(super) guarded: bool,
+    /// How long to try again while another process listens there.
+    pub(super) listener_patience: Duration,
+}
+
+/// The most listeners of one service.
+pub(super) const MAX_LISTENERS: usize = 16;
+
+/// The pause before the next try to listen.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Listens at every address of `place` that belongs to this machine, and at all addresses of the machine if the name
+/// leads to its loopback and the service is guarded: other hosts know the name by other addresses. (Debian gives a
+/// host's own name the address 127.0.1.1.)
+///
+/// If this machine does not have the addresses yet, waits for the link that may bring them. If the port is taken,
+/// tries again as long as its [`Holder`] is worth it.
+///
+/// # Errors
+/// As [`lookup::addresses`] and [`socket::listen`]. If the port is taken, the message says who holds it.
+pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wait: &Wait) -> Result<ServiceListeners> {
+    let mut told = false;
+    let mut taken_since: Option<Instant> = None;
+    loop {
+        let found = lookup::addresses(place, options.family, wait)?;
+        let error = match open(place, &found, rules.guarded, options) {
+            Ok(listeners) => return Ok(listeners),
+            Err(error) => error,
+        };
+        let error = if is(&error, io::ErrorKind::AddrInUse) {
+            let since = *taken_since.get_or_insert_with(clock::now);
+            let waited = clock::now().saturating_duration_since(since);
+            holder_of((place, &found), error, (&rules, waited), (options, wait))?
+        } else if is(&error, io::ErrorKind::AddrNotAvailable) && may_get_more(options)? {
+            error
+        } else {
+            return Err(error);
+        };
+        if !told {
+            told = true;
+            log::warn!(Bootstrap, "cannot serve yet: {}; trying again", error.message());
+        }
+        if let Err(over) = wait.check(String::new) {
+            return Err(if over.kind() == Kind::Timeout { error } else { over });
+        }
+        poller::pause(wait.slice(RETRY_PAUSE));
+    }
+}
+
+fn open(place: &HostPort, found: &[SocketAddr], guarded: bool, options: &Options) -> Result<ServiceListeners> {
+    let explicit = place.is_explicit_loopback();
+    let mut listeners = ServiceListeners { sockets: Vec::new(), addresses: Vec::new(), explicit };
+    let mut missing = None;
+    for address in found.iter().take(MAX_LISTENERS) {
+        match socket::listen(*address) {
+            Ok((socket, address)) => listeners.push(socket, address),
+            Err(error) if is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(error) = missing {
+        let only_loopback = listeners.addresses.iter().all(|address| address.ip().is_loopback());
+        if listeners.sockets.is_empty() || (only_loopback && may_get_more(options)?) {
+            return Err(error);
+        }
+    }
+    if guarded && listeners.reach_this_host_only() && !explicit {
+        let first = listeners.addresses[0];
+        // Their port is needed.
+        drop(listeners);
+        let (socket, everywhere) = socket::listen_everywhere(place.port(), options.family)?;
+        log::info!(Bootstrap, "{place} is {}: listening at all addresses of this host", first.ip());
+        return Ok(ServiceListeners { sockets: vec![socket], addresses: vec![everywhere], explicit });
+    }
+    Ok(listeners)
+}
+
+/// The error that the port is taken, which says by whom, for as long as it is worth to try again.
+///
+/// # Errors
+/// That error, once it is not. Another job, or an earlier process of this one, may soon have met, or end.
+fn holder_of(
+    (place, found): (&HostPort, &[SocketAddr]),
+    error: Error,
+    (rules, waited): (&ListenRules, Duration),
+    (options, wait): (&Options, &Wait),
+) -> Result<Error> {
+    let mut answer = Answer::Nothing;
+    for address in found {
+        if answer == Answer::Nothing {
+            answer = who_serves(*address, &rules.terms, wait)?;
+        }
+    }
+    let patience = rules.listener_patience.max(options.other_job_patience());
+    let (error, is_over) = match answer {
+        Answer::OtherJob(other) => (
+            taken_by(&format!("what rank 0 is to serve at {place}"), &rules.terms, &other),
+            other.age.max(waited) >= patience,
+        ),
+        Answer::Service => {
+            let message = format!(
+                "rank 0 is here already: it serves at {place}; either two processes of this job were given rank 0, or another \
+                 job, of which nothing is known, uses this address: give each a port of its own"
+            );
+            (Error::invalid_usage(message), waited >= patience)
+        }
+        Answer::Nothing => {
+            let holder = holder::of(place.port());
+            (taken(&error, &holder), waited >= holder.patience(rules.listener_patience))
+        }
+    };
+    if is_over { Err(error) } else { Ok(error) }
+}
+
+/// Whether a link that may bring an address is still down.
+fn may_get_more(options: &Options) -> Result<bool> {
+    reach::may_come_up(&interfaces::list()?, options)
+}
+
+/// Whether the system's error behind `error` is of this kind.
+fn is(error: &Error, kind: io::ErrorKind) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == kind)
+}
+
+/// The error of a port that `holder` has. Its source stays the system's.
+fn taken(error: &Error, holder: &Holder) -> Error {
+    let message = format!("{}: {holder}", error.message());
+    Error::new(Kind::System, message).with_source(io::Error::from(io::ErrorKind::AddrInUse))
+}
+
+impl ServiceListeners {
+    /// One listener.
+    pub(super) fn one(socket: TcpListener, address: SocketAddr) -> ServiceListeners {
+        ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: address.ip().is_loopback() }
+    }
+
+    fn push(&mut self, socket: TcpListener, address: SocketAddr) {
+        self.sockets.push(socket);
+        self.addresses.push(address);
+    }
+
+    fn reach_this_host_only(&self) -> bool {
+        self.addresses.iter().all(|address| address.ip().is_loopback())
+    }
+
+    /// An address at which this process reaches the service.
+    pub(super) fn near(&self) -> SocketAddr {
+        let address = self.addresses[0];
+        let loopback = match address.ip() {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::from(Ipv6Addr::LOCALHOST),
+        };
+        if address.ip().is_unspecified() { SocketAddr::new(loopback, address.port()) } else { address }
+    }
+
+    /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
+    pub(super) fn words(&self, variable: &str) -> String {
+        let list: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        let remedy = match (self.reach_this_host_only(), self.explicit) {
+            (false, _) => String::new(),
+            (true, explicit) => {
+                let or_secret = if explicit { "" } else { ", or set RSCCL_SECRET on all ranks" };
+                format!(
+                    ", which is loopback: no other host reaches it; set {variable} to an address of the network{or_secret}"
+                )
+            }
+        };
+        format!("rank 0 listens at {}{remedy}", list.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::auth::Purpose;
+    use crate::sync::AbortFlag;
+
+    fn alone() -> ListenRules {
+        let terms = Terms { key: [1; 32], purpose: Purpose::Store, communicator: 0, job: None };
+        ListenRules { terms, guarded: true, listener_patience: Duration::ZERO }
+    }
+
+    fn soon() -> Wait {
+        Wait::new(Duration::from_secs(10), &AbortFlag::new())
+    }
+
+    /// A port that is free: it was just ours.
+    fn free_port() -> u16 {
+        socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap().1.port()
+    }
+
+    #[test]
+    fn explicit_loopback_is_never_widened_and_is_told() {
+        let place = HostPort::new("127.0.0.1", free_port()).unwrap();
+        let listeners = listen(&place, alone(), &Options::default(), &soon()).unwrap();
+        assert_eq!(listeners.near().to_string(), place.to_string());
+        let words = listeners.words("MASTER_ADDR");
+        assert!(words.contains(&format!("rank 0 listens at {place}, which is loopback")), "{words}");
+        assert!(words.contains("MASTER_ADDR") && !words.contains("SECRET"), "{words}");
+    }
+
+    #[test]
+    fn a_port_that_a_process_listens_at_is_told_at_once_with_the_process() {
+        let (_held, address) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let place = HostPort::new("127.0.0.1", address.port()).unwrap();
+        let error = listen(&place, alone(), &Options::default(), &soon()).unwrap_err();
+        assert!(is(&error, io::ErrorKind::AddrInUse), "{error}");
+        let told = error.to_string().contains("this process listens there already");
+        // A container may hide /proc.
+        assert!(told || holder::of(address.port()) == Holder::Unseen, "{error}");
+    }
+
+    #[test]
+    fn all_addresses_of_this_host_are_reached_by_both_families() {
+        let port = free_port();
+        let (socket, address) = socket::listen_everywhere(port, crate::bootstrap::interface::Family::Any).unwrap();
+        let listeners = ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: false };
+        assert!(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        assert!(std::net::TcpStream::connect(listeners.near()).is_ok());
+        assert!(!listeners.words("MASTER_ADDR").contains("loopback"));
+    }
+}
