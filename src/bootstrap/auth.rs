@@ -229,7 +229,12 @@ impl Handshake {
             if self.state == State::AwaitHello {
                 self.check_mark()?;
             }
-            if matches!(self.state, State::Done | State::Refused) || self.bytes_wanted() > 0 {
+            // The first byte of an answer tells how long it is.
+            let wanted = self.bytes_wanted();
+            if wanted > 0 && !input.is_empty() {
+                continue;
+            }
+            if matches!(self.state, State::Done | State::Refused) || wanted > 0 {
                 return Ok(());
             }
             let message = std::mem::take(&mut self.partial);

@@ -342,7 +342,7 @@ mod tests {
         assert!(open.is_fixed() && !open.is_authenticated());
         let elsewhere = Options { comm_id: Some("[::1]:4711".into()), ..options.clone() };
         let other = UniqueId::fixed(&elsewhere).unwrap().unwrap();
-        assert_eq!((other.number(), other.terms().key), (open.number(), open.terms().key));
+        assert_eq!((other.number(), other.terms(&options).key), (open.number(), open.terms(&options).key));
         assert_eq!(communicator_key(&[other], &[7; 16]), communicator_key(&[open], &[7; 16]));
         let secret = Some(crate::bootstrap::Secret::new(b"hush").unwrap());
         let closed = UniqueId::fixed(&Options { secret, ..options }).unwrap().unwrap();

@@ -52,6 +52,8 @@
 //! ranks meet.
 
 mod job;
+#[cfg(test)]
+mod pairs;
 mod rows;
 mod verdict;
 
@@ -153,12 +155,15 @@ impl Launch {
     /// Whether a launcher has made this process a rank: then [`Launch::learn`] finds one, or fails because a value is
     /// wrong.
     pub fn is_rank(environment: &Environment) -> bool {
-        LAUNCHERS.iter().any(|launcher| launcher.is_here(environment))
+        !matches!(verdict::weigh(environment, &environment.ancestors()), Ok(None))
     }
 }
 
 /// Names with our prefix that this file reads; the registry does not list them.
-pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
+pub(super) const OWN_NAMES: &[&str] =
+    &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE", OWN_RUN];
+/// What `rsccl run` sets beside its numbers, to its process number: whoever sets them by hand does not.
+const OWN_RUN: &str = "RSCCL_RUN";
 
 impl Verdict {
     fn launch(
@@ -168,8 +173,12 @@ impl Verdict {
         daemon: Option<&super::ancestors::Ancestor>,
     ) -> Result<Launch> {
         let Candidate { row, rank: (_, rank), size: (_, size) } = self.chosen;
-        let local_rank = number(environment, row.local_ranks)?;
-        let local_size = number(environment, row.local_sizes)?;
+        let by_slurm = self.job_of.is_some_and(|row| Job::is_slurms(row, environment, daemon));
+        // Hydra's local numbers may be left over below `srun --mpi=pmi2`, which sets none of them.
+        let (local_ranks, local_sizes) =
+            if by_slurm { (&[SLURM_LOCAL_RANK][..], &[][..]) } else { (row.local_ranks, row.local_sizes) };
+        let local_rank = number(environment, local_ranks)?;
+        let local_size = number(environment, local_sizes)?;
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             check_within(local_rank, local_size)?;
         }
@@ -182,7 +191,8 @@ impl Verdict {
             };
         let job = self.job_of.and_then(|row| Job::of(row, environment, (daemon, one_host)));
         let lobby = self.job_of.and_then(|row| Job::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
-        let address = if config.store.is_none() { master(environment)? } else { None };
+        let named = config.store.clone().filter(|_| !self.is_store_left_over);
+        let address = if named.is_none() { master(environment)? } else { None };
         let is_agents = row.kind == Row::Torchrun && address.is_some() && is_true(environment, AGENT_STORE);
         let run =
             is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
@@ -190,8 +200,8 @@ impl Verdict {
             world: World { rank: Rank::new(rank), size },
             local_rank: local_rank.map(|(_, local_rank)| local_rank),
             local_size: local_size.map(|(_, local_size)| local_size),
-            is_store_named: config.store.is_some(),
-            store: config.store.clone().or(address),
+            is_store_named: named.is_some(),
+            store: named.or(address),
             source: row.source,
             agent_run: run.map(str::to_owned),
             warnings: self.larger.map(|larger| lone_world(&self.chosen, &larger)).into_iter().collect(),
@@ -256,6 +266,7 @@ fn master(environment: &Environment) -> Result<Option<StoreAddress>> {
     Ok(Some(address))
 }
 
+const SLURM_LOCAL_RANK: &str = "SLURM_LOCALID";
 /// Whether torchrun's agent serves a store at `MASTER_PORT`.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 

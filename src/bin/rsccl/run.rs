@@ -120,6 +120,8 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     // Set under the stronger name too: a configuration file may name a store for other jobs.
     command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
     command.env("RSCCL_SECRET", &meeting.secret);
+    // Tells these numbers from those that people set by hand: a launcher that a rank starts must not take them for its own.
+    command.env("RSCCL_RUN", std::process::id().to_string());
     // With an outer launcher's value the ranks would expect its agent's store on this port, and use the next port.
     command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
     command

@@ -368,6 +368,7 @@ mod tests {
     use crate::bootstrap::{Options, Root};
     use crate::error::Kind;
     use crate::sync::AbortFlag;
+    use crate::types::Rank;
 
     fn soon() -> Wait {
         Wait::new(Duration::from_secs(30), &AbortFlag::new())

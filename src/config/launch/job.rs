@@ -6,11 +6,11 @@
 //! | `rsccl run`, numbers set by hand | none: `rsccl run` gives its ranks a secret |
 //! | torchrun | `TORCHELASTIC_RUN_ID`, but not its default `none`. Not `TORCHELASTIC_RESTART_COUNT`: two agents may differ in it within one round |
 //! | Open MPI | `PMIX_NAMESPACE`, else `OMPI_MCA_ess_base_jobid` |
-//! | Hydra | it sets none. On one host: its process, by number and start time. Over several hosts: none |
+//! | Hydra | it sets none. On one host: its process, by number and start time. Over several hosts: `SLURM_JOB_ID`, else none |
 //! | `srun`, also with `--mpi=pmi2` and `--mpi=pmix` | `SLURM_JOB_ID` (of a heterogeneous job, that of all components), `SLURM_STEP_ID`, `SLURM_RESTART_COUNT` |
 //! | other PMI, other PMIx | `PMI_JOBID`; `PMIX_NAMESPACE` |
 
-use super::rows::{Launcher, Row, slurm_step};
+use super::rows::{Family, Launcher, Row, slurm_step};
 use crate::config::ancestors::Ancestor;
 use crate::config::environment::Environment;
 
@@ -35,31 +35,45 @@ impl Job {
         environment: &Environment,
         (daemon, one_host): (Option<&Ancestor>, bool),
     ) -> Option<Job> {
-        let of_slurm = || slurm_job(environment);
-        match launcher.kind {
-            Row::Own => None,
-            Row::Torchrun => text(environment, RUN_ID)
-                .filter(|id| *id != NO_RUN_ID)
-                .map(|id| Job::named(format!("torchrun's run {id}"))),
-            Row::OpenMpi => text(environment, NAMESPACE)
-                .or_else(|| text(environment, ORTE_JOB))
-                .map(|id| Job::named(format!("Open MPI's job {id}"))),
-            Row::Pmi => match text(environment, PMI_JOB) {
-                Some(id) if slurm_id(environment).is_some_and(|slurm| slurm == id) => of_slurm(),
-                Some(id) => Some(Job::named(format!("PMI's job {id}"))),
-                None => daemon.filter(|_| one_host).map(of_process),
-            },
-            Row::Pmix => match text(environment, NAMESPACE) {
-                Some(id)
-                    if id.strip_prefix(SLURM_SPACE).is_some_and(|id| slurm_id(environment).as_deref() == Some(id)) =>
-                {
-                    of_slurm()
-                }
-                Some(id) => Some(Job::named(format!("PMIx's job {id}"))),
-                None => None,
-            },
-            Row::Slurm => of_slurm(),
+        if Job::is_slurms(launcher, environment, daemon) {
+            return slurm_job(environment);
         }
+        match launcher.kind {
+            Row::Own | Row::Slurm => None,
+            Row::Torchrun => {
+                let id = text(environment, RUN_ID).filter(|id| *id != NO_RUN_ID)?;
+                Some(Job::named(format!("torchrun's run {id}")))
+            }
+            Row::OpenMpi => {
+                let id = text(environment, NAMESPACE).or_else(|| text(environment, ORTE_JOB))?;
+                Some(Job::named(format!("Open MPI's job {id}")))
+            }
+            Row::Pmi => match (daemon.map(|daemon| (daemon, Family::of(daemon))), text(environment, SLURM_JOB)) {
+                (Some((daemon, Some(Family::Hydra))), _) if one_host => Some(of_process(daemon)),
+                (Some((_, Some(Family::Other))), _) => {
+                    text(environment, PMI_JOB).map(|id| Job::named(format!("PMI's job {id}")))
+                }
+                // A rank that does not see the process must not differ from those that do.
+                _ if one_host => None,
+                // Two of them in one job of Slurm are not told apart.
+                (_, Some(job)) => Some(Job::named(format!("mpirun in Slurm's job {job}"))),
+                (_, None) => None,
+            },
+            Row::Pmix => text(environment, NAMESPACE).map(|id| Job::named(format!("PMIx's job {id}"))),
+        }
+    }
+
+    /// Whether `srun` has started the rank, whatever protocol it speaks. Below Hydra, whose ranks inherit the ids of the
+    /// step around them, it has not.
+    pub(super) fn is_slurms(launcher: &Launcher, environment: &Environment, daemon: Option<&Ancestor>) -> bool {
+        let names_step = |id: Option<&str>| id.is_some_and(|id| slurm_id(environment).is_some_and(|step| step == id));
+        let by_id = match launcher.kind {
+            Row::Slurm => return true,
+            Row::Pmi => names_step(text(environment, PMI_JOB)),
+            Row::Pmix => names_step(text(environment, NAMESPACE).and_then(|id| id.strip_prefix(SLURM_SPACE))),
+            Row::Own | Row::Torchrun | Row::OpenMpi => return false,
+        };
+        daemon.map_or(by_id, |daemon| Family::of(daemon) == Some(Family::Slurm))
     }
 
     /// The name by which ranks of one host meet in private: the job, or, of torchrun's jobs, whose ids users choose, the

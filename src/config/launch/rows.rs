@@ -38,6 +38,8 @@ pub(super) enum Family {
     OpenMpi,
     Hydra,
     Slurm,
+    /// A batch script of Slurm: what it starts itself is no rank.
+    BatchScript,
     /// Launchers whose processes are known by name only; they speak PMI or PMIx.
     Other,
 }
@@ -62,6 +64,8 @@ impl Family {
             Some(Family::Hydra)
         } else if starts(&["slurmstepd"]) {
             Some(Family::Slurm)
+        } else if name == "slurm_script" {
+            Some(Family::BatchScript)
         } else if starts(&["orted", "prted", "prte", "orterun", "mpirun", "mpiexec"]) {
             // Hydra's mpirun starts no rank itself: its proxies, which are nearer, do.
             Some(Family::OpenMpi)
@@ -80,6 +84,7 @@ impl Family {
             Family::OpenMpi => "Open MPI's mpirun",
             Family::Hydra => "Hydra's mpirun (MPICH, Intel MPI)",
             Family::Slurm => "Slurm's srun",
+            Family::BatchScript => "a batch script of Slurm",
             Family::Other => "another launcher",
         }
     }

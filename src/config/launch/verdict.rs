@@ -5,14 +5,16 @@
 //!    over from one around it, except the two rows that people set by hand.
 //! 2. Variables set by hand count if they were set below the launcher: the environment of a process in between, or of
 //!    the launcher, lacks them. If the launcher itself had them, they are left over.
-//! 3. Ids of jobs tell too: `PMI_JOBID` and `PMIX_NAMESPACE` of Slurm name the step.
-//! 4. Rows that agree on rank and size need no decision. What cannot be decided is an error that names both.
+//! 3. Ids of jobs tell too: `PMI_JOBID` and `PMIX_NAMESPACE` of Slurm name the step; torchrun's and `rsccl run`'s own
+//!    marks say that no hand set the numbers.
+//! 4. Below a batch script and no nearer launcher there is no rank, whatever the script has inherited.
+//! 5. Rows that agree on rank and size need no decision. What cannot be decided is an error that names both.
 //!
 //! One function over values, so that tests can describe every nesting.
 
 use super::job::{NAMESPACE, PMI_JOB, RUN_ID, SLURM_JOB, SLURM_SPACE};
 use super::rows::{Family, LAUNCHERS, Launcher, Row, slurm_step};
-use super::{check_within, number};
+use super::{OWN_RUN, check_within, number};
 use crate::config::ancestors::Ancestor;
 use crate::config::environment::Environment;
 use crate::error::{Error, Result};
@@ -33,6 +35,8 @@ pub(super) struct Verdict {
     pub(super) job_of: Option<&'static Launcher>,
     /// The place among the ancestors of the process of that launcher, if it is one of them.
     pub(super) daemon: Option<usize>,
+    /// Whether the variables of `rsccl run` were left over: then so is its store.
+    pub(super) is_store_left_over: bool,
     /// The launcher of several ranks, where the variables that count say that this rank is alone.
     pub(super) larger: Option<Candidate>,
 }
@@ -61,9 +65,12 @@ pub(super) fn weigh(environment: &Environment, ancestors: &[Ancestor]) -> Result
     let chosen = Candidate::read(row, environment)?;
     let others = kept.iter().filter_map(|row| Candidate::read(row, environment).ok());
     let larger = others.into_iter().find(|other| chosen.size.1 == 1 && other.size.1 > 1);
-    let is_launchers = !row.kind.may_be_set_by_hand() || scene.is_parents(row) || scene.is_torchruns(row);
+    let is_set_inside = row.kind == Row::Torchrun && scene.hand(row) == Hand::Inside;
+    let is_launchers =
+        !row.kind.may_be_set_by_hand() || !is_set_inside && (scene.is_parents(row) || scene.is_torchruns(row));
     let daemon = daemon.filter(|_| scene.is_parents(row)).map(|(place, _)| place);
-    Ok(Some(Verdict { chosen, job_of: is_launchers.then_some(row), daemon, larger }))
+    let is_store_left_over = here.iter().any(|row| row.kind == Row::Own) && kept.iter().all(|row| row.kind != Row::Own);
+    Ok(Some(Verdict { chosen, job_of: is_launchers.then_some(row), daemon, is_store_left_over, larger }))
 }
 
 impl Candidate {
@@ -114,6 +121,11 @@ impl Scene<'_> {
     fn choose(&self, kept: &[&'static Launcher]) -> Result<Option<&'static Launcher>> {
         let Some(first) = kept.first().copied() else { return Ok(None) };
         let parents = self.parents_row(kept);
+        // A script in a rank of `rsccl run` has set numbers of its own.
+        let torchs = kept.iter().copied().find(|row| row.kind == Row::Torchrun && self.hand(row) == Hand::Inside);
+        if let (Some(row), Some(Row::Own)) = (torchs, parents.map(|row| row.kind)) {
+            return Ok(Some(row));
+        }
         if kept.len() == 1 || first.kind == Row::Own && parents.is_none_or(|row| row.kind == Row::Own) {
             return Ok(Some(first));
         }
@@ -149,8 +161,11 @@ impl Scene<'_> {
         let (_, family) = self.daemon?;
         let mut rows = kept.iter().copied().filter(|row| self.is_parents(row));
         match family {
-            // Slurm always sets its own row; those of PMI and PMIx may be older.
-            Family::Slurm => rows.clone().find(|row| row.kind == Row::Slurm).or_else(|| rows.next()),
+            // Slurm always sets its own row; those of PMI and PMIx may be older, unless they name the step.
+            Family::Slurm => {
+                let of_step = rows.clone().find(|row| self.names_this_step(row));
+                of_step.or_else(|| rows.clone().find(|row| row.kind == Row::Slurm)).or_else(|| rows.next())
+            }
             _ => rows.next(),
         }
     }
@@ -167,6 +182,9 @@ impl Scene<'_> {
     /// Whether the variables of `row` were left by a launcher around the one that started this rank. A row that stands
     /// alone is believed.
     fn is_left_over(&self, row: &Launcher, here: &[&Launcher]) -> bool {
+        if self.daemon.is_some_and(|(_, family)| family == Family::BatchScript) {
+            return !(row.kind.may_be_set_by_hand() && self.hand(row) == Hand::Inside);
+        }
         if here.len() == 1 || self.is_parents(row) && !self.names_another_step(row) {
             return false;
         }
@@ -180,20 +198,31 @@ impl Scene<'_> {
         (self.daemon.is_some() && parent_is_here) || self.names_another_step(row)
     }
 
-    /// Whether the row's job id is one of Slurm's, and not that of the step in which this process is.
+    /// Whether the row's job id is another one than that of the step of Slurm in which this process is.
     fn names_another_step(&self, row: &Launcher) -> bool {
-        let (Some(step), Ok(Some(job))) = (slurm_step(self.environment), self.environment.get(SLURM_JOB)) else {
-            return false;
-        };
         let started_by_slurm = self.daemon.is_none_or(|(_, family)| family == Family::Slurm);
-        let is_another = |name, expected: String| {
-            self.environment.get(name).ok().flatten().is_some_and(|id| id != expected) && started_by_slurm
-        };
+        started_by_slurm && self.step_of(row).is_some_and(|is_this| !is_this)
+    }
+
+    fn names_this_step(&self, row: &Launcher) -> bool {
+        self.step_of(row) == Some(true)
+    }
+
+    /// Whether the row's job id names the step in which this process is; `None` if there is no id or no step.
+    fn step_of(&self, row: &Launcher) -> Option<bool> {
+        let (step, job) = (slurm_step(self.environment)?, self.environment.get(SLURM_JOB).ok().flatten()?);
+        let id = |name| self.environment.get(name).ok().flatten();
         match row.kind {
-            Row::Pmi => is_another(PMI_JOB, format!("{job}.{step}")),
-            Row::Pmix => is_another(NAMESPACE, format!("{SLURM_SPACE}{job}.{step}")),
-            Row::Own | Row::Torchrun | Row::OpenMpi | Row::Slurm => false,
+            Row::Pmi => id(PMI_JOB).map(|id| id == format!("{job}.{step}")),
+            Row::Pmix => id(NAMESPACE).map(|id| id == format!("{SLURM_SPACE}{job}.{step}")),
+            Row::Own | Row::Torchrun | Row::OpenMpi | Row::Slurm => None,
         }
+    }
+
+    /// Whether a launcher, and not a person, has set a row that people set by hand. Its process is then nearer than that
+    /// of any launcher around it.
+    fn has_mark(&self, row: &Launcher) -> bool {
+        self.environment.has(OWN_RUN) || self.is_torchruns(row)
     }
 
     /// Who set a row that people set by hand.
@@ -205,13 +234,16 @@ impl Scene<'_> {
         if self.ancestors[..place].iter().any(|between| has_ours(between) == Some(false)) {
             return Hand::Inside;
         }
+        if self.has_mark(row) && !self.is_parents(row) {
+            return Hand::LeftOver;
+        }
         // Slurm's process has the variables of its service, a Hydra proxy far from its mpirun those of a remote shell;
         // both start ranks with the variables of the place where the user stood.
         let mut above = self.ancestors[place + 1..].iter().map(|ancestor| ancestor.name.as_str());
         let tells = match family {
             Family::Slurm | Family::Other => false,
             Family::Hydra => above.any(|name| name.starts_with("mpiexec") || name.starts_with("mpirun")),
-            Family::RscclRun | Family::Torchrun | Family::OpenMpi => true,
+            Family::RscclRun | Family::Torchrun | Family::OpenMpi | Family::BatchScript => true,
         };
         match has_ours(&self.ancestors[place]).filter(|_| tells) {
             Some(true) => Hand::LeftOver,
