@@ -234,7 +234,10 @@ impl Scene<'_> {
         if self.ancestors[..place].iter().any(|between| has_ours(between) == Some(false)) {
             return Hand::Inside;
         }
-        if self.has_mark(row) && !self.is_parents(row) {
+        if self.is_parents(row) {
+            return Hand::Unknown;
+        }
+        if self.has_mark(row) {
             return Hand::LeftOver;
         }
         // Slurm's process has the variables of its service, a Hydra proxy far from its mpirun those of a remote shell;
