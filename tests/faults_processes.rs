@@ -13,6 +13,7 @@ mod faults {
     mod gpus;
     #[cfg(feature = "cuda")]
     mod graph_deaths;
+    mod jobs;
     mod kills;
     mod leavers;
     #[cfg(feature = "cuda")]
