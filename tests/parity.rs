@@ -95,6 +95,7 @@ const OTHERS: &[Other] = &[
     ("Error", "duplicate", Nothing("errors are copied")),
     ("Kind", "fault", Nothing("each kind has a class, whose words say whose fault it is")),
     ("Store", "delete", Named("remove")),
+    ("Store", "peek", Nothing("a store of a C++ program is asked by get, with no time left")),
     ("Store", "outlives_its_users", Nothing("a store of a C++ program is taken for one that does")),
     ("FileStore", "open", CONSTRUCTOR),
     ("FileStore", "folder", Nothing("who opened it knows its folder")),

@@ -15,8 +15,10 @@ pub use hash::HashStore;
 pub use share::{IdCounter, share_id};
 pub use tcp::TcpStore;
 
-use crate::error::{Error, Result};
-use crate::sync::Wait;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Deadline, Wait};
 
 /// The most bytes of a key.
 pub const MAX_KEY_BYTES: usize = 256;
@@ -48,6 +50,19 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Also [`crate::error::Kind::InvalidUsage`] if the value is not a number or the sum overflows.
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64>;
+
+    /// The value under `key` if there is one now.
+    ///
+    /// By default it is a [`Store::get`] whose deadline has passed, which a store of this process or of its file system
+    /// answers nevertheless. A store that needs time for an answer, and can hold values of a job that has ended, must
+    /// look itself: [`share_id`] asks by this whether another rank 0 is there.
+    fn peek(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        match self.get(key, &wait.until(Deadline::after(Duration::ZERO))) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == Kind::Timeout => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 
     /// Waits until all `keys` (at most [`MAX_WAIT_KEYS`]) have values.
     fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()>;
@@ -88,6 +103,11 @@ fn check_value(value: &[u8]) -> Result<()> {
 
 fn waited_for(key: &str) -> String {
     format!("waited for the key '{}' of the store", key.escape_default())
+}
+
+fn waited_for_all(keys: &[&str]) -> String {
+    let shown = keys.iter().take(8).map(|key| key.escape_default().to_string()).collect::<Vec<_>>().join("', '");
+    format!("waited for the keys '{shown}' of the store")
 }
 
 pub(super) fn decode_anything(bytes: &[u8]) {

@@ -18,7 +18,7 @@ use super::Store;
 use super::record::{IdOutcome, Record};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::probe::root_answers;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::{Deadline, Wait};
@@ -130,7 +130,7 @@ impl Shared<'_> {
         // to.
         let patience = Deadline::after(CLAIM_PATIENCE);
         let left = loop {
-            match self.peek()? {
+            match self.store.peek(self.key, self.wait)? {
                 Some(bytes) => break bytes,
                 None if patience.passed(clock::now()) => return Ok(()),
                 None => self.rest("another rank 0 to share its id")?,
@@ -233,16 +233,6 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// The value under the key now. `None` also for a store that cannot answer at once: such a store keeps nothing of
-    /// dead jobs.
-    fn peek(&self) -> Result<Option<Vec<u8>>> {
-        match self.store.get(self.key, &self.wait.until(Deadline::after(Duration::ZERO))) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == Kind::Timeout => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     fn rest(&self, waiting_for: &str) -> Result<()> {
         self.wait
             .check(|| format!("waited at the key '{}' of the store for {waiting_for}", self.key.escape_default()))?;
@@ -277,6 +267,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::store::FileStore;
     use crate::bootstrap::{Options, Root};
+    use crate::error::Kind;
     use crate::sync::AbortFlag;
 
     fn soon() -> Wait {

@@ -16,7 +16,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
 use super::table::ValueTable;
-use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for};
+use super::{
+    MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for,
+    waited_for_all,
+};
 use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
@@ -143,9 +146,7 @@ impl Store for TcpStore {
         for key in keys {
             payload.text(key);
         }
-        let shown = keys.iter().take(8).map(|key| key.escape_default().to_string()).collect::<Vec<_>>().join("', '");
-        let words = || format!("waited for the keys '{shown}' of the store");
-        self.request(WAIT, payload.as_slice(), &words, wait).map(|_| ())
+        self.request(WAIT, payload.as_slice(), &|| waited_for_all(keys), wait).map(|_| ())
     }
 
     fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
