@@ -32,7 +32,6 @@ pub(crate) enum Manner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Act {
     Answer,
-    AnswerAndClose,
     Say(Vec<u8>),
     Close,
     Silence,
@@ -157,11 +156,11 @@ impl Serving {
         self.seen.lock().unwrap().push(request.to_vec());
         let act = (self.script)(request);
         match &act {
-            Act::Answer | Act::AnswerAndClose => self.answer(client, request),
+            Act::Answer => self.answer(client, request),
             Act::Say(bytes) => client.say(bytes),
             Act::Close | Act::Silence => {}
         }
-        client.is_closed |= matches!(act, Act::Close | Act::AnswerAndClose);
+        client.is_closed |= act == Act::Close;
     }
 
     fn answer(&mut self, client: &mut Client, request: &[u8]) {
