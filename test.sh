@@ -210,8 +210,8 @@ judge_skips() {
     fi
 }
 
-# Beginnings of reasons that no installation can remove; and Intel MPI, which is installed on request only (mpi-examples/README.md).
-MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no reference files|this toolchain has no|this kernel has no"
+# Beginnings of reasons that no installation can remove; and Intel MPI (mpi-examples/README.md) and PyTorch, which are installed on request only.
+MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no reference files|no torch|this toolchain has no|this kernel has no"
 
 examples=0 features=
 main 2>&1 | tee "$output"

@@ -1,12 +1,22 @@
-//! The contract of `Store`, which all three stores keep, and the further promises of each.
+//! The contract of `Store`, which all stores keep, and the further promises of each.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "stores/agent.rs"]
+mod agent;
+#[path = "stores/agent_server.rs"]
+mod agent_server;
+#[path = "stores/torch.rs"]
+mod torch;
+
+use std::any::Any;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use agent_server::{AgentServer, Manner};
 use rsccl::Result;
 use rsccl::error::{Error, Kind};
+use rsccl::internals::bootstrap::store::AgentStore;
 use rsccl::internals::bootstrap::{Options, Secret, UniqueId};
 use rsccl::store::{AbortFlag, Wait};
 use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
@@ -29,8 +39,12 @@ fn loopback() -> std::net::SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A store's name, several handles of it, and the folder that it lies in.
-type Doors = (&'static str, Vec<Box<dyn Store>>, Option<tempfile::TempDir>);
+/// A store's name, several handles of it, and the folder that it lies in or the server that has it.
+type Doors = (&'static str, Vec<Box<dyn Store>>, Box<dyn Any>);
+
+fn open(address: std::net::SocketAddr) -> AgentStore {
+    AgentStore::open(&address.to_string().parse().unwrap(), "rsccl/run".to_owned(), &options()).unwrap()
+}
 
 /// `count` handles of one store of each kind.
 fn stores(count: usize) -> Vec<Doors> {
@@ -44,12 +58,19 @@ fn stores(count: usize) -> Vec<Doors> {
     let place = server.address().unwrap().to_string().parse().unwrap();
     let mut tcp: Vec<Box<dyn Store>> = vec![Box::new(server)];
     tcp.extend((1..count).map(|_| Box::new(TcpStore::connect(&place, &options()).unwrap()) as Box<dyn Store>));
-    vec![("hash", hash, None), ("file", file, Some(folder)), ("tcp", tcp, None)]
+    let mut all: Vec<Doors> =
+        vec![("hash", hash, Box::new(())), ("file", file, Box::new(folder)), ("tcp", tcp, Box::new(()))];
+    for (name, manner) in [("agent, libuv", Manner::Libuv), ("agent, older", Manner::Older)] {
+        let server = AgentServer::start(manner);
+        let doors = (0..count).map(|_| Box::new(open(server.address())) as Box<dyn Store>).collect();
+        all.push((name, doors, Box::new(server)));
+    }
+    all
 }
 
 #[test]
 fn values_are_set_replaced_added_to_and_deleted() {
-    for (name, doors, _folder) in stores(2) {
+    for (name, doors, _place) in stores(2) {
         let (a, b) = (&doors[0], &doors[1]);
         a.set("key", b"one", &soon()).unwrap();
         assert_eq!(b.get("key", &soon()).unwrap(), b"one", "{name}");
@@ -61,8 +82,11 @@ fn values_are_set_replaced_added_to_and_deleted() {
         let strange = "a/b\\../\0é\n".to_string() + &"x".repeat(200);
         a.set(&strange, &vec![7; MAX_VALUE_BYTES], &soon()).unwrap();
         assert_eq!(b.get(&strange, &soon()).unwrap(), vec![7; MAX_VALUE_BYTES]);
-        assert_eq!(a.add(&strange, 1, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
-        assert_eq!(a.add("n", i64::MIN, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
+        // The agent does not say why it closes the connection.
+        let refused = if name.starts_with("agent") { Kind::Remote } else { Kind::InvalidUsage };
+        assert_eq!(a.add(&strange, 1, &soon()).unwrap_err().kind(), refused, "{name}");
+        assert_eq!(a.add("least", i64::MIN, &soon()).unwrap(), i64::MIN);
+        assert_eq!(a.add("least", -1, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
         // The store is as good as before after an error.
         assert_eq!(a.add("n", 2, &soon()).unwrap(), 0);
     }
@@ -70,7 +94,7 @@ fn values_are_set_replaced_added_to_and_deleted() {
 
 #[test]
 fn bounds_are_errors_of_the_caller() {
-    for (name, doors, _folder) in stores(1) {
+    for (name, doors, _place) in stores(1) {
         let store = &doors[0];
         let kind = |outcome: Result<()>| outcome.unwrap_err().kind();
         assert_eq!(kind(store.set("", b"", &soon())), Kind::InvalidArgument, "{name}");
@@ -83,7 +107,7 @@ fn bounds_are_errors_of_the_caller() {
 
 #[test]
 fn a_get_waits_for_the_value_and_ends_by_deadline_and_abort() {
-    for (name, doors, _folder) in stores(2) {
+    for (name, doors, _place) in stores(2) {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 doors[1].wait(&["a", "b"], &soon()).unwrap();
@@ -110,8 +134,25 @@ fn a_get_waits_for_the_value_and_ends_by_deadline_and_abort() {
 }
 
 #[test]
+fn a_peek_finds_a_value_that_is_there_and_does_not_wait_for_another() {
+    for (name, doors, _place) in stores(2) {
+        if name == "tcp" {
+            // Its server keeps nothing of dead jobs, so that nobody needs to look.
+            continue;
+        }
+        assert_eq!(doors[0].peek("key", &soon()).unwrap(), None, "{name}");
+        for value in [&b"value"[..], b""] {
+            doors[1].set("key", value, &soon()).unwrap();
+            // A store behind a connection may need another look on a busy machine.
+            let found = (0..100).find_map(|_| doors[0].peek("key", &soon()).unwrap());
+            assert_eq!(found, Some(value.to_vec()), "{name}");
+        }
+    }
+}
+
+#[test]
 fn adding_is_atomic() {
-    for (name, doors, _folder) in stores(4) {
+    for (name, doors, _place) in stores(4) {
         std::thread::scope(|scope| {
             for door in &doors {
                 scope.spawn(move || (0..25).for_each(|_| assert!(door.add("n", 1, &soon()).unwrap() <= 100)));
@@ -123,7 +164,7 @@ fn adding_is_atomic() {
 
 #[test]
 fn an_id_is_shared_under_a_counter_and_removed_when_all_have_it() {
-    for (name, doors, _folder) in stores(3) {
+    for (name, doors, _place) in stores(3) {
         let ids: Vec<Vec<UniqueId>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3u32)
                 .zip(&doors)

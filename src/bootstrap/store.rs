@@ -1,8 +1,10 @@
 //! Stores: small values under keys, by which processes find each other before there is a communicator.
 //!
 //! One rank serves a [`TcpStore`]; a [`FileStore`] is a folder that all can reach; the threads of a process share a
-//! [`HashStore`]. [`share_id`] carries a unique id over any of them.
+//! [`HashStore`]; torchrun's agent serves what an [`AgentStore`] opens. [`share_id`] carries a unique id over any of
+//! them.
 
+mod agent;
 mod file;
 mod hash;
 pub(crate) mod record;
@@ -10,6 +12,7 @@ pub(crate) mod share;
 mod table;
 mod tcp;
 
+pub use agent::AgentStore;
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use share::{IdCounter, share_id};

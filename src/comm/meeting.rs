@@ -9,12 +9,12 @@ use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{Shared, SharedId};
-use crate::bootstrap::store::{FileStore, Store, TcpStore};
+use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, UniqueId};
 use crate::config::launch::{Launch, StoreAddress};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::{Deadline, Wait};
+use crate::sync::{AbortFlag, Deadline, Wait};
 use crate::sys::{clock, poller};
 use crate::types::{Rank, World};
 
@@ -46,7 +46,25 @@ enum Place {
 enum StorePlace {
     /// A store that rank 0 serves.
     Served(HostPort),
+    /// The store of torchrun's agents, for the run with this id.
+    Agent(HostPort, String),
     Folder(PathBuf),
+}
+
+/// An id that was put into a store beside the lobby, which is removed again: the store may live on.
+struct GivenElsewhere {
+    store: Box<dyn Store>,
+    key: String,
+}
+
+impl Drop for GivenElsewhere {
+    fn drop(&mut self) {
+        if self.store.outlives_its_users() {
+            let wait = Wait::new(FORGET_PATIENCE, &AbortFlag::new());
+            // A record that stays is not believed once this process has ended.
+            let _left = self.store.delete(&self.key, &wait);
+        }
+    }
 }
 
 /// An id that this rank has got.
@@ -69,9 +87,12 @@ impl Meeting {
         if let Some(warning) = unguarded(launch, &place, &options) {
             log::tell(&warning);
         }
-        let run = launch.agent_run.as_ref().map_or_else(String::new, |run| format!("{run}/"));
-        let key = format!("rsccl/{run}id/{number}");
-        Ok(Meeting { world: launch.world, options: Options { job, ..options }, key, place })
+        Ok(Meeting {
+            world: launch.world,
+            options: Options { job, ..options },
+            key: format!("rsccl/id/{number}"),
+            place,
+        })
     }
 
     /// Joins the others.
@@ -99,10 +120,18 @@ impl Meeting {
         UniqueId::fixed_within(&self.options, wait)?.ok_or_else(|| Error::internal("a fixed place has an address"))
     }
 
-    fn shared<'a>(&'a self, store: &'a dyn Store, wait: &'a Wait) -> Shared<'a> {
+    /// The key of the id in the store at `place`: an agent's store puts the run before it.
+    fn key_in(&self, place: &StorePlace) -> &str {
+        match place {
+            StorePlace::Agent(..) => self.key.strip_prefix("rsccl/").unwrap_or(&self.key),
+            StorePlace::Served(_) | StorePlace::Folder(_) => &self.key,
+        }
+    }
+
+    fn shared<'a>(&'a self, place: &StorePlace, store: &'a dyn Store, wait: &'a Wait) -> Shared<'a> {
         Shared {
             store,
-            key: &self.key,
+            key: self.key_in(place),
             members: self.world,
             wait,
             job: self.options.job.as_ref(),
@@ -134,12 +163,13 @@ impl Meeting {
     fn elsewhere(&self, place: StorePlace, record: Record, wait: &Wait) -> Elsewhere {
         let (this, wait) = (self.clone(), wait.clone());
         Box::new(move || {
+            let key = this.key_in(&place).to_owned();
             let given = this.open(&place, &wait).and_then(|store| {
-                store.set(&this.key, &record.encode(), &wait)?;
+                store.set(&key, &record.encode(), &wait)?;
                 Ok(store)
             });
             match given {
-                Ok(store) => Some(Box::new(store)),
+                Ok(store) => Some(Box::new(GivenElsewhere { store, key })),
                 Err(error) => {
                     log::info!(
                         Bootstrap,
@@ -154,7 +184,7 @@ impl Meeting {
     /// Rank 0: gives the id in a store.
     fn host_store(&self, place: &StorePlace, wait: &Wait) -> Result<NetBootstrap> {
         let store = self.open(place, wait)?;
-        let shared = self.shared(&*store, wait);
+        let shared = self.shared(place, &*store, wait);
         let given = shared.give(|| UniqueId::generate_within(&self.options, wait))?;
         self.join_by(&given.id, wait).map_err(|failed| {
             shared.withdraw(&given);
@@ -250,14 +280,14 @@ impl Meeting {
             Some(opened) => opened,
             None => self.open(place, wait)?,
         };
-        let taken = self.shared(&**store.insert(opened), wait).take(spent);
+        let taken = self.shared(place, &**store.insert(opened), wait).take(spent);
         taken
     }
 
     fn find_in_store(&self, place: &StorePlace, (spent, wait): (Option<u64>, &Wait)) -> Result<Found> {
         loop {
             let store = self.open(place, wait)?;
-            let taken = self.shared(&*store, wait).take(spent);
+            let taken = self.shared(place, &*store, wait).take(spent);
             match taken {
                 Ok(SharedId { id, number }) => return Ok(Found { id, number: Some(number), _store: Some(store) }),
                 // The store of an attempt or a communicator before this one may have just ended: the next one opens at
@@ -286,6 +316,9 @@ impl Meeting {
     fn open(&self, place: &StorePlace, wait: &Wait) -> Result<Box<dyn Store>> {
         match place {
             StorePlace::Folder(folder) => Ok(Box::new(FileStore::open(folder, wait)?)),
+            StorePlace::Agent(place, run) => {
+                Ok(Box::new(AgentStore::open(place, format!("rsccl/{run}"), &self.options)?))
+            }
             StorePlace::Served(place) if self.world.rank.get() == 0 => {
                 Ok(Box::new(TcpStore::serve_at(place, &self.options, wait)?))
             }
@@ -307,7 +340,10 @@ impl Meeting {
             }
             Place::Store(place @ StorePlace::Folder(_)) => error.with_hint(&format!("the ranks meet at {place}")),
             // The client and rank 0 name the address.
-            Place::Store(StorePlace::Served(_)) | Place::Fixed | Place::Alone | Place::None(_) => error,
+            Place::Store(StorePlace::Served(_) | StorePlace::Agent(..))
+            | Place::Fixed
+            | Place::Alone
+            | Place::None(_) => error,
         }
     }
 }
@@ -320,7 +356,7 @@ impl Place {
         if launch.world.size == 1 {
             return Ok(Place::Alone);
         }
-        let named = launch.store.as_ref().map(StorePlace::of).transpose()?;
+        let named = launch.store.as_ref().map(|store| StorePlace::of(store, launch.agent_run.as_ref())).transpose()?;
         match (&launch.lobby, named) {
             (_, Some(place)) if launch.is_store_named => Ok(Place::Store(place)),
             (Some(job), elsewhere) => Ok(Place::Lobby(LobbyName::new(job, number), elsewhere)),
@@ -341,10 +377,13 @@ impl Place {
 }
 
 impl StorePlace {
-    fn of(address: &StoreAddress) -> Result<StorePlace> {
-        Ok(match address {
-            StoreAddress::File(folder) => StorePlace::Folder(folder.clone()),
-            StoreAddress::Tcp { host, port } => StorePlace::Served(HostPort::new(host, *port)?),
+    fn of(address: &StoreAddress, agent_run: Option<&String>) -> Result<StorePlace> {
+        Ok(match (address, agent_run) {
+            (StoreAddress::File(folder), _) => StorePlace::Folder(folder.clone()),
+            (StoreAddress::Tcp { host, port }, None) => StorePlace::Served(HostPort::new(host, *port)?),
+            (StoreAddress::Tcp { host, port }, Some(run)) => {
+                StorePlace::Agent(HostPort::new(host, *port)?, run.clone())
+            }
         })
     }
 }
@@ -353,6 +392,7 @@ impl std::fmt::Display for StorePlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             StorePlace::Served(place) => write!(f, "the store that rank 0 serves at {place}"),
+            StorePlace::Agent(place, _) => write!(f, "the store of torchrun's agent at {place}"),
             StorePlace::Folder(folder) => write!(f, "the folder {}", folder.display()),
         }
     }
@@ -380,5 +420,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 const ELSEWHERE_SLICE: Duration = Duration::from_millis(300);
 /// How long a rank that came as an attempt failed waits for the next one.
 const LATE_PATIENCE: Duration = Duration::from_secs(3);
+/// How long rank 0 tries to remove an id from a store that lives on.
+const FORGET_PATIENCE: Duration = Duration::from_secs(1);
 /// How long rank 0 stays to report why it could not make an id; a failed root stays as long.
 const FAILURE_PATIENCE: Duration = Duration::from_secs(3);

@@ -16,19 +16,8 @@ pub struct Environment {
     variables: BTreeMap<OsString, OsString>,
     home: Option<PathBuf>,
     system_file: Option<PathBuf>,
-    ancestry: Ancestry,
-}
-
-/// Whose ancestors [`Environment::ancestors`] yields.
-#[derive(Clone, Default)]
-enum Ancestry {
-    /// Those of this process, looked up when they are asked for.
-    OfThisProcess,
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests describe launchers"))]
-    Given(Vec<Ancestor>),
-    /// None: an environment that was made from a list belongs to no process.
-    #[default]
-    Unknown,
+    /// Whether these are the variables of this process, so that its ancestors tell more.
+    is_of_this_process: bool,
 }
 
 impl Environment {
@@ -38,7 +27,7 @@ impl Environment {
             variables: std::env::vars_os().collect(),
             home: std::env::home_dir().filter(|home| !home.as_os_str().is_empty()),
             system_file: Some(PathBuf::from(SYSTEM_FILE)),
-            ancestry: Ancestry::OfThisProcess,
+            is_of_this_process: true,
         }
     }
 
@@ -62,20 +51,9 @@ impl Environment {
         self
     }
 
-    /// The same environment below `ancestors`, nearest first.
-    #[cfg(test)]
-    pub(crate) fn with_ancestors(mut self, ancestors: Vec<Ancestor>) -> Environment {
-        self.ancestry = Ancestry::Given(ancestors);
-        self
-    }
-
-    /// The processes above the one whose environment this is, nearest first.
+    /// The processes above the one whose environment this is, nearest first; none if it was made from a list.
     pub(crate) fn ancestors(&self) -> Vec<Ancestor> {
-        match &self.ancestry {
-            Ancestry::OfThisProcess => ancestors::of_this_process(),
-            Ancestry::Given(ancestors) => ancestors.clone(),
-            Ancestry::Unknown => Vec::new(),
-        }
+        if self.is_of_this_process { ancestors::of_this_process() } else { Vec::new() }
     }
 
     /// The value of `name`; an empty value counts as unset, as in NCCL.

@@ -90,4 +90,5 @@ fn every_pair_of_real_launchers_is_judged_as_the_inner_one_says() {
 }
 
 /// Numbers that were exported around `srun` look like those that a wrapper below it has set by `exec`.
-const REFUSED: &[&str] = &["hand__srun-none-as-root", "hand__srun-none", "hand__srun-pmi2-as-root", "hand__srun-pmi2", "hand__srun-pmix"];
+const REFUSED: &[&str] =
+    &["hand__srun-none-as-root", "hand__srun-none", "hand__srun-pmi2-as-root", "hand__srun-pmi2", "hand__srun-pmix"];
