@@ -99,7 +99,7 @@ impl JobTag {
 
     /// The tag that another process has sent. Its name is a stranger's text: it is kept escaped.
     pub(crate) fn received(digest: [u8; JOB_BYTES], name: &str) -> JobTag {
-        JobTag { digest, name: cut(&name.escape_default().to_string(), NAME_BYTES).to_owned() }
+        JobTag { digest, name: cut(&without_controls(name), NAME_BYTES).to_owned() }
     }
 
     /// The job in words.
@@ -384,7 +384,7 @@ impl Handshake {
         let age = Duration::from_millis(u64::from(reader.u32()?));
         let name: [u8; NAME_BYTES] = reader.array()?;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        let name = String::from_utf8_lossy(&name[..end]).escape_default().to_string();
+        let name = without_controls(&String::from_utf8_lossy(&name[..end]));
         self.state = State::Refused;
         let error = stranger(&format!("it belongs to another job ({name})"));
         self.refusal = Some(OtherJob { name, age });
@@ -410,6 +410,15 @@ fn mac(key: &[u8; 32], step: &str, transcript: &[u8]) -> blake3::Hash {
     hasher.update(&[0]);
     hasher.update(transcript);
     hasher.finalize()
+}
+
+/// A stranger's text, which must not reach a terminal's controls.
+fn without_controls(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
 }
 
 fn stranger(why: &str) -> Error {

@@ -79,9 +79,10 @@ impl Root {
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
         let rules = Requirements { terms: id.terms(options), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
+        let is_fixed = id.is_fixed();
         let run = move |acceptor| {
             let (phase, guests) = (Phase::Gather, HashMap::new());
-            Service { acceptor, roster, place, phase, guests, first_at: None, settled_at: None }.run();
+            Service { acceptor, is_fixed, roster, place, phase, guests, first_at: None, settled_at: None }.run();
         };
         ServiceThread::start("rsccl root", listeners, rules, run).map(Root)
     }
@@ -99,6 +100,8 @@ impl Root {
 
 struct Service {
     acceptor: Acceptor,
+    /// Whether the address is fixed: then a root that has failed makes room at once, for rank 0 may try again.
+    is_fixed: bool,
     roster: Roster,
     /// Where the root listens, in words, if its address is fixed.
     place: Option<String>,
@@ -187,7 +190,7 @@ impl Service {
         match &self.phase {
             Phase::Gather => self.roster.is_empty() && now >= self.roster.deadline(),
             Phase::AwaitTable => false,
-            Phase::Failed(_, until) => now >= *until,
+            Phase::Failed(_, until) => now >= *until || self.is_fixed && !self.acceptor.has_leaving(),
             Phase::Answered(until) => now >= *until || !self.acceptor.has_leaving(),
         }
     }
