@@ -25,6 +25,7 @@ mod root;
 mod roster;
 pub(crate) mod socket;
 pub mod store;
+pub(crate) mod verdict;
 
 use std::net::SocketAddr;
 use std::time::Duration;
