@@ -51,7 +51,8 @@ pub enum Kind {
     Remote,
     /// A deadline passed. The message names the ranks that were waited for; raise the time-out or look at those ranks.
     Timeout,
-    /// The operating system refused a call. The message names the call; the source has the error code.
+    /// The operating system refused a call, on this rank or on the one that the message names. The message names the
+    /// call; where it is this rank's, the source has the error code.
     System,
     /// A defect of rsccl. Please report it with its message.
     Internal,
@@ -215,6 +216,13 @@ impl Error {
         if self.0.operation.is_none() {
             self.0.operation = Some(operation.into());
         }
+        self
+    }
+
+    /// Appends what to do about it to the sentence.
+    #[must_use]
+    pub(crate) fn advising(mut self, remedy: &str) -> Error {
+        self.0.message = format!("{}: {remedy}", self.0.message);
         self
     }
 
