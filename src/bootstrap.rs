@@ -30,6 +30,7 @@ mod rotation;
 mod serving;
 pub(crate) mod socket;
 pub mod store;
+pub(crate) mod verdict;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub use checkin::MAX_WORLD;
 pub use id::UniqueId;
 pub use local::LocalBootstrap;
 pub use net::NetBootstrap;
-pub(crate) use net::{JoinError, in_parent};
+pub(crate) use net::{JoinError, in_child, in_parent};
 pub use options::{Options, Secret};
 pub use root::Root;
 
@@ -86,6 +87,9 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// in rank order.
     fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>>;
 
+    /// [`Bootstrap::all_gather`] in which a rank passes an error if it has failed: then all ranks have that error.
+    fn agree(&self, mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>>;
+
     /// Broadcasts the root's bytes to every rank; the bytes that other ranks pass are ignored.
     fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
@@ -120,11 +124,32 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     fn take_from_any(&self, tag: u32) -> Option<(Rank, Vec<u8>)>;
 
     /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that
-    /// pass `None` get `None`. Collective over all ranks. The child does not depend on the parent.
-    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>>;
+    /// pass `None` get none. Collective over all ranks. The child does not depend on the parent.
+    ///
+    /// A rank that is in a child makes the rest of it by `make`. Then all ranks of the parent agree: if one of them
+    /// could not make its part, or has passed an error for `part`, they all have that error, and the parent is as
+    /// before; what `make` has made is to be dropped.
+    fn split_with(&self, part: Result<(Option<u32>, i64)>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()>;
 
     /// A new bootstrap of all ranks but `excluded`, which may be dead. Called by the survivors, with the same list.
-    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child>;
+    /// They agree as in [`Bootstrap::split_with`]; `ready` is an error if this rank cannot take part in the child.
+    fn shrink_with(&self, excluded: &[Rank], ready: Result<()>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()>;
+
+    /// [`Bootstrap::split_with`] of a child that is only this bootstrap.
+    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
+        let mut child = None;
+        let agreed = self.split_with(Ok((color, key)), &mut |made| keep(&mut child, made), wait);
+        agreed.inspect_err(|error| abandon(child.as_ref(), error))??;
+        Ok(child)
+    }
+
+    /// [`Bootstrap::shrink_with`] of a child that is only this bootstrap.
+    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
+        let mut child = None;
+        let agreed = self.shrink_with(excluded, Ok(()), &mut |made| keep(&mut child, made), wait);
+        agreed.inspect_err(|error| abandon(child.as_ref(), error))??;
+        child.ok_or_else(|| Error::internal("a shrink without a child"))
+    }
 
     /// Sends a note to every rank that can be reached without waiting. Ranks see it as [`Event::Note`]. Bytes past
     /// [`MAX_NOTE_BYTES`] are cut off.
@@ -151,6 +176,25 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     }
 }
 
+/// The outcome of a call in which each rank may say that it cannot do its part. The outer error is of the exchange. The
+/// inner one is that of one rank, the same on all ranks, and leaves the bootstrap as it was.
+pub type Agreed<T> = Result<Result<T>>;
+
+/// What makes the rest of a child, which no other call of the parent's bootstrap may need.
+pub type MakeChild<'a> = &'a mut dyn FnMut(Child) -> Result<()>;
+
+fn keep(place: &mut Option<Child>, made: Child) -> Result<()> {
+    *place = Some(made);
+    Ok(())
+}
+
+/// Tells the ranks of a child that this rank leaves because of `error` of the parent: they may believe that it is made.
+fn abandon(child: Option<&Child>, error: &Error) {
+    if let Some(child) = child {
+        child.bootstrap.give_up(&in_child(error, &child.members));
+    }
+}
+
 /// Work that progresses while a rank waits in [`Bootstrap::meet`].
 pub struct BackgroundWork<'a> {
     /// Called repeatedly. It may send and receive messages over the bootstrap.
@@ -165,7 +209,7 @@ impl std::fmt::Debug for BackgroundWork<'_> {
     }
 }
 
-/// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
+/// What a [`Bootstrap::split_with`] or [`Bootstrap::shrink_with`] makes.
 #[derive(Debug)]
 pub struct Child {
     /// The new ranks' bootstrap.

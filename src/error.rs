@@ -51,7 +51,8 @@ pub enum Kind {
     Remote,
     /// A deadline passed. The message names the ranks that were waited for; raise the time-out or look at those ranks.
     Timeout,
-    /// The operating system refused a call. The message names the call; the source has the error code.
+    /// The operating system refused a call, on this rank or on the one that the message names. The message names the
+    /// call; where it is this rank's, the source has the error code.
     System,
     /// A defect of rsccl. Please report it with its message.
     Internal,
@@ -218,10 +219,10 @@ impl Error {
         self
     }
 
-    /// Adds what may help, at the end of the message.
+    /// Appends what to do about it to the sentence.
     #[must_use]
-    pub(crate) fn with_hint(mut self, hint: &str) -> Error {
-        self.0.message = format!("{}; {hint}", self.0.message);
+    pub(crate) fn advising(mut self, remedy: &str) -> Error {
+        self.0.message = format!("{}: {remedy}", self.0.message);
         self
     }
 

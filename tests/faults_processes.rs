@@ -7,6 +7,7 @@ mod faults {
     mod abort;
     mod causes;
     mod deaths;
+    mod descriptors;
     mod devices;
     mod floods;
     #[cfg(feature = "cuda")]

@@ -1,17 +1,23 @@
-//! The note in which a failing rank tells the others the root cause before it leaves, so that they do not blame it.
+//! The notes in which a failing rank tells the others the root cause: before it leaves, so that they do not blame it,
+//! and where it cannot make its part of a child, so that they do not wait for it there.
 //!
-//! # The note
+//! # The notes
 //! ```text
 //! 1 (failure)   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
+//! 3 (child)     1 split or 2 shrink u8, its number u32, the rest: see `verdict`
 //! ```
 
-use crate::bootstrap::MAX_NOTE_BYTES;
+use crate::bootstrap::collective::ChildKind;
+use crate::bootstrap::{MAX_NOTE_BYTES, verdict};
 use crate::error::{Error, Kind};
 use crate::sync::NoteReader;
 use crate::types::Rank;
 
 /// The first byte of a failure note.
 pub(crate) const NOTE_FAILURE: u8 = 1;
+
+/// The first byte of a note about a child.
+pub(crate) const NOTE_CHILD: u8 = 3;
 
 /// The note that reports `error` to everyone.
 pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
@@ -50,6 +56,33 @@ pub(crate) fn failure_reader() -> NoteReader {
         _ => Ok(()),
     })
 }
+
+/// The note of a rank that cannot make its part of a child because of `error`. It does not end the parent.
+pub(super) fn child_note(child: ChildKind, error: &Error) -> Vec<u8> {
+    let mut note = child_head(child);
+    note.extend(verdict::encode(error));
+    note
+}
+
+/// The failure that `from` reports of this `child`; `None` if the note is of another one. It is a remote one here:
+/// where the ranks agree on the cause, `from` has the better words for it.
+pub(super) fn decode_child(from: Rank, note: &[u8], child: ChildKind) -> Option<Error> {
+    let told = verdict::decode(from, note.strip_prefix(&child_head(child)[..])?);
+    Some(Error::remote(from, told.message()))
+}
+
+/// A split's children of all colors have one number: where one of them fails, none is made.
+fn child_head(child: ChildKind) -> Vec<u8> {
+    let (call, number) = match child {
+        ChildKind::Split(count, _) => (1, count),
+        ChildKind::Shrink(number) => (2, number),
+    };
+    let mut head = vec![NOTE_CHILD, call];
+    head.extend(number.to_le_bytes());
+    head
+}
+
+const _: () = assert!(1 + 1 + 4 + verdict::MAX_NOTE_BYTES <= MAX_NOTE_BYTES);
 
 fn kind_code(kind: Kind) -> u8 {
     match kind {

@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
-use crate::bootstrap::{BackgroundWork, Child, MAX_GATHER_BYTES};
+use crate::bootstrap::{Agreed, BackgroundWork, Child, MAX_GATHER_BYTES, verdict};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Deadline, Wait};
-use crate::sys::clock;
+use crate::sys::{clock, limits};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -149,11 +149,12 @@ pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
 }
 
 /// The first byte of a message tells its collective, so that ranks which call different ones detect that.
-const ALL_GATHER: u8 = 1;
+pub(super) const ALL_GATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const BARRIER: u8 = 3;
-const SPLIT: u8 = 4;
+pub(super) const SPLIT: u8 = 4;
 const MEETING: u8 = 5;
+pub(super) const VERDICT: u8 = 6;
 
 /// The most bytes of a call's name.
 const MAX_CALL_BYTES: usize = 64;
@@ -163,16 +164,56 @@ pub(super) fn all_gather(mesh: &impl Mesh, group: &Participants, mine: &[u8], wa
     gather(mesh, (group, ALL_GATHER), mine, wait)
 }
 
-/// Gathers every rank's split entry in rank order. It has a kind of its own, so that the data of another gather is
-/// never taken for split entries.
-pub(super) fn gather_for_split(
+/// Gathers what every rank passes, in rank order, if none has failed; otherwise all ranks have the same error, which is
+/// that of the rank that is most likely the cause. `kind` tells the calls apart that agree on something.
+pub(super) fn agree(
     mesh: &impl Mesh,
-    group: &Participants,
-    mine: &[u8],
+    (group, kind): (&Participants, u8),
+    mine: Result<Vec<u8>>,
     wait: &Wait,
-) -> Result<Vec<Vec<u8>>> {
-    gather(mesh, (group, SPLIT), mine, wait)
+) -> Agreed<Vec<Vec<u8>>> {
+    let mine = mine.map_err(limits::with_remedy);
+    let entry = match &mine {
+        Ok(bytes) => [&[FINE], &bytes[..]].concat(),
+        Err(error) => [&[FAILED], &verdict::encode(error)[..]].concat(),
+    };
+    let gathered = match gather(mesh, (group, kind), &entry, wait) {
+        Ok(gathered) => gathered,
+        // There is nobody to agree with: this rank's own error is the more useful one.
+        Err(error) => return Err(mine.err().unwrap_or(error)),
+    };
+    let ranks = (0..group.size()).map(|place| group.rank(Rank::new(place)));
+    let notes = ranks.zip(&gathered).map(|(rank, entry)| (rank, failure_of(entry)));
+    match (verdict::cause(notes), mine) {
+        (None, _) => Ok(Ok(gathered.into_iter().map(|entry| entry[1..].to_vec()).collect())),
+        // In its own words.
+        (Some((source, _)), Err(error)) if source == group.rank(Rank::new(group.me)) => Ok(Err(error)),
+        (Some((_, error)), _) => Ok(Err(error)),
+    }
 }
+
+/// What came of a rank's part of a child, for the ranks to agree on. The outer error is one that they cannot agree on,
+/// because the time for that has passed or the parent is at its end.
+pub(super) fn open_to_agreement<T>(made: Result<T>, wait: &Wait) -> Agreed<T> {
+    match made {
+        Err(error) if error.kind() == Kind::Timeout || wait.abort.is_raised() => Err(error),
+        made => Ok(made),
+    }
+}
+
+/// The note of a rank that has failed; empty for one that has not.
+fn failure_of(entry: &[u8]) -> &[u8] {
+    match entry.split_first() {
+        Some((&FINE, _)) => &[],
+        Some((_, note)) if !note.is_empty() => note,
+        // Malformed, which is a failure too.
+        _ => &[u8::MAX],
+    }
+}
+
+/// The first byte of an entry of [`agree`].
+const FINE: u8 = 0;
+const FAILED: u8 = 1;
 
 fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     if mine.len() > MAX_GATHER_BYTES {
@@ -408,6 +449,7 @@ fn name(kind: u8) -> &'static str {
         BARRIER => "barrier",
         SPLIT => "split",
         MEETING => "meet",
+        VERDICT => "agree",
         _ => "something unknown",
     }
 }
@@ -466,7 +508,7 @@ pub(super) fn differing_lists(error: Error, excluded: &[Rank], other: Option<(Ra
     let read = |(rank, message): (Rank, &[u8])| {
         let mut reader = open(message, ALL_GATHER, rank).ok()?;
         let entry = reader.bytes(MAX_GATHER_BYTES).ok()?.to_vec();
-        Some((rank, shrink_parts(&entry).ok()?.0))
+        Some((rank, shrink_parts(entry.strip_prefix(&[FINE])?).ok()?.0))
     };
     let Some((rank, theirs)) = other.and_then(read) else { return error };
     // A rank that gave up with its own list has left.

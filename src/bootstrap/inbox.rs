@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::bootstrap::Event;
+use crate::bootstrap::cause::NOTE_CHILD;
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::types::Rank;
@@ -17,6 +18,9 @@ pub(super) const MAX_WAITING_MESSAGES: usize = 8192;
 
 /// The most published notes that wait for a poll; beyond it the oldest is dropped.
 pub(super) const MAX_NOTES: usize = 1024;
+
+/// The most notes about children that are kept; beyond it the oldest is dropped.
+const MAX_CHILD_NOTES: usize = 64;
 
 /// What a message belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +71,8 @@ pub(super) struct Inbox {
     dead: usize,
     events: VecDeque<Event>,
     notes: usize,
+    /// Notes about children that are being made. No poll takes them, since they concern the call that makes the child.
+    child_notes: VecDeque<(Rank, Vec<u8>)>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -171,6 +177,12 @@ impl Inbox {
 
     /// Queues a published note; drops the oldest if there are too many.
     pub(super) fn note(&mut self, from: Rank, bytes: Vec<u8>) {
+        if bytes.first() == Some(&NOTE_CHILD) {
+            if self.child_notes.len() >= MAX_CHILD_NOTES {
+                self.child_notes.pop_front();
+            }
+            return self.child_notes.push_back((from, bytes));
+        }
         if self.notes >= MAX_NOTES
             && let Some(oldest) = self.events.iter().position(|event| matches!(event, Event::Note { .. }))
         {
@@ -192,6 +204,11 @@ impl Inbox {
             Event::Note { from, bytes } => Some((*from, &bytes[..])),
             Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
         })
+    }
+
+    /// What peers have told of children that cannot be made.
+    pub(super) fn child_notes(&self) -> impl Iterator<Item = (Rank, &[u8])> {
+        self.child_notes.iter().map(|(from, bytes)| (*from, &bytes[..]))
     }
 
     /// Takes all events.
@@ -249,12 +266,23 @@ mod tests {
         assert!(!inbox.mark_gone(THREE, Gone::Died("late".into())));
         inbox.check_dead(|_| true).unwrap();
         for i in 0..MAX_NOTES + 10 {
-            inbox.note(THREE, i.to_le_bytes().to_vec());
+            inbox.note(THREE, i.to_be_bytes().to_vec());
         }
         let events = inbox.events();
         assert_eq!(events.len(), 1 + MAX_NOTES);
         assert!(matches!(events[0], Event::Left(THREE, 7)));
-        assert!(matches!(&events[1], Event::Note { bytes, .. } if *bytes == 10usize.to_le_bytes()));
+        assert!(matches!(&events[1], Event::Note { bytes, .. } if *bytes == 10usize.to_be_bytes()));
         assert!(inbox.events().is_empty());
+    }
+
+    #[test]
+    fn notes_about_children_stay_where_a_poll_takes_all_others() {
+        let mut inbox = Inbox::default();
+        for i in 0..MAX_CHILD_NOTES + 1 {
+            inbox.note(THREE, vec![NOTE_CHILD, u8::try_from(i).unwrap()]);
+        }
+        assert!(inbox.events().is_empty() && inbox.notes().next().is_none());
+        assert_eq!(inbox.child_notes().count(), MAX_CHILD_NOTES);
+        assert_eq!(inbox.child_notes().next(), Some((THREE, &[NOTE_CHILD, 1][..])));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
-use crate::bootstrap::{BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
+use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES, MakeChild};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
@@ -147,6 +147,18 @@ impl LocalBootstrap {
         }
     }
 
+    fn agree_in(&self, group: (&Participants, u8), mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>> {
+        let agreed = collective::agree(self, group, mine, wait).map_err(|error| error.at(self.world.rank));
+        agreed.map(|told| told.map_err(|error| error.at(self.world.rank)))
+    }
+
+    /// Agrees on whether all have made their parts of a child.
+    fn settle_child(&self, group: &Participants, made: Result<()>, wait: &Wait) -> Agreed<()> {
+        let made = collective::open_to_agreement(made, wait)?;
+        let settled = self.agree_in((group, collective::VERDICT), made.map(|()| Vec::new()), wait)?;
+        Ok(settled.map(drop))
+    }
+
     fn grow(&self, kind: ChildKind, members: Vec<Rank>) -> Result<Child> {
         let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
         let place = members.iter().position(|member| *member == self.world.rank);
@@ -269,6 +281,10 @@ impl Bootstrap for LocalBootstrap {
         collective::all_gather(self, &self.next_group(), mine, wait).map_err(|error| error.at(self.world.rank))
     }
 
+    fn agree(&self, mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>> {
+        self.agree_in((&self.next_group(), collective::ALL_GATHER), mine, wait)
+    }
+
     fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         collective::broadcast(self, &self.next_group(), root, bytes, wait).map_err(|error| error.at(self.world.rank))
     }
@@ -316,17 +332,25 @@ impl Bootstrap for LocalBootstrap {
         Some((from, bytes))
     }
 
-    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
+    fn split_with(&self, part: Result<(Option<u32>, i64)>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
-        let entries =
-            collective::gather_for_split(self, &self.next_group(), &collective::split_entry(color, key, &[]), wait);
-        let entries = entries.map_err(|error| error.at(self.world.rank))?;
-        let Some(color) = color else { return Ok(None) };
-        let members = collective::split_members(&entries, color)?.into_iter().map(|(rank, _)| rank).collect();
-        self.grow(ChildKind::Split(count, color), members).map(Some)
+        let color = part.as_ref().ok().and_then(|(color, _)| *color);
+        let entry = part.map(|(color, key)| collective::split_entry(color, key, &[]));
+        let told = match self.agree_in((&self.next_group(), collective::SPLIT), entry, wait)? {
+            Ok(told) => told,
+            Err(error) => return Ok(Err(error)),
+        };
+        let made = match color {
+            Some(color) => {
+                let members = collective::split_members(&told, color)?.into_iter().map(|(rank, _)| rank).collect();
+                make(self.grow(ChildKind::Split(count, color), members)?)
+            }
+            None => Ok(()),
+        };
+        self.settle_child(&self.next_group(), made, wait)
     }
 
-    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
+    fn shrink_with(&self, excluded: &[Rank], ready: Result<()>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
         let attempt = {
             let mut attempts = lock(&self.attempts);
@@ -336,13 +360,17 @@ impl Bootstrap for LocalBootstrap {
         };
         let number = collective::shrink_number(&members, attempt);
         let group = Participants::survivors(members.clone(), self.world.rank, number)?;
-        let entry = collective::shrink_entry(excluded, &[]);
-        collective::all_gather(self, &group, &entry, wait).map_err(|error| {
+        let entry = ready.map(|()| collective::shrink_entry(excluded, &[]));
+        let told = self.agree_in((&group, collective::ALL_GATHER), entry, wait).map_err(|error| {
             let inbox = self.mine().open();
             let other = inbox.other_shrink(number, &error);
             collective::differing_lists(error, excluded, other).at(self.world.rank)
         })?;
-        self.grow(ChildKind::Shrink(number), members)
+        if let Err(error) = told {
+            return Ok(Err(error));
+        }
+        let made = make(self.grow(ChildKind::Shrink(number), members)?);
+        self.settle_child(&group, made, wait)
     }
 
     fn publish(&self, note: &[u8]) {

@@ -14,6 +14,7 @@ mod control;
 mod gossip;
 mod join;
 mod shared;
+mod shortage;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,17 +23,19 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Purpose, Terms};
-use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
+use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants, open_to_agreement};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{BackgroundWork, Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
+use crate::bootstrap::{
+    Agreed, BackgroundWork, Bootstrap, Child, Event, MAX_NOTE_BYTES, MakeChild, Options, cause, socket,
+};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
 use crate::sync::{Deadline, Wait};
-use crate::sys::clock;
 use crate::sys::poller::Poller;
+use crate::sys::{clock, limits};
 use crate::types::{Rank, World};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 use control::ControlPlane;
@@ -68,6 +71,10 @@ const GIVE_UP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a rank waits on a child's connections before it looks at the parent's.
 const CHILD_LOOK: Duration = Duration::from_millis(5);
+
+/// How long a rank waits for what it has sent in a child to leave, if the child is not to be: to a member without
+/// descriptors it cannot leave.
+const HASTY_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long to wait for the note that says why a member left a child: the member sends it just after it leaves.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
@@ -180,7 +187,10 @@ impl NetBootstrap {
             let drives = control.drives();
             // Unlocked: the check calls the program's hook, and other threads may want to look at their peers.
             drop(control);
-            wait.check(|| waiting_for(&self.control.lock()))?;
+            wait.check(|| {
+                let control = self.control.lock();
+                control.with_shortage(waiting_for(&control))
+            })?;
             self.control.give_way();
             control = self.control.lock();
             // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it
@@ -202,7 +212,10 @@ impl NetBootstrap {
             Some(peer) => format!("waited for rank {peer} to take what was sent to it"),
             None => "waited for what was sent to leave".to_owned(),
         };
-        let settled = self.until(wait, words, |control| Ok(busy(control).is_none().then_some(())));
+        let settled = self.until(wait, words, |control| match busy(control) {
+            Some(peer) => control.check_reach(Some(peer)).map(|()| None),
+            None => Ok(Some(())),
+        });
         settled.map_err(|error| {
             let busy = busy(&self.control.lock());
             busy.into_iter().fold(error, Error::about).at(self.world.rank)
@@ -233,6 +246,7 @@ impl NetBootstrap {
             wait.read(control.inbox().notes())?;
             in_vain(control.inbox())?;
             control.inbox().check(peer, channel)?;
+            control.check_reach(Some(peer))?;
             Ok(None)
         });
         taken.map_err(|error| error.about(peer).at(self.world.rank))
@@ -253,33 +267,49 @@ impl NetBootstrap {
         let taken = control.take(peer, channel);
         if taken.is_none() {
             let outcome = in_vain(control.inbox()).and_then(|()| control.inbox().check(peer, channel));
+            let outcome = outcome.and_then(|()| control.check_reach(Some(peer)));
             outcome.map_err(|error| error.about(peer).at(self.world.rank))?;
         }
         Ok(taken)
     }
 
-    /// Makes the child with these `members`, given in their new order with their addresses.
-    fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], own: Own, wait: &Wait) -> Result<Child> {
+    /// Makes the child with these `members`, given in their new order with their addresses. The inner error is one that
+    /// the ranks can agree on.
+    fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], place: Place, wait: &Wait) -> Agreed<Child> {
         let ranks: Vec<Rank> = members.iter().map(|(rank, _)| *rank).collect();
         let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
-        let place = (0..size).zip(&ranks).find(|(_, rank)| **rank == self.world.rank);
-        let (place, _) = place.ok_or_else(|| Error::internal("a child without its maker"))?;
-        let world = World { rank: Rank::new(place), size };
+        let mine = (0..size).zip(&ranks).find(|(_, rank)| **rank == self.world.rank);
+        let (mine, _) = mine.ok_or_else(|| Error::internal("a child without its maker"))?;
+        let world = World { rank: Rank::new(mine), size };
         let key = collective::child_key(&self.terms.key, kind, &ranks);
-        let child = NetBootstrap::open(world, key, own, &self.options, Poller::new()?)?;
+        let child = match NetBootstrap::open(world, key, place.own, &self.options, place.poller) {
+            Ok(child) => child,
+            Err(error) => {
+                self.publish(&cause::child_note(kind, &error));
+                return Ok(Err(error));
+            }
+        };
         for (rank, (_, address)) in world.ranks().zip(members) {
             child.control.lock().set_address(rank, *address);
         }
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // No rank returns before all connections of the child exist; so a connection that ends later means a dead rank.
-        if let Err(error) = self.meet_child(&child, &ranks, wait) {
-            // The others may have met already and wait in the child's first exchange, or they look for the cause here,
-            // where the caller publishes it. The goodbye keeps them from taking this rank for dead in the child.
-            child.control.lock().give_up(&cause::failure_note(&in_child(&error, &ranks)), CLOSE_TIMEOUT);
-            return Err(error.at(self.world.rank).during("connecting the child"));
+        let Err(error) = self.meet_child(&child, kind, &ranks, wait) else {
+            return Ok(Ok(collective::child(child, ranks)));
+        };
+        let error = limits::with_remedy(error);
+        if limits::is_shortage(&error) {
+            // Members that this rank cannot reach in the child learn of it here.
+            self.publish(&cause::child_note(kind, &error));
         }
-        Ok(collective::child(child, ranks))
+        let note = cause::failure_note(&in_child(&error, &ranks));
+        let error = open_to_agreement(Err(error), wait);
+        // The others may have met already and wait in the child's first exchange, or they look for the cause here,
+        // where the caller publishes it. The goodbye keeps them from taking this rank for dead in the child.
+        let timeout = if error.is_ok() { HASTY_CLOSE_TIMEOUT } else { CLOSE_TIMEOUT };
+        child.control.lock().give_up(&note, timeout);
+        error.map_err(|error| error.at(self.world.rank).during("connecting the child"))
     }
 
     /// Waits until all `members` have met in the child. Meanwhile it watches this bootstrap for their deaths: a rank
@@ -287,13 +317,18 @@ impl NetBootstrap {
     ///
     /// # Errors
     /// The cause, in the rank numbers of this bootstrap.
-    fn meet_child(&self, child: &NetBootstrap, members: &[Rank], wait: &Wait) -> Result<()> {
+    fn meet_child(&self, child: &NetBootstrap, kind: ChildKind, members: &[Rank], wait: &Wait) -> Result<()> {
         // The parent's reader must not see notes of the child's ranks.
         let quiet = wait.clone().with_notes(None);
         let seen = RefCell::new(None);
         let look = || {
-            child.control.lock().drive(wait.slice(CHILD_LOOK))?;
-            self.check_members(members, wait).inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
+            {
+                let mut control = child.control.lock();
+                control.drive(wait.slice(CHILD_LOOK))?;
+                control.check_reach(None)?;
+            }
+            let watched = self.check_members(members, wait).and_then(|()| self.check_child(kind));
+            watched.inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let mut turn = || look();
@@ -305,7 +340,18 @@ impl NetBootstrap {
             }
             Ok(())
         });
-        met.map_err(|error| seen.take().unwrap_or_else(|| self.cause_in_child(&error, (child, members), wait)))
+        met.map_err(|error| match seen.take() {
+            Some(cause) => cause,
+            None if limits::is_shortage(&error) => error,
+            None => self.cause_in_child(&error, (child, members), wait),
+        })
+    }
+
+    /// Fails if a rank has told that it cannot make its part of the child.
+    fn check_child(&self, kind: ChildKind) -> Result<()> {
+        let control = self.control.lock();
+        let told = control.inbox().child_notes().find_map(|(from, note)| cause::decode_child(from, note, kind));
+        told.map_or(Ok(()), Err)
     }
 
     /// Fails if this bootstrap knows of a death or failure of one of `members`. What befalls other ranks is no concern
@@ -340,10 +386,36 @@ impl NetBootstrap {
         in_parent(error, members)
     }
 
-    /// A listener for a child, on this rank's interface.
-    fn own(&self) -> Result<Own> {
+    /// What this rank needs first for a child.
+    fn prepare(&self) -> Result<Place> {
         let (listener, address) = socket::listen(self.interface)?;
-        Ok(Own { interface: self.interface, listener, address })
+        Ok(Place { own: Own { interface: self.interface, listener, address }, poller: Poller::new()? })
+    }
+
+    /// Connects the child of `members`, with their addresses, and makes the rest of it.
+    fn make_child<'a>(
+        &self,
+        kind: ChildKind,
+        members: impl Iterator<Item = Result<(Rank, &'a [u8])>>,
+        (place, make): (Place, MakeChild<'_>),
+        wait: &Wait,
+    ) -> Agreed<()> {
+        let members = members.map(|member| {
+            let (rank, bytes) = member?;
+            Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?))
+        });
+        let members: Vec<_> = members.collect::<Result<_>>()?;
+        match self.grow(kind, &members, place, wait)? {
+            Ok(child) => open_to_agreement(make(child), wait),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// One exchange in which any rank may say that it has failed.
+    fn agree_in(&self, group: (&Participants, u8), mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>> {
+        let agreed = collective::agree(self, group, mine, wait).map_err(|error| error.at(self.world.rank))?;
+        self.settle(None, wait)?;
+        Ok(agreed.map_err(|error| error.at(self.world.rank)))
     }
 }
 
@@ -360,10 +432,17 @@ pub(crate) fn in_parent(error: &Error, members: &[Rank]) -> Error {
 }
 
 /// The `error` in the rank numbers of a child of `members`. It is about no rank if it was about another than these.
-fn in_child(error: &Error, members: &[Rank]) -> Error {
+pub(crate) fn in_child(error: &Error, members: &[Rank]) -> Error {
     let place = error.peer().and_then(|peer| (0..).zip(members).find(|(_, member)| member.get() == peer));
     let told = Error::new(error.kind(), error.message());
     place.into_iter().fold(told, |told, (place, _)| told.about(Rank::new(place)))
+}
+
+/// What a rank needs for a child before it knows the others' addresses.
+#[derive(Debug)]
+struct Place {
+    own: Own,
+    poller: Poller,
 }
 
 /// This rank's listener.
@@ -397,6 +476,7 @@ impl Mesh for NetBootstrap {
                 return Err(control.inbox().cause(channel, wait).unwrap_or_else(|| gone.error(peer)));
             }
             if control.unsent(peer) > MAX_UNSENT_BYTES {
+                control.check_reach(Some(peer))?;
                 return Ok(None);
             }
             control.put(peer, channel, bytes).map(Some)
@@ -432,6 +512,10 @@ impl Bootstrap for NetBootstrap {
 
     fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
         self.collective(wait, |group| collective::all_gather(self, group, mine, wait))
+    }
+
+    fn agree(&self, mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>> {
+        self.agree_in((&self.next_group(), collective::ALL_GATHER), mine, wait)
     }
 
     fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
@@ -476,24 +560,37 @@ impl Bootstrap for NetBootstrap {
         control.take(from, Channel::Message(tag)).map(|bytes| (from, bytes))
     }
 
-    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
+    fn split_with(&self, part: Result<(Option<u32>, i64)>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         // Relaxed: one thread at a time splits; only the number counts.
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
-        let own = color.map(|_| self.own()).transpose()?;
-        let mut address = Writer::with_capacity(ADDRESS_BYTES);
-        if let Some(own) = &own {
-            address.address(&own.address);
-        }
-        let entry = collective::split_entry(color, key, address.as_slice());
-        let entries = self.collective(wait, |group| collective::gather_for_split(self, group, &entry, wait))?;
-        let (Some(color), Some(own)) = (color, own) else { return Ok(None) };
-        let members = collective::split_members(&entries, color)?.into_iter();
-        let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
-        let members: Vec<_> = members.collect::<Result<_>>()?;
-        self.grow(ChildKind::Split(count, color), &members, own, wait).map(Some)
+        let part = part.and_then(|(color, key)| {
+            let place = color.map(|color| self.prepare().map(|place| (color, place))).transpose()?;
+            Ok((place, key))
+        });
+        let mut mine = None;
+        let entry = part.map(|(place, key)| {
+            let mut address = Writer::with_capacity(ADDRESS_BYTES);
+            place.iter().for_each(|(_, place)| _ = address.address(&place.own.address));
+            let color = place.as_ref().map(|(color, _)| *color);
+            mine = place;
+            collective::split_entry(color, key, address.as_slice())
+        });
+        let told = match self.agree_in((&self.next_group(), collective::SPLIT), entry, wait)? {
+            Ok(told) => told,
+            Err(error) => return Ok(Err(error)),
+        };
+        let made = match mine {
+            Some((color, place)) => {
+                let members = collective::split_members(&told, color)?.into_iter().map(Ok);
+                self.make_child(ChildKind::Split(count, color), members, (place, make), wait)?
+            }
+            None => Ok(()),
+        };
+        let settled = self.agree_in((&self.next_group(), collective::VERDICT), made.map(|()| Vec::new()), wait)?;
+        Ok(settled.map(drop))
     }
 
-    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
+    fn shrink_with(&self, excluded: &[Rank], ready: Result<()>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
         let attempt = {
             let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -502,25 +599,34 @@ impl Bootstrap for NetBootstrap {
             *attempt
         };
         let number = collective::shrink_number(&members, attempt);
-        let own = self.own()?;
-        let mut address = Writer::with_capacity(ADDRESS_BYTES);
-        address.address(&own.address);
         let group = Participants::survivors(members.clone(), self.world.rank, number)?;
-        let entry = collective::shrink_entry(excluded, address.as_slice());
-        let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
+        let mut mine = None;
+        let entry = ready.and_then(|()| self.prepare()).map(|place| {
+            let mut address = Writer::with_capacity(ADDRESS_BYTES);
+            address.address(&place.own.address);
+            mine = Some(place);
+            collective::shrink_entry(excluded, address.as_slice())
+        });
+        let told = self.agree_in((&group, collective::ALL_GATHER), entry, wait).map_err(|error| {
             let control = self.control.lock();
             let other = control.inbox().other_shrink(number, &error);
             let error = collective::differing_lists(error, excluded, other);
             error.at(self.world.rank).during("shrink")
         })?;
-        self.settle(None, wait)?;
-        let of = |(rank, entry): (Rank, &Vec<u8>)| {
-            let address = collective::shrink_parts(entry).and_then(|(_, address)| read_address(address));
-            Ok((rank, address.map_err(|error| error.about(rank))?))
+        let (told, place) = match (told, mine) {
+            (Err(error), _) => return Ok(Err(error)),
+            (Ok(told), Some(place)) => (told, place),
+            (Ok(_), None) => return Err(Error::internal("a shrink that nobody has prepared")),
         };
-        let members = members.into_iter().zip(&all).map(of);
-        let members: Vec<_> = members.collect::<Result<_>>()?;
-        self.grow(ChildKind::Shrink(number), &members, own, wait)
+        let addresses = told.iter().map(|entry| Ok(collective::shrink_parts(entry)?.1));
+        let members = members.into_iter().zip(addresses);
+        let members = members.map(|(rank, address): (Rank, Result<_>)| match address {
+            Ok(address) => Ok((rank, address)),
+            Err(error) => Err(error.about(rank)),
+        });
+        let made = self.make_child(ChildKind::Shrink(number), members, (place, make), wait)?;
+        let settled = self.agree_in((&group, collective::VERDICT), made.map(|()| Vec::new()), wait)?;
+        Ok(settled.map(drop))
     }
 
     /// Also waits a little for neighbours that are not connected yet: otherwise they would only see that this rank has

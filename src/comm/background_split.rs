@@ -1,14 +1,12 @@
 //! Splits and shrinks of a communicator that does not block: a thread makes the child.
 //!
-//! The thread has the parent's engine while the parent's ranks agree on the child, and gives it back before the child's
-//! ranks meet. Calls on the parent are `InProgress` until the engine is back, and calls on the child until its ranks
-//! have met.
+//! The thread has the parent's engine until the parent's ranks have agreed that the child is made, or that it cannot be
+//! made. Until then calls on both are `InProgress`.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
-use crate::comm::split::UnfinishedChild;
 use crate::comm::status::Borrowing;
 use crate::comm::{Communicator, Home};
 use crate::error::{Error, Result};
@@ -27,9 +25,9 @@ pub(super) struct Away {
 /// The engine, and what has ended its communicator.
 type Back = (Box<Engine>, Option<Error>);
 
-/// What the half of a split that needs the parent's engine yields: the unfinished child, none for a rank without a
-/// color, and the error that has ended the parent, if one has.
-pub(super) type BegunSplit = (Result<Option<UnfinishedChild>>, Option<Error>);
+/// What came of a split: the child's engine, none for a rank without a color; and the error that has ended the parent,
+/// if one has.
+pub(super) type SplitOutcome = (Result<Option<Engine>>, Option<Error>);
 
 impl Away {
     /// The engine, if its thread is through with it.
@@ -66,37 +64,59 @@ fn lost() -> Home {
 }
 
 impl Communicator {
-    /// Gives the engine to a thread that makes a child: by `begin`, then without the engine. `world` is the child's
-    /// where it is known; `goes_somewhere` says whether this rank will be in one.
+    /// Gives the engine to a thread that makes a child by `make`, with the flag that ends the child. `world` is the
+    /// child's where it is known; `goes_somewhere` says whether this rank will be in one.
+    ///
+    /// Where no thread can be started, this rank calls `make` with the error, which tells the other ranks: then this
+    /// call waits for them.
     pub(super) fn make_aside(
         &self,
         engine: Box<Engine>,
         (world, goes_somewhere): (Option<World>, bool),
-        begin: impl FnOnce(&mut Engine) -> BegunSplit + Send + 'static,
+        make: impl FnOnce(&mut Engine, Result<&AbortFlag>) -> SplitOutcome + Send + 'static,
     ) -> Result<Option<Communicator>> {
+        let (hand_over, work) = channel::<Work>();
         let (sender, back) = channel();
-        let borrowing = Borrowing::begin(&self.status);
-        let mut engine = engine;
-        let make = move |abort: &AbortFlag| {
-            let (unfinished, end) = begin(&mut engine);
+        let run = move |abort: &AbortFlag| {
+            // Nothing comes where the call that has started this thread has panicked.
+            let (mut engine, make, borrowing) = work.recv().map_err(|_| abandoned())?;
+            let (made, end) = make(&mut engine, Ok(abort));
             // A parent that has been dropped waits for its engine, so there is always somebody to take it.
             drop(sender.send((engine, end)));
             drop(borrowing);
-            match unfinished? {
-                Some(unfinished) => unfinished.into_engine(abort),
-                None => Err(Error::internal("a rank with no color has no child")),
-            }
+            made?.ok_or_else(|| Error::internal("a rank with no color has no child"))
         };
-        let (child, thread) = if goes_somewhere {
-            let child = Communicator::start_thread("rsccl child", world, make);
-            (Some(child.inspect_err(|error| self.lose(error.duplicate()))?), None)
+        let started = if goes_somewhere {
+            Communicator::start_thread("rsccl child", world, run).map(|child| (Some(child), None))
         } else {
-            let thread = thread::spawn("rsccl child", move || make(&AbortFlag::new()));
-            (None, Some(thread.inspect_err(|error| self.lose(error.duplicate()))?))
+            thread::spawn("rsccl child", move || run(&AbortFlag::new())).map(|thread| (None, Some(thread)))
         };
-        *self.home() = Home::Away(Away { back, thread });
-        Ok(child)
+        match started {
+            Ok((child, thread)) => {
+                let borrowing = Borrowing::begin(&self.status);
+                // The thread is there: it takes it.
+                drop(hand_over.send((engine, Box::new(make), borrowing)));
+                *self.home() = Home::Away(Away { back, thread });
+                Ok(child)
+            }
+            Err(error) => {
+                let mut engine = engine;
+                let (made, end) = make(&mut engine, Err(error));
+                *self.home() = match end {
+                    None => Home::Ready(engine),
+                    Some(error) => Home::Failed(Some(engine), error),
+                };
+                made.map(|_| None).map_err(|error| self.at(error))
+            }
+        }
     }
+}
+
+/// What a thread gets that makes a child.
+type Work = (Box<Engine>, Box<dyn FnOnce(&mut Engine, Result<&AbortFlag>) -> SplitOutcome + Send>, Borrowing);
+
+fn abandoned() -> Error {
+    Error::internal("the call that makes a child has panicked")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::comm::engine::Engine;
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
 use crate::comm::request::{Outcome, Promise};
-use crate::comm::split::{UnfinishedChild, begin_split, no_child};
+use crate::comm::split::{no_child, split_off};
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, work};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
@@ -22,7 +22,7 @@ use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-use crate::sync::{TurnGuard, Turns};
+use crate::sync::{AbortFlag, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::Element;
@@ -119,9 +119,9 @@ impl Detached {
         if self.is_home()? {
             return self.communicator.split(color, key);
         }
-        self.on_engine(move |engine, background| begin_split(engine, (color, key), background))?
-            .map(UnfinishedChild::finish)
-            .transpose()
+        let made = self
+            .on_engine(move |engine, background| split_off(engine, Ok((color, key, &AbortFlag::new())), background))?;
+        Ok(made.map_err(|error| self.communicator.at(error))?.map(Communicator::ready))
     }
 
     /// [`Communicator::local`], beside the requests that are under way.
@@ -154,7 +154,7 @@ impl Detached {
         if let Some(known) = self.communicator.placement.get() {
             return Ok(known.clone());
         }
-        let found = self.on_engine(placement::find)?;
+        let found = self.on_engine(placement::find)?.map_err(|error| self.communicator.at(error))?;
         Ok(self.communicator.placement.get_or_init(|| found).clone())
     }
 

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Layout;
 use crate::sync::{AbortFlag, Patience, Wait};
-use crate::sys::{clock, cpu, futex};
+use crate::sys::{clock, cpu, futex, limits};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
@@ -129,7 +129,13 @@ impl Communicator {
         origin: Origin,
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        Communicator::start_under(None, (world, settings, origin), join)
+        let is_blocking = settings.blocking;
+        let make_here = move |abort: &AbortFlag| make(world, settings, (&origin, abort), join);
+        if is_blocking {
+            make_here(&AbortFlag::new()).map(Communicator::ready)
+        } else {
+            Communicator::start_thread("rsccl init", Some(world), make_here)
+        }
     }
 
     /// [`Communicator::start`] on a thread of its own, whatever the settings say.
@@ -141,24 +147,6 @@ impl Communicator {
     ) -> Result<Communicator> {
         let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort), join);
         Communicator::start_thread("rsccl init", Some(world), begin)
-    }
-
-    /// [`Communicator::start`]; an abort of the parent ends it too.
-    pub(super) fn start_under(
-        parent: Option<AbortFlag>,
-        (world, settings, origin): (World, Settings, Origin),
-        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
-    ) -> Result<Communicator> {
-        let is_blocking = settings.blocking;
-        let make_here = move |abort: &AbortFlag| {
-            let _following = parent.map(|parent| abort.follow(&parent));
-            make(world, settings, (&origin, abort), join)
-        };
-        if is_blocking {
-            make_here(&AbortFlag::new()).map(Communicator::ready)
-        } else {
-            Communicator::start_thread("rsccl init", Some(world), make_here)
-        }
     }
 }
 
@@ -232,7 +220,8 @@ impl fmt::Display for Times {
 /// Gathers what ranks must know of each other and builds the engine.
 fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag, times: &mut Times) -> Result<Engine> {
     let world = bootstrap.world();
-    let met = meet(&*bootstrap, &settings, abort).inspect_err(|error| bootstrap.give_up(error));
+    let met = meet(&*bootstrap, &settings, abort).map_err(limits::with_remedy);
+    let met = met.inspect_err(|error| bootstrap.give_up(error));
     let peers = met?;
     let mine = &peers[world.rank.index()];
     times.allgathers = times.lap();
@@ -250,7 +239,7 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early() {
         // Ranks that wait for this one learn the cause, and not only that it has gone.
-        let error = engine.cause(error);
+        let error = engine.cause(limits::with_remedy(error));
         engine.session.publish_failure(&error);
         engine.session.leave();
         return Err(error);

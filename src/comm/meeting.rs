@@ -191,7 +191,7 @@ impl Meeting {
             // The others may look for it elsewhere.
             match store.listens_at() {
                 Some(place) if failed.error.kind() == Kind::Timeout => {
-                    failed.error.with_hint(&format!("for the store {place}"))
+                    failed.error.advising(&format!("for the store {place}"))
                 }
                 _ => failed.error,
             }
@@ -334,11 +334,11 @@ impl Meeting {
         let help =
             "if ranks are in containers, or see other addresses, set RSCCL_STORE to a place that all of them reach";
         match &self.place {
-            Place::Lobby(name, None) => error.with_hint(&format!("the ranks of this host meet at {name}; {help}")),
+            Place::Lobby(name, None) => error.advising(&format!("the ranks of this host meet at {name}; {help}")),
             Place::Lobby(name, Some(other)) => {
-                error.with_hint(&format!("the ranks of this host meet at {name}, else at {other}; {help}"))
+                error.advising(&format!("the ranks of this host meet at {name}, else at {other}; {help}"))
             }
-            Place::Store(place @ StorePlace::Folder(_)) => error.with_hint(&format!("the ranks meet at {place}")),
+            Place::Store(place @ StorePlace::Folder(_)) => error.advising(&format!("the ranks meet at {place}")),
             // The client and rank 0 name the address.
             Place::Store(StorePlace::Served(_) | StorePlace::Agent(..))
             | Place::Fixed

@@ -7,6 +7,7 @@
 //! 1 failure   see `bootstrap::cause`
 //! 2 stall     four u64: the label of the operation that the rank waits in; the collective calls of the bootstrap that it had begun
 //!             before; then labels of its collectives before that one, three u64 each, where it asks who called something else
+//! 3 child     see `bootstrap::cause`; it ends no communicator, and the bootstrap keeps it
 //! ```
 
 use std::collections::HashMap;

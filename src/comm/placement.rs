@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::bootstrap::Agreed;
 use crate::comm::Communicator;
 use crate::comm::engine::Engine;
 use crate::comm::visible_gpus::{SplitGpus, visible};
@@ -112,7 +113,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
-    /// [`crate::error::Kind::Remote`] naming a rank that cannot tell its host's name.
+    /// the error of a rank that cannot tell where it is, after which the communicator is as before.
     ///
     /// # Examples
     /// ```
@@ -132,7 +133,7 @@ impl Communicator {
         if let Some(known) = self.placement.get() {
             return Ok(known.clone());
         }
-        let found = self.with_engine(|engine| find(engine, &mut NoBackground))?;
+        let found = self.with_engine(|engine| find(engine, &mut NoBackground))?.map_err(|error| self.at(error))?;
         Ok(self.placement.get_or_init(|| found).clone())
     }
 }
@@ -170,14 +171,15 @@ impl Communicator {
     }
 }
 
-/// Asks all ranks where they are.
-pub(super) fn find(engine: &mut Engine, background: &mut dyn Background) -> Result<Placement> {
-    let wait = engine.meet("placement", background).map_err(|error| error.during("placement"))?;
-    let mine = Facts::learn(engine.session.settings.host_id.as_deref());
-    // A rank that cannot tell where it is sends nothing, and all ranks get the same error.
-    let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
-    let gathered = engine.session.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
-    mine.and_then(|_| place(engine.session.world, &gathered)).map_err(|error| error.during("placement"))
+/// Asks all ranks where they are. The inner error is that of a rank which cannot tell, the same on all ranks.
+pub(super) fn find(engine: &mut Engine, background: &mut dyn Background) -> Agreed<Placement> {
+    let named = |error: Error| error.during("placement");
+    let wait = engine.meet("placement", background).map_err(named)?;
+    let mine = Facts::learn(engine.session.settings.host_id.as_deref()).map(|facts| facts.encode());
+    match engine.session.bootstrap.agree(mine, &wait).map_err(named)? {
+        Ok(told) => place(engine.session.world, &told).map_err(named).map(Ok),
+        Err(error) => Ok(Err(named(error))),
+    }
 }
 
 /// What a rank tells of itself.
@@ -190,6 +192,8 @@ struct Facts {
 
 impl Facts {
     fn learn(chosen_host: Option<&str>) -> Result<Facts> {
+        // First: it fails where no descriptor is left, and what follows would find nothing then.
+        let host = host_id(chosen_host)?;
         let root = Path::new("/");
         let wanted = VisibleDevices::read(&Environment::capture());
         let mut host_name = host::hostname()?;
@@ -197,7 +201,7 @@ impl Facts {
         let shown = SplitGpus::of_driver(gpus::driver_branch(root));
         let devices = visible(&gpus::list_or_ask(root), shown, &wanted);
         let seat = Seat { node: numa::node_of_thread(root), devices };
-        Ok(Facts { host: host_id(chosen_host)?, host_name, seat })
+        Ok(Facts { host, host_name, seat })
     }
 
     fn encode(&self) -> Vec<u8> {

@@ -1,10 +1,10 @@
 //! Communicators from communicators: split and shrink.
 
-use crate::bootstrap::{Child, in_parent};
+use crate::bootstrap::{Agreed, Child, in_child, in_parent};
 use crate::comm::call_log::List;
 use crate::comm::engine::Engine;
 use crate::comm::origin::Origin;
-use crate::comm::{Communicator, Home, Settings, init, unusable};
+use crate::comm::{Communicator, Home, init, unusable};
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
 use crate::log;
@@ -15,11 +15,19 @@ impl Communicator {
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those
     /// that pass `None` get `None`. Collective over all ranks. The child lives on without its parent.
     ///
+    /// The ranks make what they need for their children, and then all ranks of this communicator agree that every child
+    /// is made. If one rank has failed, for want of descriptors, memory or threads, no rank gets a child: all have that
+    /// rank's error, which names it and the cause, and this communicator is as before. The next split works once the
+    /// cause is gone.
+    ///
     /// Where the configuration says non-blocking, the call returns at once: [`Communicator::async_error`] of the child
-    /// tells when it can be used, and that of this communicator when it can be used again, which is before that.
+    /// tells when it can be used, and that of this communicator when it can be used again. If this rank cannot start a
+    /// thread, the call waits for the other ranks, to tell them.
     ///
     /// # Errors
-    /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
+    /// The error of a rank that could not make its part of a child, mostly [`crate::error::Kind::System`], after which
+    /// this communicator is as before. Other errors end it: those of the exchange, as init's, where a rank has died or
+    /// does not come by the deadline of init; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
     ///
     /// # Examples
     /// ```
@@ -39,18 +47,20 @@ impl Communicator {
             return self.split_now(color, key);
         }
         let engine = self.lend()?;
-        self.make_aside(engine, (None, color.is_some()), move |engine| {
-            let unfinished = begin_split(engine, (color, key), &mut NoBackground);
-            let unfinished = unfinished.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
-            let end = unfinished.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
-            (unfinished, end)
+        self.make_aside(engine, (None, color.is_some()), move |engine, abort| {
+            let wanted = abort.map(|abort| (color, key, abort));
+            let made = split_off(engine, wanted, &mut NoBackground);
+            let made = made.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
+            let end = made.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
+            (made.and_then(|agreed| agreed), end)
         })
     }
 
     /// [`Communicator::split`] that returns when done, whatever the settings say.
     pub(crate) fn split_now(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let unfinished = self.with_engine(|engine| begin_split(engine, (color, key), &mut NoBackground))?;
-        unfinished.map(UnfinishedChild::finish).transpose()
+        let abort = AbortFlag::new();
+        let made = self.with_engine(|engine| split_off(engine, Ok((color, key, &abort)), &mut NoBackground))?;
+        Ok(made?.map(Communicator::ready))
     }
 
     /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes
@@ -126,10 +136,11 @@ impl Communicator {
 
     /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the
     /// survivors, with the same list. Ranks keep their order. Where the configuration says non-blocking, the call
-    /// returns at once, as [`Communicator::split`] does.
+    /// returns at once, as [`Communicator::split`] does. The survivors agree as there: if one of them cannot make its
+    /// part, they all have its error, and may call again.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where this rank or no rank is excluded.
+    /// As [`Communicator::split`]; [`crate::error::Kind::InvalidArgument`] where this rank or no rank is excluded.
     ///
     /// # Examples
     /// ```
@@ -155,15 +166,17 @@ impl Communicator {
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
         let world = self.world()?;
         if self.with_survivor(|engine| Ok(engine.session.settings.blocking))? {
-            return self.with_survivor(|engine| begin_shrink(engine, &excluded))?.finish();
+            let abort = AbortFlag::new();
+            let made = self.with_survivor(|engine| shrink_off(engine, &excluded, Ok(&abort)))?;
+            return made.map(Communicator::ready).map_err(|error| self.at(error));
         }
         let (engine, end) = self.take_survivor()?;
         let left = world.ranks().filter(|rank| !excluded.contains(rank));
         let (below, size) = left.fold((0, 0), |(below, size), rank| (below + u32::from(rank < world.rank), size + 1));
         let child = Some(World { rank: Rank::new(below), size });
-        let made = self.make_aside(engine, (child, true), move |engine| {
-            let unfinished = begin_shrink(engine, &excluded).map_err(|error| error.during("shrink"));
-            (unfinished.map(Some), end)
+        let made = self.make_aside(engine, (child, true), move |engine, abort| {
+            let made = shrink_off(engine, &excluded, abort).and_then(|agreed| agreed);
+            (made.map(Some).map_err(|error| error.during("shrink")), end)
         });
         made?.ok_or_else(|| self.at(no_child()))
     }
@@ -184,74 +197,98 @@ impl Communicator {
     }
 }
 
-/// A child whose ranks know each other, but which has no engine yet.
-#[derive(Debug)]
-pub(super) struct UnfinishedChild {
-    child: Child,
-    settings: Settings,
-    origin: Origin,
-    /// The parent's flag: an abort of the parent also ends what is left to do.
-    parent: Option<AbortFlag>,
-    /// The rank in the parent that called.
-    rank: Rank,
-}
-
-/// The half of a split that needs the parent's engine: its ranks agree on the children.
-pub(super) fn begin_split(
+/// Splits the ranks of `engine`: a color, a key, and the flag that ends the child; or the error of a rank that cannot
+/// take part in a child. Yields this rank's engine of the child. The inner error is the same on all ranks, and leaves
+/// `engine` as it was.
+pub(super) fn split_off(
     engine: &mut Engine,
-    (color, key): (Option<u32>, i64),
+    wanted: Result<(Option<u32>, i64, &AbortFlag)>,
     background: &mut dyn Background,
-) -> Result<Option<UnfinishedChild>> {
-    let split = engine.meet("split", background).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
-    let child = split.map_err(|error| error.during("split"))?;
+) -> Agreed<Option<Engine>> {
+    let met = engine.meet("split", background).map_err(|error| error.during("split"))?;
+    // All ranks have come, perhaps at the last moment: what follows has the whole time again.
+    let wait = met.until(engine.init_wait().deadline);
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
-    let born = child.as_ref().map_or(0, |child| child.bootstrap.id());
-    let shown = color.map_or(NO_COLOR, i64::from);
-    log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
-    let abort = engine.init_wait().abort;
-    let unfinished = |child| {
-        let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        UnfinishedChild { child, settings: engine.settings_of_child(), origin, parent: Some(abort), rank }
+    let birth = Birth { engine, parent_abort: Some(wait.abort.clone()) };
+    let (part, passed) = match wanted {
+        Ok(wanted) => (Ok((wanted.0, wanted.1)), Some(wanted)),
+        Err(error) => (Err(error), None),
     };
-    Ok(child.map(unfinished))
+    let log = |born: u64| {
+        let (color, key, _) = passed.unwrap_or((None, 0, &wait.abort));
+        let shown = color.map_or(NO_COLOR, i64::from);
+        log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
+    };
+    let mut born = None;
+    let mut make = |child: Child| {
+        log(child.bootstrap.id());
+        let Some((Some(color), key, abort)) = passed else { return Err(no_child()) };
+        birth.make(child, (Origin::Split { parent, color, key }, abort), &mut born)
+    };
+    let agreed = engine.session.bootstrap.split_with(part, &mut make, &wait);
+    if born.is_none() && matches!(agreed, Ok(Ok(()))) {
+        log(0);
+    }
+    Birth::end(agreed, born, (rank, "split"))
 }
 
-/// The half of a shrink that needs the parent's engine: the ranks that are left agree on the child.
-fn begin_shrink(engine: &mut Engine, excluded: &[Rank]) -> Result<UnfinishedChild> {
-    // Not the parent's own flag: that may be raised, as the parent may have failed.
+/// Makes a child of `engine` without `excluded`; as [`split_off`] otherwise. The parent may have failed.
+fn shrink_off(engine: &mut Engine, excluded: &[Rank], wanted: Result<&AbortFlag>) -> Agreed<Engine> {
+    // Not the parent's own flag: that may be raised.
     let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
-    let (child, parent) = (engine.session.bootstrap.shrink(excluded, &wait)?, engine.session.bootstrap.id());
-    let (rank, born) = (engine.session.world.rank, child.bootstrap.id());
-    let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
-    log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
-    Ok(UnfinishedChild {
-        child,
-        settings: engine.settings_of_child(),
-        origin: Origin::Shrink { parent },
-        parent: None,
-        rank,
-    })
+    let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
+    let birth = Birth { engine, parent_abort: None };
+    let (ready, abort) = match wanted {
+        Ok(abort) => (Ok(()), abort.clone()),
+        Err(error) => (Err(error), AbortFlag::new()),
+    };
+    let mut born = None;
+    let mut make = |child: Child| {
+        let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
+        log::trace!(Call @ rank, "CommShrink({parent:016x},{},{:016x})", List(&left), child.bootstrap.id());
+        birth.make(child, (Origin::Shrink { parent }, &abort), &mut born)
+    };
+    let agreed = engine.session.bootstrap.shrink_with(excluded, ready, &mut make, &wait);
+    let made = Birth::end(agreed, born, (rank, "shrink"))?;
+    Ok(made.and_then(|child| child.ok_or_else(no_child)))
 }
 
-impl UnfinishedChild {
-    /// The other half, of the child's ranks alone, on the calling thread: the child's engine.
-    pub(super) fn into_engine(self, abort: &AbortFlag) -> Result<Engine> {
-        let UnfinishedChild { child, settings, origin, parent, .. } = self;
-        // Until the child is made; from then on an abort of the parent is none of the child.
-        let _following = parent.map(|parent| abort.follow(&parent));
-        let world = child.bootstrap.world();
-        init::make(world, settings, (&origin, abort), move |_, _| Ok(child.bootstrap))
+/// The making of a child's engine, between the meeting of its ranks and the agreement of the parent's.
+struct Birth<'a> {
+    engine: &'a Engine,
+    /// The parent's flag: until the child is made, an abort of the parent ends it too.
+    parent_abort: Option<AbortFlag>,
+}
+
+/// A child's engine, and its ranks in the parent.
+type Born = Option<(Engine, Vec<Rank>)>;
+
+impl Birth<'_> {
+    /// Makes the engine of `child`.
+    fn make(&self, child: Child, (origin, abort): (Origin, &AbortFlag), born: &mut Born) -> Result<()> {
+        let Child { bootstrap, members, .. } = child;
+        let _following = self.parent_abort.as_ref().map(|parent| abort.follow(parent));
+        let settings = self.engine.settings_of_child();
+        let made = init::make(bootstrap.world(), settings, (&origin, abort), move |_, _| Ok(bootstrap));
+        let engine = made.map_err(|error| in_parent(&error, &members))?;
+        *born = Some((engine, members));
+        Ok(())
     }
 
-    /// The other half, of the child's ranks alone: the child, which is still being made where its settings say
-    /// non-blocking.
-    pub(super) fn finish(self) -> Result<Communicator> {
-        let UnfinishedChild { child, settings, origin, parent, rank } = self;
-        let call = origin.call();
-        let world = child.bootstrap.world();
-        let members = child.members;
-        let grown = Communicator::start_under(parent, (world, settings, origin), move |_, _| Ok(child.bootstrap));
-        grown.map_err(|error| in_parent(&error, &members).at(rank).during(call))
+    /// What has come of it. A child that is not to be is dropped.
+    fn end(agreed: Agreed<()>, born: Born, (rank, call): (Rank, &'static str)) -> Agreed<Option<Engine>> {
+        match agreed {
+            Ok(Ok(())) => Ok(Ok(born.map(|(engine, _)| engine))),
+            Ok(Err(error)) => Ok(Err(error.at(rank).during(call))),
+            Err(error) => {
+                // The child's other ranks may believe that it is made.
+                if let Some((child, members)) = born {
+                    child.session.publish_failure(&in_child(&error, &members));
+                    child.session.leave();
+                }
+                Err(error.during(call))
+            }
+        }
     }
 }
 

@@ -147,8 +147,8 @@ impl HandoverStream {
     /// Receives one byte with its descriptor; `None` if nothing has arrived yet.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`]; [`crate::error::Kind::Remote`] if the message does not have exactly one
-    /// descriptor.
+    /// [`crate::error::Kind::System`], also if no descriptor is left; [`crate::error::Kind::Remote`] if the message
+    /// does not have exactly one descriptor.
     pub fn receive_descriptor(&self) -> Result<Option<OwnedFd>> {
         let mut byte = [0u8];
         let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -165,6 +165,11 @@ impl HandoverStream {
             || Error::new(crate::error::Kind::Remote, "a peer closed or sent no descriptor where one was due");
         // SAFETY: the kernel has filled `message` in; its control buffer is `control`.
         let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        // The kernel drops a descriptor for which this process has no number left.
+        if got == 1 && header.is_null() && message.msg_flags & libc::MSG_CTRUNC != 0 {
+            let full = io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(Error::system("recvmsg of a descriptor", full));
+        }
         if got != 1 || header.is_null() {
             return Err(refused());
         }

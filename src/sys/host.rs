@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::sys::limits;
 
 /// The complete host name.
 ///
@@ -24,10 +25,23 @@ pub fn hostname() -> Result<String> {
 
 /// A text that changes with each boot of the kernel; `None` if the system has none.
 pub fn boot_id() -> Option<String> {
-    // A container may hide the file: the caller then uses the host's name.
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    known_boot_id().ok().flatten()
 }
+
+/// [`boot_id`], which is not taken for missing where it cannot be read for want of a descriptor.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] if no descriptor or no memory is left.
+pub fn known_boot_id() -> Result<Option<String>> {
+    match std::fs::read_to_string(BOOT_ID) {
+        Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(error) if limits::is_exhausted(&error) => Err(Error::system(format!("reading {BOOT_ID}"), error)),
+        // A container may hide the file: the caller then uses the host's name.
+        Err(_) => Ok(None),
+    }
+}
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The kernel's number of this process.
 pub fn process_id() -> u32 {

@@ -12,7 +12,7 @@ use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Wait, Watch, progress};
-use crate::sys::{clock, futex};
+use crate::sys::{clock, futex, limits};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
@@ -472,8 +472,12 @@ pub(super) struct Served {
     pub(super) waiting: Option<Rank>,
 }
 
-/// A connection that cannot be set up, most often because `peer` has just died: this side may see that first.
+/// A connection that cannot be set up, most often because `peer` has just died: this side may see that first. What this
+/// side has run out of is no fault of the peer.
 pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
+    if limits::is_shortage(error) {
+        return error.duplicate();
+    }
     Error::remote(peer, format!("cannot set up a connection with rank {peer}: {}", error.message()))
 }
 

@@ -8,13 +8,13 @@ use crate::sys::{host, random};
 /// in their place, and of the network namespace, since shared memory is handed over by sockets that end there.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the system has no host name.
+/// [`crate::error::Kind::System`] where the system has no host name, or no descriptor is left to read who it is.
 pub fn host_id(chosen: Option<&str>) -> Result<u64> {
     let mut hasher = blake3::Hasher::new();
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let (name, boot) = match chosen {
         Some(chosen) => (chosen.to_owned(), String::new()),
-        None => (host::hostname()?, host::boot_id().unwrap_or_default()),
+        None => (host::hostname()?, host::known_boot_id()?.unwrap_or_default()),
     };
     for part in [name.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes()] {
         hasher.update(&(part.len() as u64).to_le_bytes());

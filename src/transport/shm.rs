@@ -15,7 +15,7 @@ use crate::device::{self, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::descriptor::{HandoverStream, Listener};
-use crate::sys::random;
+use crate::sys::{limits, random};
 use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
 use crate::transport::table::{
@@ -161,22 +161,25 @@ impl Exporter {
         Ok(ticket)
     }
 
-    /// Serves who asks. Errors of one connection end that connection.
+    /// Serves who asks. Errors of one connection end that connection; what this rank has run out of, it does for all.
     fn progress(&mut self, now: Instant) -> Result<()> {
         while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
             let Some(stream) = self.listener.accept()? else { break };
             let answerer = Answerer::new(self.terms.clone(), self.me);
             self.sessions.push(Session { stream, answerer, grant: None, since: now });
         }
-        let offers = &mut self.offers;
+        let (offers, mut shortage) = (&mut self.offers, Ok(()));
         self.sessions.retain_mut(|session| match session.progress(offers) {
             Ok(done) => !done && now.duration_since(session.since) < SESSION_TIME,
             Err(error) => {
                 log::trace!(Shm @ self.me, "a connection to the shared-memory socket was refused: {error}");
+                if limits::is_shortage(&error) {
+                    shortage = Err(error);
+                }
                 false
             }
         });
-        Ok(())
+        shortage
     }
 }
 

@@ -45,6 +45,7 @@
 //!                        say what the others need to know (`said`)
 //! split COLOR            the child takes the place of the communicator
 //! local                  the same, of this host's ranks
+//! spare COUNT            so many more descriptors can be opened from now on
 //! placement              where the rank is
 //! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
@@ -71,7 +72,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use rsccl::comm::{AbortHandle, DeviceStream};
-use rsccl::internals::sys::{clock, poller, thread};
+use rsccl::error::Kind;
+use rsccl::internals::sys::{clock, limits, poller, thread};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::case::{Case, Placed, every_program};
@@ -144,7 +146,7 @@ impl Worker {
             ["init", id, rank, world] => {
                 let id = UniqueId::from_bytes(&unhex(id))?;
                 let comm = Communicator::init(&id, number(rank), number(world), &Config::default())?;
-                Ok(self.adopt(comm))
+                self.adopt_made(comm)
             }
             ["from_env"] => Communicator::from_env().map(|comm| self.adopt(comm)),
             ["device", device] => {
@@ -269,17 +271,18 @@ impl Worker {
             }
             ["split", color] => {
                 let child = self.comm().split(Some(number(color)), 0)?.expect("a color was passed");
-                Ok(self.adopt(child))
+                self.adopt_made(child)
             }
             ["local"] => {
                 let here = self.comm().local()?;
-                Ok(self.adopt(here))
+                self.adopt_made(here)
             }
+            ["spare", count] => spare(number(count)).map(|()| String::new()),
             ["placement"] => self.comm().placement().map(|placement| placement.to_string()),
             ["shrink", excluded] => {
                 let excluded: Vec<u32> = excluded.split(',').map(number).collect();
                 let child = self.comm().shrink(&excluded)?;
-                Ok(self.adopt(child))
+                self.adopt_made(child)
             }
             ["finalize"] => self.comms.pop().expect("a communicator").finalize().map(|()| String::new()),
             ["drop"] => {
@@ -360,6 +363,17 @@ impl Worker {
         self.comms.push(comm);
         self.calls = 0;
         text
+    }
+
+    /// [`Worker::adopt`] once `comm` is made, and its parent can be used again: where calls do not block, that is later.
+    fn adopt_made(&mut self, comm: Communicator) -> Result<String> {
+        let made = settled(&comm);
+        self.comms.last().map_or(Ok(()), |parent| match settled(parent) {
+            // A parent that has failed can be shrunk.
+            Err(error) if made.is_err() => Err(Error::internal(format!("the parent has ended: {error}"))),
+            _ => Ok(()),
+        })?;
+        made.map(|()| self.adopt(comm))
     }
 
     fn take(&mut self) -> Communicator {
@@ -558,6 +572,24 @@ fn range(line: &str) -> (u64, u64) {
     let end = rest.split_once(' ').expect("a line has more").0;
     let number = |text: &str| u64::from_str_radix(text, 16).expect("hex");
     (number(start), number(end))
+}
+
+/// Waits until a communicator is no longer being made, nor has its engine lent; the deadline of init bounds that.
+fn settled(comm: &Communicator) -> Result<()> {
+    loop {
+        match comm.async_error() {
+            Some(error) if error.kind() == Kind::InProgress => poller::pause(BETWEEN_LOOKS),
+            Some(error) => return Err(error),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Sets the limit of open files so that `count` more can be opened. Numbers are given from the lowest free one up.
+fn spare(count: usize) -> Result<()> {
+    let is_free = |number: &u64| !std::fs::exists(format!("/proc/self/fd/{number}")).unwrap_or(true);
+    let limit = (0..).filter(is_free).nth(count).expect("numbers have no end");
+    limits::limit_open_files(limit)
 }
 
 fn checked(right: bool, what: &str) -> Result<String> {

@@ -132,7 +132,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
     /// meanwhile, here as in by_color(), local(), cross(), placement() and register_buffer(). Where the configuration says non-blocking
     /// and no request is under way, it returns at once: async_error() of the child tells when that can be used, and that of this
-    /// communicator when it can be used again; rank() and size() of the child wait for it.
+    /// communicator when it can be used again; rank() and size() of the child wait for it. If one rank cannot make its part of a
+    /// child, for want of descriptors, memory or threads, no rank gets a child: all have that rank's error, and this communicator is
+    /// as before.
     /// @throws InvalidArgument for a negative color
     [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
     /// split() where every rank has a color.

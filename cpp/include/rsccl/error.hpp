@@ -33,7 +33,8 @@ int nccl_code(ErrorCode code) noexcept;
 /// The base of everything that rsccl throws. `what()` is one line: "rank 2: all_reduce #17: rank 5 has died".
 ///
 /// Each kind of failure has a class of its own, so that a program catches what it can mend and lets the rest pass. After
-/// InvalidArgument, InvalidUsage and InProgress the communicator is as before; every other error ends it on all ranks.
+/// InvalidArgument, InvalidUsage and InProgress the communicator is as before; every other error ends it on all ranks,
+/// except one of a split, shrink or placement in which a rank could not do its part: see Communicator::split().
 class RSCCL_PUBLIC Error : public std::runtime_error {
   public:
     /// An error for a program's own use, as in a store or a progress hook that it wrote.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Own;
 use super::gossip::{Gossip, Seen};
+use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
@@ -53,6 +54,9 @@ pub(super) struct ControlPlane {
     drives: u64,
     rules: Rules,
     is_open: bool,
+    shortage: Shortage,
+    /// No descriptor was left: accept nothing before this time.
+    rest_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -90,6 +94,9 @@ const FIRST_LINK: u64 = 1;
 
 /// The most accepted connections that have not proved themselves; beyond it the oldest is dropped.
 const MAX_STRANGERS: usize = 256;
+
+/// How old a silent stranger must be before it is dropped to make room.
+const IDLE_AGE: Duration = Duration::from_secs(1);
 
 /// The most connections accepted in a row before the existing ones are served again.
 const ACCEPTS_AT_ONCE: usize = 64;
@@ -156,6 +163,8 @@ impl ControlPlane {
             drives: 0,
             rules,
             is_open: true,
+            shortage: Shortage::default(),
+            rest_until: None,
         })
     }
 
@@ -192,6 +201,23 @@ impl ControlPlane {
     /// After [`ControlPlane::close`].
     pub(super) fn check_open(&self) -> Result<()> {
         if self.is_open { Ok(()) } else { Err(Error::invalid_usage("the bootstrap is closed")) }
+    }
+
+    /// Fails if connections cannot be opened any more and one is needed: to `peer`, or to whoever comes.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub(super) fn check_reach(&self, peer: Option<Rank>) -> Result<()> {
+        let is_linked = |peer: Rank| peer == self.world.rank || self.has_link(peer);
+        if peer.is_some_and(is_linked) { Ok(()) } else { self.shortage.check(clock::now()) }
+    }
+
+    /// What was waited for, and what has kept this rank from opening connections meanwhile.
+    pub(super) fn with_shortage(&self, waited: String) -> String {
+        match self.shortage.words(clock::now()) {
+            Some(words) => format!("{waited}; {words}"),
+            None => waited,
+        }
     }
 
     /// Expects the peer to connect: messages for it wait for that. If it does not connect in time, this rank dials, to
@@ -301,6 +327,7 @@ impl ControlPlane {
         };
         match Link::connect(address, handshake, self.rules.most_bytes) {
             Ok(mut link) => {
+                self.shortage.end();
                 let route = self.routes.entry(peer).or_default();
                 link.queue_frames(&std::mem::take(&mut route.queued));
                 route.awaited = false;
@@ -309,6 +336,12 @@ impl ControlPlane {
                     self.dialling.insert(token);
                 }
                 self.routes.entry(peer).or_default().token = Some(token);
+            }
+            // Nothing was tried that could count: the peer may well be there.
+            Err(End::Unreachable(error)) if limits::is_exhausted(&error) => {
+                let now = clock::now();
+                self.shortage.note(error, now);
+                self.retries.insert((now + shortage::PAUSE, peer));
             }
             Err(end) => self.retry(peer, &end),
         }
@@ -396,7 +429,7 @@ impl ControlPlane {
             tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
         };
         let retry = self.retries.first().map(|(again, _)| *again);
-        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell];
+        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell, self.rest_until];
         let next = moments.into_iter().flatten().min();
         next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
@@ -405,6 +438,7 @@ impl ControlPlane {
         for _ in 0..ACCEPTS_AT_ONCE {
             match socket::accept(&self.own.listener) {
                 Ok(Some((stream, from))) => {
+                    self.shortage.end();
                     while self.strangers.len() >= MAX_STRANGERS {
                         self.drop_oldest_stranger();
                     }
@@ -416,16 +450,37 @@ impl ControlPlane {
                         self.serve(token, true);
                     }
                 }
-                Ok(None) => return,
+                // The system looks for a free descriptor first.
+                Ok(None) => return self.shortage.end(),
                 Err(error) => {
-                    if !limits::is_exhausted(&error) || !self.drop_oldest_stranger() {
-                        let why = socket::explain(&error);
-                        log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {why}");
+                    if !limits::is_exhausted(&error) || !self.drop_idle_stranger(clock::now()) {
+                        self.rest(error);
                     }
                     return;
                 }
             }
         }
+    }
+
+    /// Stops accepting for a moment: otherwise each wait would end at once for a connection that cannot be accepted.
+    fn rest(&mut self, error: std::io::Error) {
+        let (now, why) = (clock::now(), socket::explain(&error));
+        if self.shortage.words(now).is_none() {
+            log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {why}");
+        }
+        self.shortage.note(error, now);
+        if self.poller.modify(self.own.listener.as_fd(), LISTENER, Interest::None).is_ok() {
+            self.rest_until = Some(now + shortage::PAUSE);
+        }
+    }
+
+    /// Drops the oldest stranger if it has been silent for long: a peer that is about to prove itself would take this
+    /// rank for dead.
+    fn drop_idle_stranger(&mut self, now: Instant) -> bool {
+        let oldest = self.strangers.first().and_then(|token| self.links.get(token));
+        let until = oldest.and_then(|entry| entry.link.handshake_until);
+        until.is_some_and(|until| until.saturating_duration_since(now) + IDLE_AGE <= self.rules.handshake_timeout)
+            && self.drop_oldest_stranger()
     }
 
     fn drop_oldest_stranger(&mut self) -> bool {
@@ -596,6 +651,13 @@ impl ControlPlane {
             let until = links.get(&token).and_then(|entry| entry.link.handshake_until);
             until.is_none_or(|until| now >= until).then_some(token)
         };
+        if self.rest_until.is_some_and(|until| now >= until)
+            && self.poller.modify(self.own.listener.as_fd(), LISTENER, Interest::Read).is_ok()
+        {
+            self.rest_until = None;
+            // Also where nobody has come: it tells whether the shortage is over.
+            self.accept();
+        }
         while due(&self.links, &self.strangers).is_some() {
             self.drop_oldest_stranger();
         }

@@ -94,22 +94,52 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
     let config = Config::default().with_init_timeout(Duration::from_secs(60));
     let late = std::sync::Barrier::new(2);
     local::run_with(2, &config, |comm| {
-        let child =
-            comm.with_engine(|engine| split::begin_split(engine, (Some(0), 0), &mut NoBackground))?.expect("a color");
         if comm.rank() == 1 {
-            // It comes when rank 0 has given up.
-            late.wait();
-            assert!(child.finish().is_err());
+            // It comes to the child, and goes on when rank 0 has given up.
+            let outcome = comm.with_engine(|engine| {
+                let wait = engine.meet("split", &mut NoBackground)?;
+                let mut make = |_| {
+                    late.wait();
+                    Ok(())
+                };
+                engine.session.bootstrap.split_with(Ok((Some(0), 0)), &mut make, &wait)
+            });
+            assert!(outcome.is_err());
             return Ok(());
         }
         let handle = comm.abort_handle();
         let aborter = thread::spawn("aborter", move || handle.abort("enough of this"))?;
-        let error = child.finish().expect_err("rank 1 has not come");
+        let error = comm.split(Some(0), 0).expect_err("rank 1 has not come");
         late.wait();
         aborter.join().expect("it does not panic");
         assert_eq!(error.kind(), Kind::Aborted, "{error}");
         assert!(error.message().contains("enough of this"), "{error}");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Where a rank cannot take part in a child, no thread for one, all ranks have its error, and their communicator goes on.
+#[test]
+fn a_rank_that_cannot_take_part_in_a_child_tells_all_and_the_parent_goes_on() {
+    local::run(3, |comm| {
+        let wanted = (comm.rank() == 0).then_some(0);
+        let full = || Error::system("starting the thread rsccl child", std::io::Error::from_raw_os_error(11));
+        let outcome = match comm.rank() {
+            1 => comm.with_engine(|engine| split::split_off(engine, Err(full()), &mut NoBackground))?.map(drop),
+            _ => comm.split(wanted, 0).map(drop),
+        };
+        let error = outcome.expect_err("rank 1 cannot take part");
+        assert_eq!(error.kind(), Kind::System, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 1") && text.contains("starting the thread") && text.contains("ulimit -u"),
+            "{text}"
+        );
+        assert!(comm.async_error().is_none());
+        let child = comm.split(Some(0), 0)?.expect("a color was passed");
+        child.barrier()?;
+        comm.barrier()
     })
     .unwrap();
 }

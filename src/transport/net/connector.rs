@@ -8,6 +8,7 @@ use crate::bootstrap::auth::Terms;
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::log;
+use crate::sys::limits;
 use crate::transport::data_handshake::{Caller, Request};
 use crate::transport::net::{SocketOptions, apply};
 use crate::types::Rank;
@@ -35,7 +36,7 @@ impl DataConnector {
                 tuned = apply(socket, options);
                 Ok(())
             };
-            let stream = socket::connect_as(address, tune).map_err(|error| failed(owner, address, &error))?;
+            let stream = socket::connect_as(address, tune).map_err(|error| failed(owner, address, error))?;
             tuned?;
             Ok((stream, Caller::new(terms.clone(), (me, owner), Request { ticket, index })?, false))
         };
@@ -58,11 +59,12 @@ impl DataConnector {
     }
 }
 
-fn failed(owner: Rank, address: SocketAddr, error: &std::io::Error) -> Error {
-    Error::remote(
-        owner,
-        format!("connecting to the data port of rank {owner} at {address}: {}", socket::explain(error)),
-    )
+fn failed(owner: Rank, address: SocketAddr, error: std::io::Error) -> Error {
+    let call = format!("connecting to the data port of rank {owner} at {address}");
+    if limits::is_exhausted(&error) {
+        return limits::with_remedy(Error::system(call, error));
+    }
+    Error::remote(owner, format!("{call}: {error}"))
 }
 
 /// Whether an address is of this host, as far as the interface tells that ranks use.
