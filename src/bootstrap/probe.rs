@@ -1,14 +1,16 @@
 //! A test whether the root of an id still serves.
 
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::{Handshake, NO_RANK};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::{Link, SCRATCH_BYTES};
 use crate::error::Result;
 use crate::sync::{Deadline, Wait};
-use crate::sys::clock;
 use crate::sys::poller::{Poller, Ready};
+use crate::sys::{clock, interfaces};
 
 /// How long a root may take to prove itself; its thread does nothing else.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -25,14 +27,24 @@ const MOST_BYTES: usize = 64;
 /// # Errors
 /// The abort's reason, or the time-out of `wait`.
 pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    for address in localise(id.address(), any, &interfaces::list()?) {
+        if answers(address, id, wait)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn answers(address: SocketAddr, id: &UniqueId, wait: &Wait) -> Result<bool> {
     let handshake = Handshake::initiate(id.terms(), NO_RANK, NO_RANK)?;
-    let Ok(mut link) = Link::connect(id.address(), handshake, MOST_BYTES) else { return Ok(false) };
+    let Ok(mut link) = Link::connect(address, handshake, MOST_BYTES) else { return Ok(false) };
     let (poller, mut ready, mut scratch) = (Poller::new()?, Ready::default(), vec![0; SCRATCH_BYTES]);
     link.told = link.interest();
     poller.add(link.fd(), 0, link.told)?;
     let patience = Deadline::after(PATIENCE);
     while link.peer().is_none() {
-        wait.check(|| format!("waited for the root at {} to prove itself", id.address()))?;
+        wait.check(|| format!("waited for the root at {address} to prove itself"))?;
         if patience.passed(clock::now()) {
             return Ok(false);
         }

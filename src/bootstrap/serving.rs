@@ -2,7 +2,7 @@
 //! may not be usable yet.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::HostPort;
@@ -142,11 +142,9 @@ impl ServiceListeners {
     /// An address at which this process reaches the service.
     pub(super) fn near(&self) -> SocketAddr {
         let address = self.addresses[0];
-        let loopback = match address.ip() {
-            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(_) => IpAddr::from(Ipv6Addr::LOCALHOST),
-        };
-        if address.ip().is_unspecified() { SocketAddr::new(loopback, address.port()) } else { address }
+        // A listener of both families takes IPv4 too, which loopback has even where IPv6 is switched off.
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
+        if address.ip().is_unspecified() { loopback } else { address }
     }
 
     /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
@@ -156,9 +154,8 @@ impl ServiceListeners {
             (false, _) => String::new(),
             (true, explicit) => {
                 let or_secret = if explicit { "" } else { ", or set RSCCL_SECRET on all ranks" };
-                format!(
-                    ", which is loopback: no other host reaches it; set {variable} to an address of the network{or_secret}"
-                )
+                let why = "which is loopback: no other host reaches it";
+                format!(", {why}; set {variable} to an address of the network{or_secret}")
             }
         };
         format!("rank 0 listens at {}{remedy}", list.join(", "))
@@ -200,6 +197,27 @@ mod tests {
         let told = error.to_string().contains("this process listens there already");
         // A container may hide /proc.
         assert!(told || holder::of(address.port()) == Holder::Unseen, "{error}");
+    }
+
+    #[test]
+    fn a_port_of_an_outgoing_connection_is_waited_for_and_told_at_the_deadline() {
+        use socket2::{Domain, Socket, Type};
+        let (_server, address) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let outgoing = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        outgoing.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        outgoing.connect(&address.into()).unwrap();
+        let port = outgoing.local_addr().unwrap().as_socket().unwrap().port();
+        let place = HostPort::new("127.0.0.1", port).unwrap();
+        let wait = Wait::new(Duration::from_millis(100), &AbortFlag::new());
+        let error = listen(&place, ALONE, &Options::default(), &wait).unwrap_err();
+        assert!(is(&error, io::ErrorKind::AddrInUse), "{error}");
+        let told = error.to_string().contains("ip_local_port_range");
+        // A container may hide /proc.
+        assert!(told || holder::of(port) == Holder::Unseen, "{error}");
+        // Without TIME-WAIT.
+        outgoing.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(outgoing);
+        listen(&place, ALONE, &Options::default(), &soon()).unwrap();
     }
 
     #[test]

@@ -139,9 +139,7 @@ fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> R
 /// Adds to a time-out of rank 0 where it serves the store: the others may look for it elsewhere.
 fn with_place(error: Error, store: Option<&dyn Store>) -> Error {
     match store.and_then(Store::listens_at) {
-        Some(place) if error.kind() == Kind::Timeout => {
-            Error::timeout(format!("{}; for the store {place}", error.message()))
-        }
+        Some(place) if error.kind() == Kind::Timeout => Error::timeout(format!("{}; {place}", error.message())),
         _ => error,
     }
 }

@@ -22,10 +22,16 @@ struct NamedJob {
 
 /// Rank i runs on the host `places[i].0`, whose names are `places[i].1`.
 fn named(network: &Network, places: &[(usize, &str)], variables: &[(&str, &str)]) -> NamedJob {
+    named_with(network, places, variables, "")
+}
+
+/// The same, where `resolver` is the hosts' `/etc/resolv.conf`.
+fn named_with(network: &Network, places: &[(usize, &str)], variables: &[(&str, &str)], resolver: &str) -> NamedJob {
     let folder = tempfile::tempdir().unwrap();
     let names: Vec<PathBuf> = (0..places.len()).map(|rank| folder.path().join(format!("hosts-{rank}"))).collect();
     for (file, (_, text)) in names.iter().zip(places) {
         fs::write(file, format!("127.0.0.1 localhost\n{text}\n")).unwrap();
+        fs::write(file.with_extension("resolver"), resolver).unwrap();
     }
     let numbers: Vec<String> = (0..=places.len()).map(|number| number.to_string()).collect();
     let job = Job::start_each(places.len(), |rank| {
@@ -94,6 +100,24 @@ fn a_name_that_never_has_an_address_is_told_at_the_deadline() {
             }
         }
     }
+}
+
+/// A resolver that does not answer blocks its caller for half a minute.
+#[test]
+fn a_resolver_that_is_dead_does_not_hold_up_the_deadline() {
+    let Some(network) = Network::make(2) else { return };
+    // It drops what comes.
+    network.change(1, "route add blackhole 10.77.0.1/32");
+    let ways = ways("no-node");
+    let variables = with(&ways[0], &[("RSCCL_INIT_TIMEOUT_MS", "1000")]);
+    let mut named = named_with(&network, &[(0, ""), (0, "")], &variables, "nameserver 10.77.0.2\n");
+    let began = clock::now();
+    named.job.begin("from_env", |_| true);
+    for rank in &named.job.ranks {
+        let failure = rank.failure();
+        assert!(failure.text.contains("the resolver has not answered"), "{}", failure.text);
+    }
+    assert!(clock::now().duration_since(began) < Duration::from_secs(4));
 }
 
 /// Report 5: Debian gives a host's own name the address 127.0.1.1. Ranks that prove themselves may come from anywhere.

@@ -116,7 +116,10 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     };
     // If the user names loopback and the root has an address of this host, all ranks are on this host.
     let is_here = |all: &[Interface]| all.iter().any(|interface| interface.address == root.ip());
-    let by_others = |all: &[Interface]| !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all));
+    let by_others = |all: &[Interface]| match is_known {
+        true => !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all)),
+        false => options.other_hosts,
+    };
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
     let (listener, address) = socket::listen(interface)?;
@@ -124,8 +127,8 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     Ok(Own { interface, listener, address })
 }
 
-/// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an address
-/// that another rank has put into the id may have to be made one of this host.
+/// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an
+/// address that another rank has put into the id may have to be made one of this host.
 fn place_of(id: &UniqueId, own: &Own, options: &Options) -> Result<ServicePlace> {
     if id.is_fixed()
         && let Some(place) = fixed_place(options)?

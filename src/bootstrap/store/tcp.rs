@@ -82,8 +82,8 @@ impl TcpStore {
     }
 
     /// Serves a store at every address of `place` that belongs to this machine, which may have some of them later.
-    /// `guarded` says that strangers are kept out: then the store is served at all addresses of this machine if the name
-    /// leads to loopback here.
+    /// `guarded` says that strangers are kept out: then the store is served at all addresses of this machine if the
+    /// name leads to loopback here.
     ///
     /// # Errors
     /// At the deadline of `wait` if the name has no address; [`Kind::System`] if the port is taken, with its holder.
@@ -114,8 +114,8 @@ impl TcpStore {
         Ok(TcpStore { client, served: Some(served), _thread: Some(thread) })
     }
 
-    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it has
-    /// an address, and again when none of its addresses answers.
+    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it
+    /// has an address, and again when none of its addresses answers.
     ///
     /// # Errors
     /// [`Kind::System`] if the system has no descriptor left.
