@@ -149,7 +149,11 @@ impl ServiceListeners {
 
     /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
     pub(super) fn words(&self, variable: &str) -> String {
-        let list: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        let place = |address: &SocketAddr| match address.ip().is_unspecified() {
+            true => format!("port {} of every address of its host", address.port()),
+            false => address.to_string(),
+        };
+        let list: Vec<String> = self.addresses.iter().map(place).collect();
         let remedy = match (self.reach_this_host_only(), self.explicit) {
             (false, _) => String::new(),
             (true, explicit) => {
@@ -227,6 +231,7 @@ mod tests {
         let listeners = ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: false };
         assert!(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         assert!(std::net::TcpStream::connect(listeners.near()).is_ok());
-        assert!(!listeners.words("MASTER_ADDR").contains("loopback"));
+        let words = listeners.words("MASTER_ADDR");
+        assert_eq!(words, format!("rank 0 listens at port {port} of every address of its host"));
     }
 }
