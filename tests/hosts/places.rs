@@ -232,6 +232,27 @@ fn hosts_whose_first_interface_is_link_local() {
     must_join(&mut job);
 }
 
+/// The number of a link-local address's link is one of its own host: here eth0's is not eth1's.
+#[test]
+fn hosts_that_have_link_local_addresses_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", folder.path().join("store").display());
+    let Some(network) = Network::make(2) else { return };
+    network.add_link(1, "eth1");
+    network.change(1, "link del eth0");
+    for (host, link) in [(0, "eth0"), (1, "eth1")] {
+        network.change(host, &format!("link set {link} down"));
+        network.change(host, &format!("addr flush dev {link}"));
+        network.change(host, &format!("link set {link} addrgenmode none"));
+        network.change(host, &format!("link set {link} up"));
+        network.change(host, &format!("addr add fe80::{}/64 dev {link} nodad", host + 1));
+    }
+    let mut job = launched(&network, &[0, 0, 1], &[("RSCCL_STORE", &store)]);
+    job.begin("from_env", |_| true);
+    must_join(&mut job);
+    job.must("call sendrecv 1000");
+}
+
 /// Report 9: while nobody listens, the kernel may give a connecting socket the very port that it connects to.
 #[test]
 fn ranks_that_wait_do_not_take_the_port_of_rank_0() {
