@@ -245,6 +245,7 @@ const NOTHING: &str = "no usable network interface";
 fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
     let state = |interface: &Interface| match interface.running {
         _ if is_v6_loopback(interface) => "never used: the only loopback address that is used is IPv4's",
+        true if interface.address.is_loopback() => "running, loopback",
         true => "running",
         false => "not running",
     };

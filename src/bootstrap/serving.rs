@@ -55,7 +55,7 @@ pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wa
             Ok(listeners) => return Ok(listeners),
             Err(error) => error,
         };
-        let error = if is(&error, io::ErrorKind::AddrInUse) {
+        let error = if socket::is(&error, io::ErrorKind::AddrInUse) {
             let holder = holder::of(place.port());
             let since = *taken_since.get_or_insert_with(clock::now);
             let error = taken(&error, &holder);
@@ -63,7 +63,7 @@ pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wa
                 return Err(error);
             }
             error
-        } else if is(&error, io::ErrorKind::AddrNotAvailable) && may_get_more(options)? {
+        } else if socket::is(&error, io::ErrorKind::AddrNotAvailable) && may_get_more(&found, options)? {
             error
         } else {
             return Err(error);
@@ -86,13 +86,13 @@ fn open(place: &HostPort, found: &[SocketAddr], guarded: bool, options: &Options
     for address in found.iter().take(MAX_LISTENERS) {
         match socket::listen(*address) {
             Ok((socket, address)) => listeners.push(socket, address),
-            Err(error) if is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
+            Err(error) if socket::is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
             Err(error) => return Err(error),
         }
     }
     if let Some(error) = missing {
         let only_loopback = listeners.addresses.iter().all(|address| address.ip().is_loopback());
-        if listeners.sockets.is_empty() || (only_loopback && may_get_more(options)?) {
+        if listeners.sockets.is_empty() || (only_loopback && may_get_more(found, options)?) {
             return Err(error);
         }
     }
@@ -107,15 +107,13 @@ fn open(place: &HostPort, found: &[SocketAddr], guarded: bool, options: &Options
     Ok(listeners)
 }
 
-/// Whether a link that may bring an address is still down.
-fn may_get_more(options: &Options) -> Result<bool> {
-    reach::may_come_up(&interfaces::list()?, options)
-}
-
-/// Whether the system's error behind `error` is of this kind.
-fn is(error: &Error, kind: io::ErrorKind) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == kind)
+/// Whether this machine may have more of the addresses `found` soon: a link that may bring them is still down, or the
+/// kernel still looks whether another host has a new IPv6 address.
+fn may_get_more(found: &[SocketAddr], options: &Options) -> Result<bool> {
+    let all = interfaces::list()?;
+    let is_here = |address: &SocketAddr| all.iter().any(|have| have.address == address.ip());
+    let is_new = |address: &SocketAddr| address.is_ipv6() && !address.ip().is_loopback() && is_here(address);
+    Ok(found.iter().any(is_new) || reach::may_come_up(&all, options)?)
 }
 
 /// The error of a port that `holder` has. Its source stays the system's.
@@ -197,7 +195,7 @@ mod tests {
         let (_held, address) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let place = HostPort::new("127.0.0.1", address.port()).unwrap();
         let error = listen(&place, ALONE, &Options::default(), &soon()).unwrap_err();
-        assert!(is(&error, io::ErrorKind::AddrInUse), "{error}");
+        assert!(socket::is(&error, io::ErrorKind::AddrInUse), "{error}");
         let told = error.to_string().contains("this process listens there already");
         // A container may hide /proc.
         assert!(told || holder::of(address.port()) == Holder::Unseen, "{error}");
@@ -214,7 +212,7 @@ mod tests {
         let place = HostPort::new("127.0.0.1", port).unwrap();
         let wait = Wait::new(Duration::from_millis(100), &AbortFlag::new());
         let error = listen(&place, ALONE, &Options::default(), &wait).unwrap_err();
-        assert!(is(&error, io::ErrorKind::AddrInUse), "{error}");
+        assert!(socket::is(&error, io::ErrorKind::AddrInUse), "{error}");
         let told = error.to_string().contains("ip_local_port_range");
         // A container may hide /proc.
         assert!(told || holder::of(port) == Holder::Unseen, "{error}");

@@ -60,6 +60,12 @@ fn open(address: SocketAddr, tune: impl FnOnce(&Socket) -> io::Result<()>) -> io
     Ok((socket.into(), bound))
 }
 
+/// Whether the system's error behind `error` is of this kind.
+pub(crate) fn is(error: &Error, kind: io::ErrorKind) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == kind)
+}
+
 /// Fails for a loopback address that cannot be reached because loopback is down, as in a new network namespace.
 ///
 /// # Errors

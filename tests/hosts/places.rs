@@ -74,7 +74,9 @@ fn a_name_that_has_an_address_later() {
     }
     for named in &mut jobs {
         for rank in &named.job.ranks {
-            ranks::until("the rank says what it waits for", || rank.log().contains("late-node"));
+            ranks::until("the rank says what it waits for", || {
+                rank.log().contains("late-node:2950") && rank.log().contains("has no address yet")
+            });
         }
         for file in &named.names {
             fs::File::options().append(true).open(file).unwrap().write_all(b"127.0.0.1 late-node\n").unwrap();
@@ -287,6 +289,17 @@ fn loopback_that_is_down_is_told_at_once() {
         }
         assert!(clock::now().duration_since(began) < Duration::from_secs(5));
     }
+}
+
+/// As in the first seconds of a container: the kernel still looks whether another host has the address.
+#[test]
+fn an_ipv6_address_that_is_new_is_waited_for() {
+    let Some(network) = Network::make(1) else { return };
+    network.change(0, "addr flush dev eth0");
+    let mut job = launched(&network, &[0, 0], &[("MASTER_ADDR", "fd77::77"), ("NCCL_SOCKET_FAMILY", "AF_INET6")]);
+    network.change(0, "addr add fd77::77/64 dev eth0");
+    job.begin("from_env", |_| true);
+    must_join(&mut job);
 }
 
 /// `rsccl run` tells its ranks to meet at 127.0.0.1, whatever family the network has.

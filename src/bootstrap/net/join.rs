@@ -12,7 +12,7 @@ use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
 use crate::bootstrap::rotation::ServicePlace;
-use crate::bootstrap::{Options, address, interface, socket};
+use crate::bootstrap::{Options, address, interface};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
@@ -122,7 +122,7 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     };
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
-    let (listener, address) = socket::listen(interface)?;
+    let (listener, address) = reach::listen(&chosen, wait)?;
     log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));
     Ok(Own { interface, listener, address })
 }
