@@ -189,9 +189,9 @@ impl std::fmt::Display for HostPort {
     }
 }
 
-/// The addresses under which this host may reach the address of a peer, the likeliest first; `interface` is the one that
-/// this rank uses. The scope of a link-local address is an index of the machine where it was read, so it is replaced by
-/// the scopes of our own interfaces: any of them may be on the peer's link.
+/// The addresses under which this host may reach the address of a peer, the likeliest first; `interface` is the one
+/// that this rank uses. The scope of a link-local address is an index of the machine where it was read, so it is
+/// replaced by the scopes of our own interfaces: any of them may be on the peer's link.
 pub(crate) fn localise(address: SocketAddr, interface: SocketAddr, all: &[Interface]) -> Vec<SocketAddr> {
     let SocketAddr::V6(theirs) = address else { return vec![address] };
     if !theirs.ip().is_unicast_link_local() {

@@ -127,8 +127,8 @@ impl std::fmt::Display for Rules {
 
 /// The interfaces that may be used, best first, each with its best address: at least one, at most [`MAX_INTERFACES`].
 /// The library uses the first one. An address that routers forward is better than a link-local one (169.254.0.0/16,
-/// fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the last. Else the machine's
-/// order decides.
+/// fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the last. Otherwise the
+/// machine's order decides.
 ///
 /// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address: those
 /// named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all others
@@ -245,6 +245,7 @@ const NOTHING: &str = "no usable network interface";
 fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
     let state = |interface: &Interface| match interface.running {
         _ if is_v6_loopback(interface) => "never used: the only loopback address that is used is IPv4's",
+        true if interface.address.is_loopback() => "running, loopback",
         true => "running",
         false => "not running",
     };

@@ -1,8 +1,8 @@
 //! Names of hosts, looked up until they have an address.
 //!
-//! A name may come later than the ranks: a cluster's DNS learns a pod's name once the pod runs. And a resolver that does
-//! not answer blocks its caller for half a minute, past any deadline. So each look-up has a thread of its own, and a name
-//! that has no address is asked for again until the caller's deadline.
+//! A name may come later than the ranks: a cluster's DNS learns a pod's name once the pod runs. And a resolver that
+//! does not answer blocks its caller for half a minute, past any deadline. So each look-up has a thread of its own, and
+//! a name that has no address is looked up again until the caller's deadline.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

@@ -1,16 +1,17 @@
 //! A look at who serves an address: the root of an id, or the store of a job.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::bootstrap::Options;
+use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::{Handshake, NO_RANK, OtherJob, Terms};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
 use crate::error::Result;
 use crate::sync::{Deadline, Wait};
-use crate::sys::clock;
 use crate::sys::poller::{Poller, Ready};
+use crate::sys::{clock, interfaces};
 
 /// What serves an address.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,7 +39,13 @@ const MOST_BYTES: usize = 64;
 /// # Errors
 /// The abort's reason, or the time-out of `wait`.
 pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
-    Ok(who_serves(id.address(), &id.terms(&Options::default()), wait)? == Answer::Service)
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    for address in localise(id.address(), any, &interfaces::list()?) {
+        if who_serves(address, &id.terms(&Options::default()), wait)? == Answer::Service {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Connects to `address` and runs the handshake by `terms`.

@@ -1,11 +1,13 @@
 //! The choice of the interface whose address this rank tells the others; waits for one that is still coming up.
 
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{Options, interface};
+use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::Wait;
+use crate::sync::{Deadline, Wait};
 use crate::sys::interfaces::{self, Interface};
 use crate::sys::{clock, poller};
 
@@ -43,6 +45,24 @@ pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> 
     }
 }
 
+/// Listens at a free port of `chosen`. A new IPv6 address cannot be used while the kernel looks whether another host
+/// has it, which takes a second or two: this call waits for that.
+///
+/// # Errors
+/// As [`socket::listen`].
+pub(super) fn listen(chosen: &Interface, wait: &Wait) -> Result<(TcpListener, SocketAddr)> {
+    let patience = Deadline::after(NEW_ADDRESS_PATIENCE);
+    loop {
+        let outcome = socket::listen(interface::address(chosen));
+        let is_new = |error: &Error| chosen.address.is_ipv6() && socket::is(error, ErrorKind::AddrNotAvailable);
+        if !outcome.as_ref().is_err_and(is_new) || patience.earlier(wait.deadline).passed(clock::now()) {
+            return outcome;
+        }
+        wait.abort.check()?;
+        poller::pause(wait.slice(LOOK));
+    }
+}
+
 fn overdue(why: &Error, started: Instant) -> Error {
     let waited = clock::now().saturating_duration_since(started).as_secs_f64();
     Error::invalid_usage(format!("{}; waited {waited:.1} s for one to come up", why.message()))
@@ -57,6 +77,9 @@ pub(crate) fn may_come_up(all: &[Interface], options: &Options) -> Result<bool> 
     let may = |name: &String| interface::is_ordinary(name) && options.interfaces.allow(name) && !is_up(name);
     Ok(interfaces::links()?.iter().any(may))
 }
+
+/// How long a new address may take to be usable.
+const NEW_ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause between two looks at the interfaces.
 const LOOK: Duration = Duration::from_millis(50);

@@ -16,7 +16,7 @@ use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::roster::{self, NextStep, Roster};
 use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
-use crate::bootstrap::{Options, interface, socket};
+use crate::bootstrap::{Options, interface};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::{AbortFlag, Wait};
@@ -48,7 +48,7 @@ impl Root {
             |all: &[Interface]| Ok(interface::choose(all, &options.interfaces, options.family, None)?.swap_remove(0));
         let by_others = |_: &[Interface]| options.other_hosts;
         let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
-        let (listener, address) = socket::listen(interface::address(&chosen))?;
+        let (listener, address) = reach::listen(&chosen, wait)?;
         let id = UniqueId::fresh(address)?;
         log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen.name, address));
         if address.ip().is_loopback() && options.interfaces.is_empty() {

@@ -2,7 +2,7 @@
 //! may not be usable yet.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::HostPort;
@@ -60,11 +60,11 @@ pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wa
             Ok(listeners) => return Ok(listeners),
             Err(error) => error,
         };
-        let error = if is(&error, io::ErrorKind::AddrInUse) {
+        let error = if socket::is(&error, io::ErrorKind::AddrInUse) {
             let since = *taken_since.get_or_insert_with(clock::now);
             let waited = clock::now().saturating_duration_since(since);
             holder_of((place, &found), error, (&rules, waited), (options, wait))?
-        } else if is(&error, io::ErrorKind::AddrNotAvailable) && may_get_more(options)? {
+        } else if socket::is(&error, io::ErrorKind::AddrNotAvailable) && may_get_more(&found, options)? {
             error
         } else {
             return Err(error);
@@ -87,13 +87,13 @@ fn open(place: &HostPort, found: &[SocketAddr], guarded: bool, options: &Options
     for address in found.iter().take(MAX_LISTENERS) {
         match socket::listen(*address) {
             Ok((socket, address)) => listeners.push(socket, address),
-            Err(error) if is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
+            Err(error) if socket::is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
             Err(error) => return Err(error),
         }
     }
     if let Some(error) = missing {
         let only_loopback = listeners.addresses.iter().all(|address| address.ip().is_loopback());
-        if listeners.sockets.is_empty() || (only_loopback && may_get_more(options)?) {
+        if listeners.sockets.is_empty() || (only_loopback && may_get_more(found, options)?) {
             return Err(error);
         }
     }
@@ -145,15 +145,13 @@ fn holder_of(
     if is_over { Err(error) } else { Ok(error) }
 }
 
-/// Whether a link that may bring an address is still down.
-fn may_get_more(options: &Options) -> Result<bool> {
-    reach::may_come_up(&interfaces::list()?, options)
-}
-
-/// Whether the system's error behind `error` is of this kind.
-fn is(error: &Error, kind: io::ErrorKind) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == kind)
+/// Whether this machine may have more of the addresses `found` soon: a link that may bring them is still down, or the
+/// kernel still looks whether another host has a new IPv6 address.
+fn may_get_more(found: &[SocketAddr], options: &Options) -> Result<bool> {
+    let all = interfaces::list()?;
+    let is_here = |address: &SocketAddr| all.iter().any(|have| have.address == address.ip());
+    let is_new = |address: &SocketAddr| address.is_ipv6() && !address.ip().is_loopback() && is_here(address);
+    Ok(found.iter().any(is_new) || reach::may_come_up(&all, options)?)
 }
 
 /// The error of a port that `holder` has. Its source stays the system's.
@@ -180,23 +178,24 @@ impl ServiceListeners {
     /// An address at which this process reaches the service.
     pub(super) fn near(&self) -> SocketAddr {
         let address = self.addresses[0];
-        let loopback = match address.ip() {
-            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(_) => IpAddr::from(Ipv6Addr::LOCALHOST),
-        };
-        if address.ip().is_unspecified() { SocketAddr::new(loopback, address.port()) } else { address }
+        // A listener of both families takes IPv4 too, which loopback has even where IPv6 is switched off.
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
+        if address.ip().is_unspecified() { loopback } else { address }
     }
 
     /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
     pub(super) fn words(&self, variable: &str) -> String {
-        let list: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        let place = |address: &SocketAddr| match address.ip().is_unspecified() {
+            true => format!("port {} of every address of its host", address.port()),
+            false => address.to_string(),
+        };
+        let list: Vec<String> = self.addresses.iter().map(place).collect();
         let remedy = match (self.reach_this_host_only(), self.explicit) {
             (false, _) => String::new(),
             (true, explicit) => {
                 let or_secret = if explicit { "" } else { ", or set RSCCL_SECRET on all ranks" };
-                format!(
-                    ", which is loopback: no other host reaches it; set {variable} to an address of the network{or_secret}"
-                )
+                let why = "which is loopback: no other host reaches it";
+                format!(", {why}; set {variable} to an address of the network{or_secret}")
             }
         };
         format!("rank 0 listens at {}{remedy}", list.join(", "))
@@ -238,10 +237,31 @@ mod tests {
         let (_held, address) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let place = HostPort::new("127.0.0.1", address.port()).unwrap();
         let error = listen(&place, alone(), &Options::default(), &soon()).unwrap_err();
-        assert!(is(&error, io::ErrorKind::AddrInUse), "{error}");
+        assert!(socket::is(&error, io::ErrorKind::AddrInUse), "{error}");
         let told = error.to_string().contains("this process listens there already");
         // A container may hide /proc.
         assert!(told || holder::of(address.port()) == Holder::Unseen, "{error}");
+    }
+
+    #[test]
+    fn a_port_of_an_outgoing_connection_is_waited_for_and_told_at_the_deadline() {
+        use socket2::{Domain, Socket, Type};
+        let (_server, address) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let outgoing = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        outgoing.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        outgoing.connect(&address.into()).unwrap();
+        let port = outgoing.local_addr().unwrap().as_socket().unwrap().port();
+        let place = HostPort::new("127.0.0.1", port).unwrap();
+        let wait = Wait::new(Duration::from_millis(100), &AbortFlag::new());
+        let error = listen(&place, alone(), &Options::default(), &wait).unwrap_err();
+        assert!(socket::is(&error, io::ErrorKind::AddrInUse), "{error}");
+        let told = error.to_string().contains("ip_local_port_range");
+        // A container may hide /proc.
+        assert!(told || holder::of(port) == Holder::Unseen, "{error}");
+        // Without TIME-WAIT.
+        outgoing.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(outgoing);
+        listen(&place, alone(), &Options::default(), &soon()).unwrap();
     }
 
     #[test]
@@ -251,6 +271,7 @@ mod tests {
         let listeners = ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: false };
         assert!(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         assert!(std::net::TcpStream::connect(listeners.near()).is_ok());
-        assert!(!listeners.words("MASTER_ADDR").contains("loopback"));
+        let words = listeners.words("MASTER_ADDR");
+        assert_eq!(words, format!("rank 0 listens at port {port} of every address of its host"));
     }
 }

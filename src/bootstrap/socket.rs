@@ -60,6 +60,12 @@ fn open(address: SocketAddr, tune: impl FnOnce(&Socket) -> io::Result<()>) -> io
     Ok((socket.into(), bound))
 }
 
+/// Whether the system's error behind `error` is of this kind.
+pub(crate) fn is(error: &Error, kind: io::ErrorKind) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == kind)
+}
+
 /// Fails for a loopback address that cannot be reached because loopback is down, as in a new network namespace.
 ///
 /// # Errors
@@ -69,8 +75,8 @@ pub(crate) fn check_loopback(address: SocketAddr) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid_usage(format!(
-        "{address} cannot be used: loopback is down in this network namespace (no interface lo is up): run `ip link set \
-         lo up`"
+        "{address} cannot be used: loopback is down in this network namespace (no interface lo is up): run \
+         `ip link set lo up`"
     )))
 }
 
@@ -92,7 +98,8 @@ pub(crate) fn connect_as(
 ) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     prepare(&socket)?;
-    // The kernel chooses the port, perhaps the very one where rank 0 will listen: this lets rank 0 have it nevertheless.
+    // The kernel chooses the port, perhaps the one where rank 0 will listen: this option lets rank 0 listen there all
+    // the same.
     socket.set_reuse_address(true)?;
     tune(&SockRef::from(&socket))?;
     match socket.connect(&address.into()) {
@@ -140,8 +147,8 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Whether the stream is connected to itself. The kernel does that where it happens to give a connecting socket the port
-/// that it connects to while nobody listens there.
+/// Whether the stream is connected to itself. This happens when the kernel gives a connecting socket the very port that
+/// it connects to, while nobody listens there.
 pub(crate) fn is_own(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(ours), Ok(theirs)) if ours == theirs)
 }

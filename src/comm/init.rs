@@ -31,7 +31,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable;
-    /// [`crate::error::Kind::InvalidArgument`] for a variable with a bad value.
+    /// [`crate::error::Kind::InvalidArgument`] for a variable with a bad value; [`crate::error::Kind::Timeout`] where
+    /// the host of `NCCL_COMM_ID` has no address within the time that init may take.
     pub fn unique_id(config: &Config) -> Result<UniqueId> {
         let config = config.clone().resolve()?;
         crate::log::install(&config)?;

@@ -190,9 +190,7 @@ impl Meeting {
             shared.withdraw(&given);
             // The others may look for it elsewhere.
             match store.listens_at() {
-                Some(place) if failed.error.kind() == Kind::Timeout => {
-                    failed.error.advising(&format!("for the store {place}"))
-                }
+                Some(place) if failed.error.kind() == Kind::Timeout => failed.error.advising(&place),
                 _ => failed.error,
             }
         })

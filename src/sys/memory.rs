@@ -311,6 +311,13 @@ mod tests {
     use crate::sync::primitive::AtomicU64;
 
     #[test]
+    fn a_refused_memfd_names_the_way_round() {
+        let told = |code| no_memfd(std::io::Error::from_raw_os_error(code)).to_string();
+        assert!(told(libc::EPERM).contains("NCCL_SHM_DISABLE=1") && told(libc::ENOSYS).contains("NCCL_SHM_DISABLE=1"));
+        assert!(!told(libc::EMFILE).contains("NCCL_SHM_DISABLE"));
+    }
+
+    #[test]
     fn a_peer_sees_the_same_bytes() {
         let mine = SharedMemory::memfd(8192).unwrap();
         let file = mine.descriptor().unwrap().try_clone().unwrap();

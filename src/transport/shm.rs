@@ -224,8 +224,9 @@ impl Opening<Imported> for Fetch {
     }
 }
 
-/// The error of a connection to the socket where a peer hands its memory over. If nobody listens there although the peer
-/// has named it, the peer is on another machine: clones of one machine tell the same name, and containers hide the rest.
+/// The error of a connection to the socket where a peer hands its memory over. If nobody listens there although the
+/// peer has named it, the peer is on another machine: clones of one machine tell the same name, and containers hide the
+/// rest.
 fn not_here(error: Error) -> Error {
     let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
     if source.is_none_or(|source| source.kind() != std::io::ErrorKind::ConnectionRefused) {
@@ -243,3 +244,23 @@ fn not_here(error: Error) -> Error {
 const MOST_NAME_BYTES: usize = 100;
 
 const _: () = assert!(8 + 4 + MOST_NAME_BYTES <= MOST_OFFER_BYTES);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Report 21: two clones of one machine with `/proc` hidden.
+    #[test]
+    fn a_peer_that_does_not_listen_here_is_told_to_be_on_another_host_perhaps() {
+        let told = |code: i32| {
+            let error = std::io::Error::from_raw_os_error(code);
+            not_here(Error::system("connect to the unix socket @rsccl-1", error)).to_string()
+        };
+        let refused = told(111);
+        for words in ["@rsccl-1", "the same host name and boot", "NCCL_HOSTID", "NCCL_SHM_DISABLE=1"] {
+            assert!(refused.contains(words), "`{words}` is not in: {refused}");
+        }
+        assert!(!told(24).contains("NCCL_HOSTID"));
+    }
+}

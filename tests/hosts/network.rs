@@ -56,11 +56,14 @@ impl Network {
         words.map(str::to_owned).to_vec()
     }
 
-    /// The same, where `names` is the host's `/etc/hosts`.
+    /// The same, where `names` is the host's `/etc/hosts`, and the file of that name and `.resolver` its
+    /// `/etc/resolv.conf`.
     #[allow(dead_code, reason = "the tests of MPI use no names")]
     pub(crate) fn on_with_names(&self, host: usize, names: &Path) -> Vec<String> {
         let mut words = self.on(host);
-        let mount = format!("mount --bind {} /etc/hosts && ", names.display());
+        let names = names.display();
+        let resolver = format!("mount --bind {names}.resolver /etc/resolv.conf");
+        let mount = format!("mount --bind {names} /etc/hosts && {resolver} && ");
         let script = words.iter_mut().find(|word| word.starts_with("hostname")).expect("a script names the host");
         script.insert_str(0, &mount);
         words

@@ -22,10 +22,16 @@ struct NamedJob {
 
 /// Rank i runs on the host `places[i].0`, whose names are `places[i].1`.
 fn named(network: &Network, places: &[(usize, &str)], variables: &[(&str, &str)]) -> NamedJob {
+    named_with(network, places, variables, "")
+}
+
+/// The same, where `resolver` is the hosts' `/etc/resolv.conf`.
+fn named_with(network: &Network, places: &[(usize, &str)], variables: &[(&str, &str)], resolver: &str) -> NamedJob {
     let folder = tempfile::tempdir().unwrap();
     let names: Vec<PathBuf> = (0..places.len()).map(|rank| folder.path().join(format!("hosts-{rank}"))).collect();
     for (file, (_, text)) in names.iter().zip(places) {
         fs::write(file, format!("127.0.0.1 localhost\n{text}\n")).unwrap();
+        fs::write(file.with_extension("resolver"), resolver).unwrap();
     }
     let numbers: Vec<String> = (0..=places.len()).map(|number| number.to_string()).collect();
     let job = Job::start_each(places.len(), |rank| {
@@ -68,7 +74,9 @@ fn a_name_that_has_an_address_later() {
     }
     for named in &mut jobs {
         for rank in &named.job.ranks {
-            ranks::until("the rank says what it waits for", || rank.log().contains("late-node"));
+            ranks::until("the rank says what it waits for", || {
+                rank.log().contains("late-node:2950") && rank.log().contains("has no address yet")
+            });
         }
         for file in &named.names {
             fs::File::options().append(true).open(file).unwrap().write_all(b"127.0.0.1 late-node\n").unwrap();
@@ -94,6 +102,24 @@ fn a_name_that_never_has_an_address_is_told_at_the_deadline() {
             }
         }
     }
+}
+
+/// A resolver that does not answer blocks its caller for half a minute.
+#[test]
+fn a_resolver_that_is_dead_does_not_hold_up_the_deadline() {
+    let Some(network) = Network::make(2) else { return };
+    // It drops what comes.
+    network.change(1, "route add blackhole 10.77.0.1/32");
+    let ways = ways("no-node");
+    let variables = with(&ways[0], &[("RSCCL_INIT_TIMEOUT_MS", "1000")]);
+    let mut named = named_with(&network, &[(0, ""), (0, "")], &variables, "nameserver 10.77.0.2\n");
+    let began = clock::now();
+    named.job.begin("from_env", |_| true);
+    for rank in &named.job.ranks {
+        let failure = rank.failure();
+        assert!(failure.text.contains("the resolver has not answered"), "{}", failure.text);
+    }
+    assert!(clock::now().duration_since(began) < Duration::from_secs(4));
 }
 
 /// Report 5: Debian gives a host's own name the address 127.0.1.1. Ranks that prove themselves may come from anywhere.
@@ -208,6 +234,27 @@ fn hosts_whose_first_interface_is_link_local() {
     must_join(&mut job);
 }
 
+/// The number of a link-local address's link is one of its own host: here eth0's is not eth1's.
+#[test]
+fn hosts_that_have_link_local_addresses_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", folder.path().join("store").display());
+    let Some(network) = Network::make(2) else { return };
+    network.add_link(1, "eth1");
+    network.change(1, "link del eth0");
+    for (host, link) in [(0, "eth0"), (1, "eth1")] {
+        network.change(host, &format!("link set {link} down"));
+        network.change(host, &format!("addr flush dev {link}"));
+        network.change(host, &format!("link set {link} addrgenmode none"));
+        network.change(host, &format!("link set {link} up"));
+        network.change(host, &format!("addr add fe80::{}/64 dev {link} nodad", host + 1));
+    }
+    let mut job = launched(&network, &[0, 0, 1], &[("RSCCL_STORE", &store)]);
+    job.begin("from_env", |_| true);
+    must_join(&mut job);
+    job.must("call sendrecv 1000");
+}
+
 /// Report 9: while nobody listens, the kernel may give a connecting socket the very port that it connects to.
 #[test]
 fn ranks_that_wait_do_not_take_the_port_of_rank_0() {
@@ -242,6 +289,17 @@ fn loopback_that_is_down_is_told_at_once() {
         }
         assert!(clock::now().duration_since(began) < Duration::from_secs(5));
     }
+}
+
+/// As in the first seconds of a container: the kernel still looks whether another host has the address.
+#[test]
+fn an_ipv6_address_that_is_new_is_waited_for() {
+    let Some(network) = Network::make(1) else { return };
+    network.change(0, "addr flush dev eth0");
+    let mut job = launched(&network, &[0, 0], &[("MASTER_ADDR", "fd77::77"), ("NCCL_SOCKET_FAMILY", "AF_INET6")]);
+    network.change(0, "addr add fd77::77/64 dev eth0");
+    job.begin("from_env", |_| true);
+    must_join(&mut job);
 }
 
 /// `rsccl run` tells its ranks to meet at 127.0.0.1, whatever family the network has.

@@ -12,7 +12,7 @@ use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
 use crate::bootstrap::rotation::ServicePlace;
-use crate::bootstrap::{Options, address, interface, socket};
+use crate::bootstrap::{Options, address, interface};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
@@ -138,16 +138,19 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     };
     // If the user names loopback and the root has an address of this host, all ranks are on this host.
     let is_here = |all: &[Interface]| all.iter().any(|interface| interface.address == root.ip());
-    let by_others = |all: &[Interface]| !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all));
+    let by_others = |all: &[Interface]| match is_known {
+        true => !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all)),
+        false => options.other_hosts,
+    };
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
-    let (listener, address) = socket::listen(interface)?;
+    let (listener, address) = reach::listen(&chosen, wait)?;
     log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));
     Ok(Own { interface, listener, address })
 }
 
-/// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an address
-/// that another rank has put into the id may have to be made one of this host.
+/// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an
+/// address that another rank has put into the id may have to be made one of this host.
 fn place_of(id: &UniqueId, own: &Own, options: &Options) -> Result<ServicePlace> {
     if id.is_fixed()
         && let Some(place) = fixed_place(options)?

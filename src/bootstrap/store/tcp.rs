@@ -119,8 +119,8 @@ impl TcpStore {
         Ok(TcpStore { client, served: Some(served), _thread: Some(thread) })
     }
 
-    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it has
-    /// an address, and again when none of its addresses answers.
+    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it
+    /// has an address, and again when none of its addresses answers.
     ///
     /// # Errors
     /// [`Kind::System`] if the system has no descriptor left.
