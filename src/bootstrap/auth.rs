@@ -11,9 +11,9 @@
 //! | refusal | responder | 1: 1, age in ms 4, name of its job 120, MAC 32 of hello and these |
 //! | proof | initiator | MAC 32 of hello, challenge |
 //!
-//! `job` is the hash of the job's identity, zero where a side has none. If both sides have one and they differ, strangers
-//! who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder answers with a
-//! refusal that names its job.
+//! `job` is the hash of the job's identity, zero where a side has none. If both sides have one and they differ,
+//! strangers who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder
+//! answers with a refusal that names its job.
 //!
 //! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right after the
 //! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed.
@@ -86,8 +86,9 @@ impl JobTag {
     /// ```
     /// use rsccl::store::{JobTag, Options};
     ///
-    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")), ..Options::default() };
-    /// assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night run"));
+    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")),
+    /// ..Options::default() }; assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night
+    /// run"));
     /// ```
     pub fn new(name: &str, key: &str) -> JobTag {
         let hash: [u8; 32] = blake3::hash(key.as_bytes()).into();

@@ -1,9 +1,9 @@
 //! The place where the ranks of one host meet in private, if the user has named none: a Unix socket on an abstract name
 //! made of the job's identity and the number of the communicator among those that the job makes.
 //!
-//! Rank 0 listens and gives its [`Record`] to each rank that asks. The name is the same in containers with a `/tmp`, a
-//! process namespace or a user namespace of their own; nothing is left behind, since the kernel forgets the name with the
-//! process; and the kernel says which user is at the other end, so nobody else's record is believed.
+//! Rank 0 listens and gives its [`Record`] to each rank that asks. The name is the same in containers with a `/tmp`,
+//! a process namespace or a user namespace of their own; nothing is left behind, since the kernel forgets the name
+//! with the process; and the kernel says which user is at the other end, so nobody else's record is believed.
 //!
 //! | message | from → to | bytes |
 //! |---|---|---|

@@ -132,8 +132,8 @@ fn holder_of(
         ),
         Answer::Service => {
             let message = format!(
-                "rank 0 is here already: it serves at {place}; either two processes of this job were given rank 0, or another \
-                 job, of which nothing is known, uses this address: give each a port of its own"
+                "rank 0 is here already: it serves at {place}; either two processes of this job were given rank 0, or \
+                 another job, of which nothing is known, uses this address: give each a port of its own"
             );
             (Error::invalid_usage(message), waited >= patience)
         }

@@ -14,12 +14,15 @@ use crate::sync::primitive::{Ordering, statics::AtomicU64};
 
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table
-    /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and
-    /// `MASTER_PORT`; ranks that `mpirun` or `srun` has started on one host need none of these. May be called again:
-    /// each call makes one more communicator of the same processes.
+    /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, in private where the launcher
+    /// says that all ranks are on one host, or at `MASTER_ADDR` and `MASTER_PORT`. May be called again: each call makes
+    /// one more communicator of the same processes. After a failed call a further one meets ranks that start later.
+    ///
+    /// Ranks of two jobs never form one world, whatever they were told: their launchers' names of the jobs are compared.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong, or two launchers of
+    /// which none can be preferred; [`crate::error::Kind::InvalidUsage`] if another job has the place; else as
     /// [`Communicator::init`].
     ///
     /// # Examples

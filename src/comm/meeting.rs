@@ -1,5 +1,5 @@
-//! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by it. An
-//! attempt that fails leaves nothing that a later one could take for its own.
+//! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by
+//! it. An attempt that fails leaves nothing that a later one could take for its own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -362,8 +362,8 @@ impl Place {
             (None, None) => {
                 let why = match launch.one_host {
                     true => {
-                        "the launcher names no job, and its process cannot be seen from here (is this a container with a \
-                         process namespace of its own?)"
+                        "the launcher names no job, and its process cannot be seen from here (is this a container with \
+                         a process namespace of its own?)"
                     }
                     false => "the launcher does not say that all ranks are on this host",
                 };
@@ -401,8 +401,9 @@ fn unguarded(launch: &Launch, place: &Place, options: &Options) -> Option<String
     let is_open = matches!(place, Place::Fixed | Place::Store(StorePlace::Served(_)));
     let nameless = launch.job.is_none() && launch.source == "PMI";
     (is_open && nameless && options.secret.is_none() && launch.world.rank.get() == 0).then(|| {
-        "nothing tells this job from another one that is given the same address: the launcher (Hydra: MPICH, Intel MPI) names \
-         no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or NCCL_COMM_ID"
+        "nothing tells this job from another one that is given the same address: the launcher (Hydra: MPICH, Intel \
+         MPI) names no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or \
+         NCCL_COMM_ID"
             .to_owned()
     })
 }

@@ -29,11 +29,11 @@
 //! A batch script starts `mpirun`, a rank of `mpirun` calls `srun`: each launcher passes on the variables of the one
 //! around it, so that several rows may be set. Then this counts, the strongest first:
 //!
-//! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called in a
-//!    rank of `rsccl run`.
+//! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called
+//!    in a rank of `rsccl run`.
 //! 2. `RANK` and `WORLD_SIZE` that a script has set below the nearest launcher.
-//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3 and
-//!    5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
+//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3
+//!    and 5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
 //! 4. If no launcher's process can be seen, as in a container with a process namespace of its own: `PMI_JOBID` and
 //!    `PMIX_NAMESPACE` that name another step of Slurm than this one are left over.
 //! 5. Rows that agree on rank and world need no decision. If rows still disagree, joining is an error that names both.
@@ -43,13 +43,13 @@
 //! # Where ranks meet
 //!
 //! 1. `NCCL_COMM_ID`, else `RSCCL_STORE`, where they are set.
-//! 2. If the launcher says that all ranks are on this host: in private, at a socket named after the job. Ranks that do not
-//!    find it, as those in a container, use the next place.
-//! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there (`TORCHELASTIC_USE_AGENT_STORE=True`),
-//!    ranks are clients of that store; else rank 0 serves one.
+//! 2. If the launcher says that all ranks are on this host: in private, at a socket named after the job. Ranks that
+//!    do not find it, as those in a container, use the next place.
+//! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there
+//!    (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks are clients of that store; else rank 0 serves one.
 //!
-//! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` has the table) is compared wherever
-//! ranks meet.
+//! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` lists it) is compared
+//! wherever ranks meet.
 
 mod job;
 #[cfg(test)]
@@ -216,8 +216,8 @@ impl Verdict {
 fn lone_world(chosen: &Candidate, larger: &Candidate) -> String {
     let ((rank_name, rank), (size_name, size)) = (chosen.rank, chosen.size);
     format!(
-        "{} has started {} ranks, but {rank_name}={rank} and {size_name}={size} make this process a world of its own: unset \
-         them where that is not meant",
+        "{} has started {} ranks, but {rank_name}={rank} and {size_name}={size} make this process a world of its own: \
+         unset them where that is not meant",
         larger.row.source, larger.size.1
     )
 }

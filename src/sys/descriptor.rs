@@ -78,7 +78,8 @@ impl HandoverStream {
         }
     }
 
-    /// Whether the other end runs as this process's user. Root may connect to anybody's socket, but must not believe it.
+    /// Whether the other end runs as this process's user. Root may connect to anybody's socket, but must not believe
+    /// it.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].

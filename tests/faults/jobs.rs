@@ -1,5 +1,5 @@
-//! Two jobs at one meeting place, attempts that are repeated, and ranks that come twice. The launchers' variables are those
-//! that `srun` sets, for jobs over two hosts unless a test says otherwise: those of one host meet in private.
+//! Two jobs at one meeting place, attempts that are repeated, and ranks that come twice. The launchers' variables are
+//! those that `srun` sets, for jobs over two hosts unless a test says otherwise: those of one host meet in private.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;

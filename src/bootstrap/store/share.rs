@@ -2,8 +2,8 @@
 //!
 //! `key` holds a [`Record`] with its writer and the id; `key/claims` counts the rank 0s that have come since the store
 //! was clean; `key/taken/n` is the set of members that have read the record with number n, so that one that reads it
-//! twice takes nobody's place. A job that dies leaves these values in a store that outlives it (a folder). So a record is
-//! not trusted just because it exists:
+//! twice takes nobody's place. A job that dies leaves these values in a store that outlives it (a folder). So a
+//! record is not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
 //! - Elsewhere the root at the address in the id is asked to prove itself.
@@ -143,8 +143,8 @@ impl Shared<'_> {
         made.map(|id| SharedId { id, number: record.number })
     }
 
-    /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a reader
-    /// is told by the root, too, that it comes too late.
+    /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a
+    /// reader is told by the root, too, that it comes too late.
     pub(crate) fn withdraw(&self, given: &SharedId) {
         let patience = self.wait.until(Deadline::after(WITHDRAW_PATIENCE));
         let shared = Shared { wait: &patience, ..*self };
@@ -207,8 +207,9 @@ impl Shared<'_> {
 
     fn second_rank_zero(&self, by: &str) -> Error {
         Error::invalid_usage(format!(
-            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this job \
-             were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store of its own",
+            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this \
+             job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store \
+             of its own",
             self.key.escape_default()
         ))
     }
@@ -216,8 +217,8 @@ impl Shared<'_> {
     fn taken_by(&self, other: &JobTag) -> Error {
         let ours = self.job.map_or("no known job", JobTag::name);
         Error::invalid_usage(format!(
-            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store of \
-             its own (RSCCL_STORE)",
+            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store \
+             of its own (RSCCL_STORE)",
             other.name(),
             self.key.escape_default()
         ))
@@ -313,9 +314,9 @@ impl Shared<'_> {
         self.remove(record)
     }
 
-    /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a killed
-    /// process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record if there is
-    /// a claim, so it does not write one in between.
+    /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a
+    /// killed process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record
+    /// if there is a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
         self.store.clear(&self.taken(record), self.members.size, self.wait)?;
         for key in [self.key, &self.claims()] {

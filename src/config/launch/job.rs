@@ -1,14 +1,15 @@
 //! The identity of a job: what the launcher that numbered a rank says of the job, so that ranks of two jobs never form
 //! one world.
 //!
-//! | launcher | identity |
-//! |---|---|
-//! | `rsccl run`, numbers set by hand | none: `rsccl run` gives its ranks a secret |
-//! | torchrun | `TORCHELASTIC_RUN_ID`, but not its default `none`. Not `TORCHELASTIC_RESTART_COUNT`: two agents may differ in it within one round |
-//! | Open MPI | `PMIX_NAMESPACE`, else `OMPI_MCA_ess_base_jobid` |
-//! | Hydra | it sets none. On one host: its process, by number and start time. Over several hosts: `SLURM_JOB_ID`, else none |
-//! | `srun`, also with `--mpi=pmi2` and `--mpi=pmix` | `SLURM_JOB_ID` (of a heterogeneous job, that of all components), `SLURM_STEP_ID`, `SLURM_RESTART_COUNT` |
-//! | other PMI, other PMIx | `PMI_JOBID`; `PMIX_NAMESPACE` |
+//! - `rsccl run`, and numbers set by hand: none. `rsccl run` gives its ranks a secret.
+//! - torchrun: `TORCHELASTIC_RUN_ID`, but not its default `none`. Not `TORCHELASTIC_RESTART_COUNT`: two agents may
+//!   differ in it within one round.
+//! - Open MPI: `PMIX_NAMESPACE`, else `OMPI_MCA_ess_base_jobid`.
+//! - Hydra names none. On one host: its process, by number and start time. Over several hosts: `SLURM_JOB_ID`, else
+//!   none.
+//! - `srun`, also with `--mpi=pmi2` and `--mpi=pmix`: `SLURM_JOB_ID` (of a heterogeneous job, that of all components),
+//!   `SLURM_STEP_ID`, `SLURM_RESTART_COUNT`.
+//! - Other launchers that speak PMI: `PMI_JOBID`; PMIx: `PMIX_NAMESPACE`.
 
 use super::rows::{Family, Launcher, Row, slurm_step};
 use crate::config::ancestors::Ancestor;
@@ -28,8 +29,8 @@ impl Job {
         Job { key: name.clone(), name }
     }
 
-    /// What `launcher` says of the job. `daemon` is its process, if this rank sees it; `one_host`: whether all ranks are
-    /// on this host.
+    /// What `launcher` says of the job. `daemon` is its process, if this rank sees it; `one_host`: whether all ranks
+    /// are on this host.
     pub(super) fn of(
         launcher: &Launcher,
         environment: &Environment,
@@ -63,8 +64,8 @@ impl Job {
         }
     }
 
-    /// Whether `srun` has started the rank, whatever protocol it speaks. Below Hydra, whose ranks inherit the ids of the
-    /// step around them, it has not.
+    /// Whether `srun` has started the rank, whatever protocol it speaks. Below Hydra, whose ranks inherit the ids of
+    /// the step around them, it has not.
     pub(super) fn is_slurms(launcher: &Launcher, environment: &Environment, daemon: Option<&Ancestor>) -> bool {
         let names_step = |id: Option<&str>| id.is_some_and(|id| slurm_id(environment).is_some_and(|step| step == id));
         let by_id = match launcher.kind {
@@ -76,8 +77,8 @@ impl Job {
         daemon.map_or(by_id, |daemon| Family::of(daemon) == Some(Family::Slurm))
     }
 
-    /// The name by which ranks of one host meet in private: the job, or, of torchrun's jobs, whose ids users choose, the
-    /// run at the port of its agent.
+    /// The name by which ranks of one host meet in private: the job, or, of torchrun's jobs, whose ids users choose,
+    /// the run at the port of its agent.
     pub(super) fn lobby(job: Option<&Job>, launcher: &Launcher, environment: &Environment) -> Option<String> {
         match launcher.kind {
             Row::Torchrun => {

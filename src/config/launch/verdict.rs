@@ -219,8 +219,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether a launcher, and not a person, has set a row that people set by hand. Its process is then nearer than that
-    /// of any launcher around it.
+    /// Whether a launcher, and not a person, has set a row that people set by hand. Its process is then nearer than
+    /// that of any launcher around it.
     fn has_mark(&self, row: &Launcher) -> bool {
         self.environment.has(OWN_RUN) || self.is_torchruns(row)
     }
