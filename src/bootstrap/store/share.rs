@@ -199,7 +199,7 @@ impl Shared<'_> {
                 }
                 _ => {
                     log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
-                    return self.store.clear(&self.taken(&left), left.size, self.wait);
+                    return self.forget_readers(&left);
                 }
             }
         }
@@ -310,15 +310,21 @@ impl Shared<'_> {
             self.wait.abort.check()?;
             poller::pause(self.wait.slice(PAUSE));
         }
-        self.store.delete(&self.told(record), self.wait)?;
         self.remove(record)
+    }
+
+    fn forget_readers(&self, record: &Record) -> Result<()> {
+        match &record.outcome {
+            IdOutcome::Id(_) => self.store.clear(&self.taken(record), record.size, self.wait),
+            IdOutcome::Failed(_) => self.store.delete(&self.told(record), self.wait).map(drop),
+        }
     }
 
     /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a
     /// killed process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record
     /// if there is a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
-        self.store.clear(&self.taken(record), self.members.size, self.wait)?;
+        self.forget_readers(record)?;
         for key in [self.key, &self.claims()] {
             self.store.delete(key, self.wait)?;
         }
