@@ -5,7 +5,7 @@
 # what the store then holds and every other process reads. add(key, -1) goes back over the same border. Both servers do so, the one
 # with use_libuv=True and the one with use_libuv=False, and so does a counter whose number came from set().
 #
-# Why it surprises: a reader who knows other counter servers (Redis) expects an error and an unchanged value. In the same call the
+# Why it surprises: a shared counter is expected to refuse what it cannot hold. In the same call the
 # Python side does check: add(key, 2**63) is a TypeError, so a number that does not fit is refused as an argument and accepted as a
 # sum. Programs use add() to hand out tickets and to count arrivals until `count >= world_size`, and that comparison is false after
 # the jump. Another server for the same clients that wants to give the same answers has to wrap on purpose, also where its language

@@ -59,19 +59,20 @@ impl Communicator {
         let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
         let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
-        let meeting = Meeting::new(&launch, options, MADE.load(Ordering::Relaxed))?;
-        Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
+        let number = CALLS.fetch_add(1, Ordering::Relaxed);
+        let meeting = Meeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
+        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
             Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
         })
     }
 }
 
-/// Counts a communicator that was made from the launcher's environment, so that the next one has a place of its own. An
-/// attempt that fails is not counted: its ranks may try again, and a rank that starts later has counted none.
-pub(super) fn count() {
-    // Relaxed: only the number counts.
-    MADE.fetch_add(1, Ordering::Relaxed);
+/// Gives the number of a call that has failed back, unless a later call has begun: its ranks may try again, and a rank that
+/// starts later begins with the same number.
+pub(super) fn give_back(number: u64) {
+    // Relaxed: only the number counts. It stays taken where the next one is, too.
+    let _taken = CALLS.compare_exchange(number + 1, number, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// How many communicators this process has made from its launcher's environment. All ranks count alike.
-static MADE: AtomicU64 = AtomicU64::new(0);
+/// How many communicators this process has made from its launcher's environment, or is making. All ranks count alike.
+static CALLS: AtomicU64 = AtomicU64::new(0);

@@ -145,13 +145,13 @@ impl Shared<'_> {
 
     /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a
     /// reader is told by the root, too, that it comes too late.
-    pub(crate) fn withdraw(&self, given: &SharedId) {
+    pub(crate) fn withdraw(&self, number: u64) {
         let patience = self.wait.until(Deadline::after(WITHDRAW_PATIENCE));
         let shared = Shared { wait: &patience, ..*self };
         let left = || -> Result<()> {
             let Some(bytes) = self.store.peek(self.key, &patience)? else { return Ok(()) };
             match Record::decode(&bytes) {
-                Ok(record) if record.number == given.number => shared.remove(&record),
+                Ok(record) if record.number == number => shared.remove(&record),
                 _ => Ok(()),
             }
         };
@@ -214,12 +214,12 @@ impl Shared<'_> {
         ))
     }
 
-    fn taken_by(&self, other: &JobTag) -> Error {
+    fn taken_by(&self, other: &str) -> Error {
         let ours = self.job.map_or("no known job", JobTag::name);
         Error::invalid_usage(format!(
             "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store \
              of its own (RSCCL_STORE)",
-            other.name(),
+            other,
             self.key.escape_default()
         ))
     }
@@ -238,23 +238,18 @@ impl Shared<'_> {
         loop {
             let bytes = self.store.get(self.key, self.wait)?;
             let record = Record::decode(&bytes)?;
-            if let Some(other) = record.other_job(self.job) {
-                let (number, until) = *leaving.get_or_insert((record.number, Deadline::after(self.patience)));
-                match number == record.number {
-                    true if until.passed(clock::now()) => return Err(self.taken_by(other)),
-                    true => {}
-                    false => leaving = None,
-                }
-                self.rest(&format!("rank 0 of this job: what lies there is of another job ({})", other.name()))?;
-                continue;
-            }
             let worth = if spent == Some(record.number) {
                 Worth::Stale("whose ranks did not meet")
             } else {
                 self.worth(&record)?
             };
             match worth {
-                Worth::Fresh => return self.read(record),
+                Worth::Fresh => match record.other_job(self.job) {
+                    None => return self.read(record),
+                    Some(other) => {
+                        self.await_leaving(&record, other, &mut leaving)?;
+                    }
+                },
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
@@ -266,6 +261,19 @@ impl Shared<'_> {
                 }
             }
         }
+    }
+
+    /// Waits a moment for another job that has the key: it may soon have met.
+    fn await_leaving(&self, record: &Record, other: &str, leaving: &mut Option<(u64, Deadline)>) -> Result<()> {
+        match *leaving {
+            Some((number, until)) if number == record.number => {
+                if until.passed(clock::now()) {
+                    return Err(self.taken_by(other));
+                }
+            }
+            _ => *leaving = Some((record.number, Deadline::after(self.patience))),
+        }
+        self.rest(&format!("rank 0 of this job: what lies there is of another job ({other})"))
     }
 
     /// Takes the id of a record that is rank 0's.
