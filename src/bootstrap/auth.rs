@@ -90,9 +90,9 @@ impl JobTag {
     /// ```
     /// use rsccl::store::{JobTag, Options};
     ///
-    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")),
-    /// ..Options::default() }; assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night
-    /// run"));
+    /// let job = JobTag::new("the night run", "night run 2026-11-27 of group 7");
+    /// let options = Options { job: Some(job), ..Options::default() };
+    /// assert!(options.job.is_some_and(|job| job.name() == "the night run"));
     /// ```
     pub fn new(name: &str, key: &str) -> JobTag {
         let hash: [u8; 32] = blake3::hash(key.as_bytes()).into();

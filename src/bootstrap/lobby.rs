@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sync::{AbortFlag, Deadline, Wait};
-use crate::sys::descriptor::{Found, HandoverStream, Listener};
+use crate::sys::descriptor::{HandoverStream, Listener, NameHolder};
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::sys::{clock, thread};
 use crate::types::{Rank, World};
@@ -52,8 +52,8 @@ impl std::fmt::Display for LobbyName {
     }
 }
 
-/// Opens another place too, for the ranks that cannot see the lobby. What it yields lives as long as the lobby; the flag
-/// is raised when that closes.
+/// Opens another place too, for the ranks that cannot see the lobby. What it yields lives as long as the lobby; the
+/// flag is raised when that closes.
 pub(crate) type Elsewhere = Box<dyn FnOnce(&AbortFlag) -> Option<Box<dyn std::any::Any + Send>> + Send>;
 
 /// Rank 0's side. Dropping it closes the lobby.
@@ -91,7 +91,7 @@ impl Lobby {
         poller.add(listener.as_fd(), LISTENER, Interest::Read)?;
         poller.add(stopped.as_fd(), STOP, Interest::Read)?;
         let all_have_come = Arc::new(AtomicBool::new(size == 1));
-        let host = Host {
+        let host = LobbyThread {
             listener,
             poller,
             _stopped: stopped,
@@ -165,22 +165,22 @@ fn listen(name: &LobbyName, wait: &Wait) -> Result<Listener> {
                 other => return other,
             }
             match HandoverStream::look_for(&name)? {
-                Found::OtherUsers(user) => holder = Some(format!("user {user} holds")),
-                Found::Own(stream) => {
+                NameHolder::OtherUsers(user) => holder = Some(format!("user {user} holds")),
+                NameHolder::Own(stream) => {
                     let process = stream.process().map_or(String::new(), |process| format!(" {}", process.number()));
                     holder = Some(format!("rank 0 is here already: process{process} of this user holds"));
                     break;
                 }
                 // It has just gone, or is busy.
-                Found::Nobody | Found::Busy => break,
+                NameHolder::Nobody | NameHolder::Busy => break,
             }
         }
         wait.abort.check()?;
         if patience.check(String::new).is_err() {
             let who = holder.unwrap_or_else(|| "another process holds".to_owned());
             return Err(Error::invalid_usage(format!(
-                "{who} {name}, where the ranks of this job meet; if two processes were given rank 0, correct that, else \
-                 set RSCCL_STORE"
+                "{who} {name}, where the ranks of this job meet; if two processes were given rank 0, correct that, \
+                 else set RSCCL_STORE"
             )));
         }
         poller::pause(patience.slice(PAUSE));
@@ -194,10 +194,10 @@ fn listen(name: &LobbyName, wait: &Wait) -> Result<Listener> {
 pub(crate) fn visit(name: &LobbyName, me: World, wait: &Wait) -> Result<Option<Record>> {
     for name in name.all() {
         match HandoverStream::look_for(&name)? {
-            Found::Own(stream) => return ask(&stream, me, wait),
+            NameHolder::Own(stream) => return ask(&stream, me, wait),
             // Whoever held an earlier name may have gone since rank 0 took this one.
-            Found::OtherUsers(_) | Found::Nobody => {}
-            Found::Busy => return Ok(None),
+            NameHolder::OtherUsers(_) | NameHolder::Nobody => {}
+            NameHolder::Busy => return Ok(None),
         }
     }
     Ok(None)
@@ -237,25 +237,25 @@ fn ask(stream: &HandoverStream, me: World, wait: &Wait) -> Result<Option<Record>
 }
 
 /// The thread's side.
-struct Host {
+struct LobbyThread {
     listener: Listener,
     poller: Poller,
     _stopped: UnixStream,
     answer: Vec<u8>,
     size: u32,
-    guests: BTreeMap<u64, Guest>,
+    guests: BTreeMap<u64, Caller>,
     next: u64,
     /// The ranks that have been answered.
     come: BTreeSet<Rank>,
     all_have_come: Arc<AtomicBool>,
 }
 
-struct Guest {
+struct Caller {
     stream: HandoverStream,
     heard: Vec<u8>,
 }
 
-impl Host {
+impl LobbyThread {
     fn run(mut self) {
         let mut ready = Ready::default();
         loop {
@@ -284,7 +284,7 @@ impl Host {
                     let token = self.next;
                     self.next += 1;
                     if self.poller.add(stream.as_fd(), token, Interest::Read).is_ok() {
-                        self.guests.insert(token, Guest { stream, heard: Vec::new() });
+                        self.guests.insert(token, Caller { stream, heard: Vec::new() });
                     }
                 }
                 Ok(None) => return,

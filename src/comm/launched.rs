@@ -1,7 +1,7 @@
 //! Communicators of processes that a launcher started: its variables say which rank this is and where the ranks meet.
 
 use crate::bootstrap::Options;
-use crate::comm::meeting::Meeting;
+use crate::comm::meeting::LaunchMeeting;
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
@@ -60,7 +60,7 @@ impl Communicator {
         let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
-        let meeting = Meeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
+        let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
         Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
             Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
         })

@@ -8,10 +8,10 @@ use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
 use crate::bootstrap::store::record::{IdOutcome, Record};
-use crate::bootstrap::store::share::{Shared, SharedId};
+use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
-use crate::config::launch::{Job, Launch, StoreAddress};
+use crate::config::launch::{JobIdentity, Launch, StoreAddress};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{AbortFlag, Deadline, Wait};
@@ -20,7 +20,7 @@ use crate::types::{Rank, World};
 
 /// The meeting of the ranks of one communicator.
 #[derive(Debug, Clone)]
-pub(super) struct Meeting {
+pub(super) struct LaunchMeeting {
     world: World,
     options: Options,
     /// The key of the id in a store.
@@ -53,7 +53,7 @@ enum StorePlace {
 
 /// A rank's look at the place beside the lobby.
 struct Look<'a> {
-    meeting: Meeting,
+    meeting: LaunchMeeting,
     place: &'a StorePlace,
     store: Option<Box<dyn Store>>,
     /// What came of the last look.
@@ -66,7 +66,7 @@ impl Look<'_> {
     ///
     /// # Errors
     /// Of the abort of `wait`.
-    fn once(&mut self, spent: Option<u64>, wait: &Wait) -> Result<Option<Found>> {
+    fn once(&mut self, spent: Option<u64>, wait: &Wait) -> Result<Option<FoundId>> {
         let slice = wait.until(Deadline::after(ELSEWHERE_SLICE).earlier(wait.deadline));
         let store = match self.store.take() {
             Some(store) => Ok(store),
@@ -77,9 +77,10 @@ impl Look<'_> {
             self.meeting.shared(self.place, &**store, &slice).take(spent)
         });
         match taken {
-            Ok(SharedId { id, number }) => Ok(Some(Found { id, number: Some(number), _store: self.store.take() })),
+            Ok(SharedId { id, number }) => Ok(Some(FoundId { id, number: Some(number), _store: self.store.take() })),
             Err(error) => {
                 wait.abort.check()?;
+                log::trace!(Bootstrap, "nothing for this rank at {}: {error}", self.place);
                 self.last = Some(error.message().to_owned());
                 Ok(None)
             }
@@ -89,7 +90,7 @@ impl Look<'_> {
 
 /// An id that was put into a store beside the lobby, which is removed again: the store may live on.
 struct GivenElsewhere {
-    meeting: Meeting,
+    meeting: LaunchMeeting,
     place: StorePlace,
     store: Box<dyn Store>,
     number: u64,
@@ -105,7 +106,7 @@ impl Drop for GivenElsewhere {
 }
 
 /// An id that this rank has got.
-struct Found {
+struct FoundId {
     id: UniqueId,
     /// The number of the sharing; `None` for a fixed address, which has one id for ever.
     number: Option<u64>,
@@ -113,14 +114,14 @@ struct Found {
     _store: Option<Box<dyn Store>>,
 }
 
-impl Meeting {
+impl LaunchMeeting {
     /// The meeting of communicator `number` of the processes that `launch` describes.
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`] for an address that is none.
-    pub(super) fn new(launch: &Launch, options: Options, number: u64) -> Result<Meeting> {
+    pub(super) fn new(launch: &Launch, options: Options, number: u64) -> Result<LaunchMeeting> {
         let size = launch.world.size;
-        let tag = |job: &Job| JobTag::new(&job.name, &job.key);
+        let tag = |job: &JobIdentity| JobTag::new(&job.name, &job.key);
         let unseen = launch.job.as_ref().and_then(|job| job.of_unseen(size)).as_ref().map(tag);
         // The name of the private place tells more than the job of some launchers, which users name.
         let private = launch.lobby.as_ref().filter(|_| launch.job.is_none()).map(|lobby| JobTag::new(lobby, lobby));
@@ -129,7 +130,7 @@ impl Meeting {
         if let Some(warning) = unguarded(launch, &place, &options) {
             log::tell(&warning);
         }
-        Ok(Meeting {
+        Ok(LaunchMeeting {
             world: launch.world,
             options: Options { job, ..options },
             key: format!("rsccl/id/{number}"),
@@ -155,9 +156,9 @@ impl Meeting {
     }
 
     /// The same meeting at the place beside the lobby: ranks of which nothing is known are not of this job.
-    fn strictly(&self) -> Meeting {
+    fn strictly(&self) -> LaunchMeeting {
         let job = self.options.job.clone().map(JobTag::strictly);
-        Meeting { options: Options { job, ..self.options.clone() }, ..self.clone() }
+        LaunchMeeting { options: Options { job, ..self.options.clone() }, ..self.clone() }
     }
 
     fn join_by(&self, id: &UniqueId, wait: &Wait) -> Result<NetBootstrap, JoinError> {
@@ -176,8 +177,8 @@ impl Meeting {
         }
     }
 
-    fn shared<'a>(&'a self, place: &StorePlace, store: &'a dyn Store, wait: &'a Wait) -> Shared<'a> {
-        Shared {
+    fn shared<'a>(&'a self, place: &StorePlace, store: &'a dyn Store, wait: &'a Wait) -> IdSharing<'a> {
+        IdSharing {
             store,
             key: self.key_in(place),
             members: self.world,
@@ -287,11 +288,11 @@ impl Meeting {
     }
 
     /// The id that rank 0 gives, but not that of the sharing `spent`.
-    fn find(&self, spent: Option<u64>, wait: &Wait) -> Result<Found> {
+    fn find(&self, spent: Option<u64>, wait: &Wait) -> Result<FoundId> {
         match &self.place {
             Place::Lobby(name, elsewhere) => self.find_in_lobby(name, elsewhere.as_ref(), (spent, wait)),
             Place::Store(place) => self.find_in_store(place, (spent, wait)),
-            _ => Ok(Found { id: self.fixed(wait)?, number: None, _store: None }),
+            _ => Ok(FoundId { id: self.fixed(wait)?, number: None, _store: None }),
         }
     }
 
@@ -300,14 +301,14 @@ impl Meeting {
         name: &LobbyName,
         elsewhere: Option<&StorePlace>,
         (spent, wait): (Option<u64>, &Wait),
-    ) -> Result<Found> {
+    ) -> Result<FoundId> {
         let begun = clock::now();
         let mut look = elsewhere.map(|place| Look { meeting: self.strictly(), place, store: None, last: None });
         loop {
             if let Some(record) = lobby::visit(name, self.world, wait)?.filter(|record| Some(record.number) != spent) {
                 record.check_size(self.world)?;
                 let SharedId { id, number } = record.open()?;
-                return Ok(Found { id, number: Some(number), _store: None });
+                return Ok(FoundId { id, number: Some(number), _store: None });
             }
             wait.check(|| {
                 let there = "rank 0 did not come, or is in another network namespace (a container's)";
@@ -324,12 +325,12 @@ impl Meeting {
         }
     }
 
-    fn find_in_store(&self, place: &StorePlace, (spent, wait): (Option<u64>, &Wait)) -> Result<Found> {
+    fn find_in_store(&self, place: &StorePlace, (spent, wait): (Option<u64>, &Wait)) -> Result<FoundId> {
         loop {
             let store = self.open(place, wait)?;
             let taken = self.shared(place, &*store, wait).take(spent);
             match taken {
-                Ok(SharedId { id, number }) => return Ok(Found { id, number: Some(number), _store: Some(store) }),
+                Ok(SharedId { id, number }) => return Ok(FoundId { id, number: Some(number), _store: Some(store) }),
                 // The store of an attempt or a communicator before this one may have just ended: the next one opens at
                 // the same address.
                 Err(error) if is_of_store(&error) && (spent.is_some() || !self.is_first()) => {

@@ -67,9 +67,9 @@ pub(super) const SWITCH_ADDRESS: &str = "SLURM_TOPOLOGY_ADDR";
 
 use super::Config;
 use super::environment::Environment;
-pub(crate) use job::Job;
+pub(crate) use job::JobIdentity;
 use rows::{LAUNCHERS, Launcher, Row, SLURM_RANK, SLURM_STEP};
-use verdict::{Candidate, Verdict};
+use verdict::{Candidate, LauncherVerdict};
 
 /// The facts that a launcher has told this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub struct Launch {
     /// The run of torchrun whose agent serves `store`.
     pub(crate) agent_run: Option<String>,
     /// The job, if its launcher tells it.
-    pub(crate) job: Option<Job>,
+    pub(crate) job: Option<JobIdentity>,
     /// Whether the launcher says that all ranks are on this host.
     pub(crate) one_host: bool,
     /// The name of the place where the ranks of this host meet in private, if all are here and it can be known.
@@ -165,7 +165,7 @@ pub(super) const OWN_NAMES: &[&str] =
 /// What `rsccl run` sets beside its numbers, to its process number: whoever sets them by hand does not.
 const OWN_RUN: &str = "RSCCL_RUN";
 
-impl Verdict {
+impl LauncherVerdict {
     fn launch(
         self,
         environment: &Environment,
@@ -173,7 +173,7 @@ impl Verdict {
         daemon: Option<&super::ancestors::Ancestor>,
     ) -> Result<Launch> {
         let Candidate { row, rank: (_, rank), size: (_, size) } = self.chosen;
-        let by_slurm = self.job_of.is_some_and(|row| Job::is_slurms(row, environment, daemon));
+        let by_slurm = self.job_of.is_some_and(|row| JobIdentity::is_slurms(row, environment, daemon));
         // Hydra's local numbers may be left over below `srun --mpi=pmi2`, which sets none of them.
         let (local_ranks, local_sizes) =
             if by_slurm { (&[SLURM_LOCAL_RANK][..], &[][..]) } else { (row.local_ranks, row.local_sizes) };
@@ -189,8 +189,8 @@ impl Verdict {
                 (Some((_, local_size)), _) => local_size == size,
                 (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
             };
-        let job = self.job_of.and_then(|row| Job::of(row, environment, (daemon, one_host, size)));
-        let lobby = self.job_of.and_then(|row| Job::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
+        let job = self.job_of.and_then(|row| JobIdentity::of(row, environment, (daemon, one_host, size)));
+        let lobby = self.job_of.and_then(|row| JobIdentity::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
         // A program's own configuration may name one too.
         let is_left_over = self.is_store_left_over && environment.has("RSCCL_STORE");
         let named = config.store.clone().filter(|_| !is_left_over);

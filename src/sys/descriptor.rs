@@ -1,7 +1,7 @@
 //! Unix sockets that pass descriptors between processes of one host.
 //!
-//! Names are abstract, so that no file is left behind; those where memory is handed over are random. A received descriptor is close-on-exec. A message must
-//! carry exactly one descriptor; anything else is an error of the peer.
+//! Names are abstract, so that no file is left behind; those where memory is handed over are random. A received
+//! descriptor is close-on-exec. A message must carry exactly one descriptor; anything else is an error of the peer.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -21,7 +21,7 @@ pub struct HandoverStream(Socket);
 
 /// Who listens on a name that anybody can guess.
 #[derive(Debug)]
-pub enum Found {
+pub enum NameHolder {
     /// Nobody.
     Nobody,
     /// A process of this user.
@@ -98,15 +98,19 @@ impl HandoverStream {
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
-    pub fn look_for(name: &str) -> Result<Found> {
+    pub fn look_for(name: &str) -> Result<NameHolder> {
         let socket = socket()?;
         match socket.connect(&address(name)?) {
             Ok(()) => {
                 let (theirs, mine) = users(&socket)?;
-                Ok(if theirs == mine { Found::Own(HandoverStream(socket)) } else { Found::OtherUsers(theirs) })
+                Ok(if theirs == mine {
+                    NameHolder::Own(HandoverStream(socket))
+                } else {
+                    NameHolder::OtherUsers(theirs)
+                })
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Found::Nobody),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Found::Busy),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(NameHolder::Nobody),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(NameHolder::Busy),
             Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
         }
     }

@@ -47,7 +47,7 @@ pub fn share_id(
     make: impl FnOnce() -> Result<UniqueId>,
     wait: &Wait,
 ) -> Result<UniqueId> {
-    let shared = Shared { store, key, members, wait, job: None, patience: Duration::ZERO };
+    let shared = IdSharing { store, key, members, wait, job: None, patience: Duration::ZERO };
     if members.rank.get() == 0 {
         shared.give(make).map(|given| given.id)
     } else {
@@ -87,7 +87,7 @@ impl IdCounter {
 }
 
 /// One sharing of an id.
-pub(crate) struct Shared<'a> {
+pub(crate) struct IdSharing<'a> {
     pub(crate) store: &'a dyn Store,
     pub(crate) key: &'a str,
     pub(crate) members: World,
@@ -115,7 +115,7 @@ enum Worth {
     Stale(&'static str),
 }
 
-impl Shared<'_> {
+impl IdSharing<'_> {
     /// What rank 0 does.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Shared<'_> {
     /// reader is told by the root, too, that it comes too late.
     pub(crate) fn withdraw(&self, number: u64) {
         let patience = self.wait.until(Deadline::after(WITHDRAW_PATIENCE));
-        let shared = Shared { wait: &patience, ..*self };
+        let shared = IdSharing { wait: &patience, ..*self };
         let left = || -> Result<()> {
             let Some(bytes) = self.store.peek(self.key, &patience)? else { return Ok(()) };
             match Record::decode(&bytes) {
@@ -207,9 +207,9 @@ impl Shared<'_> {
 
     fn second_rank_zero(&self, by: &str) -> Error {
         Error::invalid_usage(format!(
-            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this \
-             job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store \
-             of its own",
+            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of \
+             this job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a \
+             store of its own",
             self.key.escape_default()
         ))
     }
@@ -217,8 +217,8 @@ impl Shared<'_> {
     fn taken_by(&self, other: &str) -> Error {
         let ours = self.job.map_or("no known job", JobTag::name);
         Error::invalid_usage(format!(
-            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store \
-             of its own (RSCCL_STORE)",
+            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a \
+             store of its own (RSCCL_STORE)",
             other,
             self.key.escape_default()
         ))
@@ -413,7 +413,10 @@ mod tests {
         let store = FileStore::open(&path, &soon()).unwrap();
         store.set("id", &left.encode(), &soon()).unwrap();
         store.add("id/claims", claims, &soon()).unwrap();
-        store.insert(&format!("id/taken/{:016x}", left.number), 1, &soon()).unwrap();
+        match &left.outcome {
+            IdOutcome::Id(_) => drop(store.insert(&format!("id/taken/{:016x}", left.number), 1, &soon()).unwrap()),
+            IdOutcome::Failed(_) => drop(store.add(&format!("id/told/{:016x}", left.number), 1, &soon()).unwrap()),
+        }
         let (id, _root) = Root::serve(&options()).unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| share_id(&store, "id", member(1), || unreachable!(), &soon()));

@@ -11,13 +11,13 @@
 //!   components), `SLURM_STEP_ID`, `SLURM_RESTART_COUNT`.
 //! - Other launchers that speak PMI: `PMI_JOBID`; PMIx: `PMIX_NAMESPACE`.
 
-use super::rows::{Family, Launcher, Row, slurm_step};
+use super::rows::{DaemonKind, Launcher, Row, slurm_step};
 use crate::config::ancestors::Ancestor;
 use crate::config::environment::Environment;
 
 /// The job to which a rank belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct JobIdentity {
     /// In words, for messages. Two jobs may have equal words.
     pub(crate) name: String,
     /// The identity: equal on all ranks of a job, and different for any two jobs.
@@ -26,13 +26,13 @@ pub(crate) struct Job {
     pub(crate) is_certain: bool,
 }
 
-impl Job {
-    fn named(name: String) -> Job {
-        Job { key: name.clone(), name, is_certain: true }
+impl JobIdentity {
+    fn named(name: String) -> JobIdentity {
+        JobIdentity { key: name.clone(), name, is_certain: true }
     }
 
     /// The identity of those ranks of this job that do not see the launcher's process, if there can be such ranks.
-    pub(crate) fn of_unseen(&self, size: u32) -> Option<Job> {
+    pub(crate) fn of_unseen(&self, size: u32) -> Option<JobIdentity> {
         self.key.starts_with(PROCESS).then(|| unseen(size))
     }
 
@@ -42,15 +42,15 @@ impl Job {
         launcher: &Launcher,
         environment: &Environment,
         (daemon, one_host, size): (Option<&Ancestor>, bool, u32),
-    ) -> Option<Job> {
-        if Job::is_slurms(launcher, environment, daemon) {
+    ) -> Option<JobIdentity> {
+        if JobIdentity::is_slurms(launcher, environment, daemon) {
             return slurm_job(environment);
         }
         match launcher.kind {
             Row::Own | Row::Slurm => None,
             Row::Torchrun => {
                 let id = text(environment, RUN_ID).filter(|id| *id != NO_RUN_ID)?;
-                Some(Job::named(format!("torchrun's run {id}")))
+                Some(JobIdentity::named(format!("torchrun's run {id}")))
             }
             Row::OpenMpi => {
                 let id = text(environment, NAMESPACE).or_else(|| text(environment, ORTE_JOB))?;
@@ -58,19 +58,22 @@ impl Job {
                 // The name space is made of the host's name and a process number, which containers may have in common.
                 let servers = SERVERS.iter().find_map(|server| text(environment, server)).filter(|_| one_host);
                 let key = servers.map_or_else(|| name.clone(), |servers| format!("{name} of {servers}"));
-                Some(Job { name, key, is_certain: true })
+                Some(JobIdentity { name, key, is_certain: true })
             }
-            Row::Pmi => match (daemon.map(|daemon| (daemon, Family::of(daemon))), text(environment, SLURM_JOB)) {
-                (Some((daemon, Some(Family::Hydra))), _) if one_host => of_process(daemon).or(Some(unseen(size))),
-                (Some((_, Some(Family::Other))), _) => {
-                    text(environment, PMI_JOB).map(|id| Job::named(format!("PMI's job {id}")))
+            Row::Pmi => match (daemon.map(|daemon| (daemon, DaemonKind::of(daemon))), text(environment, SLURM_JOB)) {
+                (Some((daemon, Some(DaemonKind::Hydra))), _) if one_host => of_process(daemon).or(Some(unseen(size))),
+                (Some((_, Some(DaemonKind::Other))), _) => {
+                    text(environment, PMI_JOB).map(|id| JobIdentity::named(format!("PMI's job {id}")))
                 }
                 _ if one_host => Some(unseen(size)),
                 // Two of them in one job of Slurm are not told apart.
-                (_, Some(job)) => Some(Job { is_certain: false, ..Job::named(format!("mpirun in Slurm's job {job}")) }),
+                (_, Some(job)) => Some(JobIdentity {
+                    is_certain: false,
+                    ..JobIdentity::named(format!("mpirun in Slurm's job {job}"))
+                }),
                 (_, None) => None,
             },
-            Row::Pmix => text(environment, NAMESPACE).map(|id| Job::named(format!("PMIx's job {id}"))),
+            Row::Pmix => text(environment, NAMESPACE).map(|id| JobIdentity::named(format!("PMIx's job {id}"))),
         }
     }
 
@@ -84,12 +87,12 @@ impl Job {
             Row::Pmix => names_step(text(environment, NAMESPACE).and_then(|id| id.strip_prefix(SLURM_SPACE))),
             Row::Own | Row::Torchrun | Row::OpenMpi => return false,
         };
-        daemon.map_or(by_id, |daemon| Family::of(daemon) == Some(Family::Slurm))
+        daemon.map_or(by_id, |daemon| DaemonKind::of(daemon) == Some(DaemonKind::Slurm))
     }
 
     /// The name by which ranks of one host meet in private: the job, or, of torchrun's jobs, whose ids users choose,
     /// the run at the port of its agent.
-    pub(super) fn lobby(job: Option<&Job>, launcher: &Launcher, environment: &Environment) -> Option<String> {
+    pub(super) fn lobby(job: Option<&JobIdentity>, launcher: &Launcher, environment: &Environment) -> Option<String> {
         match launcher.kind {
             Row::Torchrun => {
                 let parts = [RUN_ID, "MASTER_ADDR", "MASTER_PORT"].map(|name| text(environment, name));
@@ -110,7 +113,7 @@ fn slurm_id(environment: &Environment) -> Option<String> {
     Some(format!("{}.{}", text(environment, SLURM_JOB)?, slurm_step(environment)?))
 }
 
-fn slurm_job(environment: &Environment) -> Option<Job> {
+fn slurm_job(environment: &Environment) -> Option<JobIdentity> {
     let step = slurm_step(environment)?;
     let job = text(environment, SLURM_JOB)?;
     // A job that was queued again has the same numbers, and its earlier ranks may still be ending.
@@ -118,28 +121,28 @@ fn slurm_job(environment: &Environment) -> Option<Job> {
     let again = restarts.map_or_else(String::new, |count| format!(", restart {count}"));
     let cluster = text(environment, CLUSTER).map_or_else(String::new, |name| format!(" of cluster {name}"));
     let name = format!("Slurm's job {job} step {step}{again}");
-    Some(Job { key: format!("{name}{cluster}"), name, is_certain: true })
+    Some(JobIdentity { key: format!("{name}{cluster}"), name, is_certain: true })
 }
 
 /// The job of a launcher that names none: the launcher's process, which no other job of this host has. `None` if the
 /// system does not tell enough of it.
-fn of_process(daemon: &Ancestor) -> Option<Job> {
+fn of_process(daemon: &Ancestor) -> Option<JobIdentity> {
     let told = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let (host, boot) = (told("/proc/sys/kernel/hostname")?, told("/proc/sys/kernel/random/boot_id")?);
     let space = std::fs::read_link("/proc/self/ns/pid").ok()?;
     let Ancestor { process, started, .. } = daemon;
-    Some(Job {
+    Some(JobIdentity {
         name: format!("the job of mpirun's process {process} on {host}"),
         key: format!("{PROCESS}{process} of {boot} {}, started {started}", space.display()),
         is_certain: true,
     })
 }
 
-/// The job of a rank of Hydra that does not see its process, as in a container: any of this host's. Ranks of one job that
-/// do see it take this one for theirs.
-fn unseen(size: u32) -> Job {
+/// The job of a rank of Hydra that does not see its process, as in a container: any of this host's. Ranks of one job
+/// that do see it take this one for theirs.
+fn unseen(size: u32) -> JobIdentity {
     let key = format!("{UNSEEN} of {size} ranks");
-    Job {
+    JobIdentity {
         name: format!("a job of Hydra on this host whose process is not seen, of {size} ranks"),
         key,
         is_certain: false,

@@ -16,7 +16,7 @@ pub(super) struct Launcher {
     /// Variables for the number of hosts, used if the local size is not known.
     pub(super) hosts: &'static [&'static str],
     /// Whose processes start ranks that have these variables.
-    pub(super) families: &'static [Family],
+    pub(super) families: &'static [DaemonKind],
 }
 
 /// A row of the table.
@@ -32,7 +32,7 @@ pub(super) enum Row {
 
 /// Launchers, told apart by the names of the processes that start ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum DaemonKind {
     RscclRun,
     Torchrun,
     OpenMpi,
@@ -51,26 +51,26 @@ impl Row {
     }
 }
 
-impl Family {
+impl DaemonKind {
     /// The launcher whose process `ancestor` is, if it is one.
-    pub(super) fn of(ancestor: &Ancestor) -> Option<Family> {
+    pub(super) fn of(ancestor: &Ancestor) -> Option<DaemonKind> {
         let name = ancestor.name.as_str();
         let starts = |names: &[&str]| names.iter().any(|known| name.starts_with(known));
         if name == "rsccl" {
-            Some(Family::RscclRun)
+            Some(DaemonKind::RscclRun)
         } else if starts(&["pt_elastic", "torchrun"]) {
-            Some(Family::Torchrun)
+            Some(DaemonKind::Torchrun)
         } else if starts(&["hydra_", "pmi_proxy"]) {
-            Some(Family::Hydra)
+            Some(DaemonKind::Hydra)
         } else if starts(&["slurmstepd"]) {
-            Some(Family::Slurm)
+            Some(DaemonKind::Slurm)
         } else if name == "slurm_script" {
-            Some(Family::BatchScript)
+            Some(DaemonKind::BatchScript)
         } else if starts(&["orted", "prted", "prte", "orterun", "mpirun", "mpiexec"]) {
             // Hydra's mpirun starts no rank itself: its proxies, which are nearer, do.
-            Some(Family::OpenMpi)
+            Some(DaemonKind::OpenMpi)
         } else if starts(&["flux-shell", "mpispawn", "palsd", "jsmd", "pmix_server"]) {
-            Some(Family::Other)
+            Some(DaemonKind::Other)
         } else {
             None
         }
@@ -79,13 +79,13 @@ impl Family {
     /// Its name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Family::RscclRun => "rsccl run",
-            Family::Torchrun => "torchrun",
-            Family::OpenMpi => "Open MPI's mpirun",
-            Family::Hydra => "Hydra's mpirun (MPICH, Intel MPI)",
-            Family::Slurm => "Slurm's srun",
-            Family::BatchScript => "a batch script of Slurm",
-            Family::Other => "another launcher",
+            DaemonKind::RscclRun => "rsccl run",
+            DaemonKind::Torchrun => "torchrun",
+            DaemonKind::OpenMpi => "Open MPI's mpirun",
+            DaemonKind::Hydra => "Hydra's mpirun (MPICH, Intel MPI)",
+            DaemonKind::Slurm => "Slurm's srun",
+            DaemonKind::BatchScript => "a batch script of Slurm",
+            DaemonKind::Other => "another launcher",
         }
     }
 }
@@ -119,7 +119,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["RSCCL_LOCAL_RANK"],
         local_sizes: &["RSCCL_LOCAL_WORLD_SIZE"],
         hosts: &[],
-        families: &[Family::RscclRun],
+        families: &[DaemonKind::RscclRun],
     },
     Launcher {
         source: "torchrun",
@@ -129,7 +129,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["LOCAL_RANK"],
         local_sizes: &["LOCAL_WORLD_SIZE"],
         hosts: &[],
-        families: &[Family::Torchrun, Family::RscclRun],
+        families: &[DaemonKind::Torchrun, DaemonKind::RscclRun],
     },
     Launcher {
         source: "Open MPI",
@@ -139,7 +139,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         hosts: &[],
-        families: &[Family::OpenMpi, Family::Other],
+        families: &[DaemonKind::OpenMpi, DaemonKind::Other],
     },
     Launcher {
         source: "PMI",
@@ -149,7 +149,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
         local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
         hosts: SLURM_HOSTS,
-        families: &[Family::Hydra, Family::Slurm, Family::Other],
+        families: &[DaemonKind::Hydra, DaemonKind::Slurm, DaemonKind::Other],
     },
     Launcher {
         source: "PMIx",
@@ -159,7 +159,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
         hosts: SLURM_HOSTS,
-        families: &[Family::Slurm, Family::OpenMpi, Family::Other],
+        families: &[DaemonKind::Slurm, DaemonKind::OpenMpi, DaemonKind::Other],
     },
     Launcher {
         source: "Slurm",
@@ -169,7 +169,7 @@ pub(super) static LAUNCHERS: &[Launcher] = &[
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
         hosts: SLURM_HOSTS,
-        families: &[Family::Slurm],
+        families: &[DaemonKind::Slurm],
     },
 ];
 

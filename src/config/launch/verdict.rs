@@ -12,8 +12,10 @@
 //!
 //! One function over values, so that tests can describe every nesting.
 
+use std::collections::BTreeMap;
+
 use super::job::{NAMESPACE, PMI_JOB, RUN_ID, SLURM_JOB, SLURM_SPACE};
-use super::rows::{Family, LAUNCHERS, Launcher, Row, slurm_step};
+use super::rows::{DaemonKind, LAUNCHERS, Launcher, Row, slurm_step};
 use super::{OWN_RUN, check_within, number};
 use crate::config::ancestors::Ancestor;
 use crate::config::environment::Environment;
@@ -29,7 +31,7 @@ pub(super) struct Candidate {
 
 /// The result of the weighing.
 #[derive(Debug)]
-pub(super) struct Verdict {
+pub(super) struct LauncherVerdict {
     pub(super) chosen: Candidate,
     /// The launcher whose job this is, which may only agree with the chosen row; `None` for numbers set by hand.
     pub(super) job_of: Option<&'static Launcher>,
@@ -56,9 +58,9 @@ enum Hand {
 /// # Errors
 /// [`crate::error::Kind::InvalidArgument`] for a value that is not a number or out of range, a rank without a size, and
 /// for launchers of which none can be preferred.
-pub(super) fn weigh(environment: &Environment, ancestors: &[Ancestor]) -> Result<Option<Verdict>> {
+pub(super) fn weigh(environment: &Environment, ancestors: &[Ancestor]) -> Result<Option<LauncherVerdict>> {
     let here: Vec<&'static Launcher> = LAUNCHERS.iter().filter(|row| row.is_here(environment)).collect();
-    let daemon = ancestors.iter().enumerate().find_map(|(place, ancestor)| Some((place, Family::of(ancestor)?)));
+    let daemon = ancestors.iter().enumerate().find_map(|(place, ancestor)| Some((place, DaemonKind::of(ancestor)?)));
     let scene = Scene { environment, ancestors, daemon };
     let kept: Vec<&'static Launcher> = here.iter().copied().filter(|row| !scene.is_left_over(row, &here)).collect();
     let Some(row) = scene.choose(&kept)? else { return Ok(None) };
@@ -72,7 +74,7 @@ pub(super) fn weigh(environment: &Environment, ancestors: &[Ancestor]) -> Result
         || scene.is_parents(row) && !is_set_inside && !is_scripts;
     let daemon = daemon.filter(|_| scene.is_parents(row)).map(|(place, _)| place);
     let is_store_left_over = here.iter().any(|row| row.kind == Row::Own) && kept.iter().all(|row| row.kind != Row::Own);
-    Ok(Some(Verdict { chosen, job_of: is_launchers.then_some(row), daemon, is_store_left_over, larger }))
+    Ok(Some(LauncherVerdict { chosen, job_of: is_launchers.then_some(row), daemon, is_store_left_over, larger }))
 }
 
 impl Candidate {
@@ -115,7 +117,7 @@ fn explain_components(error: Error, environment: &Environment) -> Error {
 struct Scene<'a> {
     environment: &'a Environment,
     ancestors: &'a [Ancestor],
-    daemon: Option<(usize, Family)>,
+    daemon: Option<(usize, DaemonKind)>,
 }
 
 impl Scene<'_> {
@@ -164,7 +166,7 @@ impl Scene<'_> {
         let mut rows = kept.iter().copied().filter(|row| self.is_parents(row));
         match family {
             // Slurm always sets its own row; those of PMI and PMIx may be older, unless they name the step.
-            Family::Slurm => {
+            DaemonKind::Slurm => {
                 let of_step = rows.clone().find(|row| self.names_this_step(row));
                 of_step.or_else(|| rows.clone().find(|row| row.kind == Row::Slurm)).or_else(|| rows.next())
             }
@@ -183,13 +185,18 @@ impl Scene<'_> {
         }
         // Whoever set the rank was started without it: the agent, which has no run id either, or a script below it.
         let setter = self.ancestors.iter().find(|ancestor| self.has_ours(ancestor, row) == Some(false));
-        setter.and_then(|setter| setter.variables.as_ref()).is_none_or(|all| !all.contains_key(RUN_ID))
+        let run = self.environment.get(RUN_ID).ok().flatten();
+        setter.is_none_or(|setter| {
+            // An agent inside a worker of another one has that one's id.
+            let has_run = |all: &BTreeMap<String, String>| all.get(RUN_ID).map(String::as_str) == run;
+            DaemonKind::of(setter) == Some(DaemonKind::Torchrun) || !setter.variables.as_ref().is_some_and(has_run)
+        })
     }
 
     /// Whether the variables of `row` were left by a launcher around the one that started this rank. A row that stands
     /// alone is believed.
     fn is_left_over(&self, row: &Launcher, here: &[&Launcher]) -> bool {
-        if let Some((place, Family::BatchScript)) = self.daemon {
+        if let Some((place, DaemonKind::BatchScript)) = self.daemon {
             // What the script itself was started with is not what a launcher below it has set.
             let script = &self.ancestors[place];
             return self.has_ours(script, row) == Some(true) && !self.is_changed_below(place, row);
@@ -203,13 +210,13 @@ impl Scene<'_> {
         let parent_is_here = here.iter().any(|other| !other.kind.may_be_set_by_hand() && self.is_parents(other))
             || here
                 .iter()
-                .any(|other| self.is_parents(other) && self.daemon.is_some_and(|(_, f)| f == Family::Torchrun));
+                .any(|other| self.is_parents(other) && self.daemon.is_some_and(|(_, f)| f == DaemonKind::Torchrun));
         (self.daemon.is_some() && parent_is_here) || self.names_another_step(row)
     }
 
     /// Whether the row's job id is another one than that of the step of Slurm in which this process is.
     fn names_another_step(&self, row: &Launcher) -> bool {
-        let started_by_slurm = self.daemon.is_none_or(|(_, family)| family == Family::Slurm);
+        let started_by_slurm = self.daemon.is_none_or(|(_, family)| family == DaemonKind::Slurm);
         started_by_slurm && self.step_of(row).is_some_and(|is_this| !is_this)
     }
 
@@ -250,9 +257,9 @@ impl Scene<'_> {
         // both start ranks with the variables of the place where the user stood.
         let mut above = self.ancestors[place + 1..].iter().map(|ancestor| ancestor.name.as_str());
         let tells = match family {
-            Family::Slurm | Family::Other => false,
-            Family::Hydra => above.any(|name| name.starts_with("mpiexec") || name.starts_with("mpirun")),
-            Family::RscclRun | Family::Torchrun | Family::OpenMpi | Family::BatchScript => true,
+            DaemonKind::Slurm | DaemonKind::Other => false,
+            DaemonKind::Hydra => above.any(|name| name.starts_with("mpiexec") || name.starts_with("mpirun")),
+            DaemonKind::RscclRun | DaemonKind::Torchrun | DaemonKind::OpenMpi | DaemonKind::BatchScript => true,
         };
         match self.has_ours(&self.ancestors[place], row).filter(|_| tells) {
             Some(true) => Hand::LeftOver,
