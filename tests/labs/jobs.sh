@@ -13,6 +13,7 @@ readonly ADDRESS=192.0.2.1 LIMIT_S=25 OUT=$LAB/tmp
 export RSCCL_INIT_TIMEOUT_MS=20000
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 wanted=" $* " failed=0 port=29500
+plugins=" $(srun --mpi=list 2>&1 | tr '\n\t' '  ') "
 
 wants() { [[ $wanted == "  " || $wanted == *" $1 "* ]]; }
 
@@ -23,6 +24,15 @@ tell() { # CASE VERDICT
         echo "case $1: WRONG: $2"
         failed=1
     fi
+}
+
+# Whether `srun --mpi=PLUGIN` is here; else says which case is skipped.
+has_plugin() { # PLUGIN CASE
+    [[ $plugins == *" $1 "* ]] || { skip "$2" "no plug-in $1 of Slurm on this machine"; return 1; }
+}
+
+skip() { # CASE WHY
+    if wants "$1"; then echo "skipped: case $1: $2"; fi
 }
 
 # Runs COMMAND, the job with this number. Its words lie in FILE.
@@ -88,6 +98,7 @@ master=(MASTER_ADDR="$ADDRESS" MASTER_PORT=29400)
 alone one_node 3 srun --quiet -N 1 -n 3 "${rank[@]}"
 alone one_node_with_master 3 env "${master[@]}" srun --quiet -N 1 -n 3 "${rank[@]}"
 for plugin in none pmi2 pmix; do
+    has_plugin "$plugin" "three_nodes_$plugin" || continue
     alone "three_nodes_$plugin" 5 env "${master[@]}" srun --quiet --mpi="$plugin" -N 3 -n 5 "${rank[@]}"
 done
 alone het 3 env "${master[@]}" salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 "${rank[@]}"
@@ -102,6 +113,7 @@ pair pair_file 2 "3 3" RSCCL_STORE="file://$OUT/store.@"
 scancel "$allocation"
 if wants array; then
     # shellcheck disable=SC2016 # the batch script expands it
+    # The tasks of the array set the number.
     run array 0 env "${master[@]}" sbatch --quiet --wait --array=1-2 -N 2 -n 3 --output="$OUT/array.%a" \
         --wrap 'LAB_VALUE=$((1000 * SLURM_ARRAY_TASK_ID)) srun --quiet '"$words"
     tell array "$(for task in 1 2; do verdict "$OUT/array.$task" "${task}000" 3; done | uniq | tr '\n' ' ' | sed 's/ $//')"
@@ -112,14 +124,16 @@ alone stale_pmi 3 env PMI_RANK=0 PMI_SIZE=1 srun --quiet --mpi=none -n 3 "${rank
 alone stale_open_mpi 3 env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 srun --quiet -n 3 "${rank[@]}"
 error stale_by_hand 3 5 "RANK=0 and WORLD_SIZE=1/SLURM_STEP_NUM_TASKS=3 (Slurm)" \
     env RANK=0 WORLD_SIZE=1 srun --quiet -n 3 "${rank[@]}"
-alone world_size_of_nodes 3 env WORLD_SIZE=2 srun --quiet --mpi=pmix -n 3 "${rank[@]}"
+if has_plugin pmix world_size_of_nodes; then
+    alone world_size_of_nodes 3 env WORLD_SIZE=2 srun --quiet --mpi=pmix -n 3 "${rank[@]}"
+fi
 if command -v mpirun.openmpi >/dev/null; then
     batch=(sbatch --quiet --wait --output="$OUT/batch.out")
     alone batch_in_open_mpi 3 sh -c 'mpirun.openmpi -n 1 "$@"; cat "$0"' "$OUT/batch.out" "${batch[@]}" -n 3 --wrap "srun --quiet $words"
     alone open_mpi_in_batch 3 env "${master[@]}" sh -c '"$@"; cat "$0"' "$OUT/batch.out" "${batch[@]}" -N 2 -n 3 \
         --wrap "mpirun.openmpi -n 3 $words"
 else
-    echo "skipped: cases batch_in_open_mpi, open_mpi_in_batch: no mpirun.openmpi on this machine"
+    for name in batch_in_open_mpi open_mpi_in_batch; do skip "$name" "no mpirun.openmpi on this machine"; done
 fi
 
 # As in containers. The rank's program may lie in the /tmp that it no longer sees.

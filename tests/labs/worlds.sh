@@ -10,6 +10,7 @@ rank=("$PROGRAM" worker --exact --ignored --nocapture)
 # verdict FILE NUMBER SIZE
 verdict() {
     awk -v number="$2" -v size="$3" '
+        { all = all " / " $0 }
         match($0, "LAB " number " ") { said[++count] = substr($0, RSTART + RLENGTH) }
         END {
             for (i = 1; i <= count; i++) {
@@ -20,7 +21,7 @@ verdict() {
             }
             line = mixed ? "MIXED" : count != size ? "other" : right == size ? "right" : refused == size ? "refused" : "other"
             if (line != "right") {
-                if (!count) line = line ": no rank has said anything"
+                if (!count) line = line ": no rank has said anything: " substr(all, 1, 700)
                 for (i = 1; i <= count; i++) line = line " | " substr(said[i], 1, 700)
             }
             print line
