@@ -62,9 +62,9 @@ error() { # CASE RANKS LIMIT WORDS COMMAND...
     tell "$1" "$seen"
 }
 
-# Two steps side by side in one allocation, over two nodes, of SIZES ranks. They share the place that VARIABLE=VALUE... name, where @
-# stands for a number of its own for each round. Both end right, unless this machine is so busy that the second does not wait long
-# enough for the first: then it is refused.
+# Two steps side by side in one allocation, over two nodes, of SIZES ranks. They share the place that VARIABLE=VALUE... name, where
+# @ stands for a number of its own for each round. Both end right, unless this machine is so busy that the second does not wait
+# long enough for the first: then it is refused.
 pair() { # CASE ROUNDS SIZES VARIABLE=VALUE...
     wants "$1" || return 0
     local place=("${@:4}") sizes seen=() starts wrong="" round job
@@ -72,8 +72,8 @@ pair() { # CASE ROUNDS SIZES VARIABLE=VALUE...
     for ((round = 0; round < $2; round++)); do
         port=$((port + 1)) starts=()
         for job in 0 1; do
-            run "$1.$job" "$((1000 * (job + 1)))" env "${place[@]//@/$port}" srun --jobid="$allocation" --overlap --quiet -N 2 \
-                -n "${sizes[job]}" bash -c "$STAGGERED" "$((round * 5 + job * 2))" "${rank[@]}" &
+            run "$1.$job" "$((1000 * (job + 1)))" env "${place[@]//@/$port}" srun --jobid="$allocation" --overlap --quiet \
+                -N 2 -n "${sizes[job]}" bash -c "$STAGGERED" "$((round * 5 + job * 2))" "${rank[@]}" &
             starts+=("$!")
         done
         wait "${starts[@]}"
@@ -129,7 +129,8 @@ if has_plugin pmix world_size_of_nodes; then
 fi
 if command -v mpirun.openmpi >/dev/null; then
     batch=(sbatch --quiet --wait --output="$OUT/batch.out")
-    alone batch_in_open_mpi 3 sh -c 'mpirun.openmpi -n 1 "$@"; cat "$0"' "$OUT/batch.out" "${batch[@]}" -n 3 --wrap "srun --quiet $words"
+    alone batch_in_open_mpi 3 sh -c 'mpirun.openmpi -n 1 "$@"; cat "$0"' "$OUT/batch.out" "${batch[@]}" -n 3 \
+        --wrap "srun --quiet $words"
     alone open_mpi_in_batch 3 env "${master[@]}" sh -c '"$@"; cat "$0"' "$OUT/batch.out" "${batch[@]}" -N 2 -n 3 \
         --wrap "mpirun.openmpi -n 3 $words"
 else

@@ -40,8 +40,8 @@ for ((round = 0; round < ROUNDS && SECONDS < LIMIT_S; round++)); do
     for job in 1 2; do
         # Two mpirun of Open MPI 4 fail now and then where they make one folder below TMPDIR.
         mkdir -p "$folder/tmp.$job"
-        LAB_VALUE=$((1000 * job)) timeout --kill-after=1 "$ROUND_LIMIT_S" env "${place[@]}" TMPDIR="$folder/tmp.$job" "${launch[@]}" \
-            bash -c "$late" "$((RANDOM % 300))" "${rank[@]}" >"$folder/$job" 2>&1 </dev/null &
+        LAB_VALUE=$((1000 * job)) timeout --kill-after=1 "$ROUND_LIMIT_S" env "${place[@]}" TMPDIR="$folder/tmp.$job" \
+            "${launch[@]}" bash -c "$late" "$((RANDOM % 300))" "${rank[@]}" >"$folder/$job" 2>&1 </dev/null &
         starts+=("$!")
     done
     for start in "${starts[@]}"; do wait "$start" || true; done
@@ -55,6 +55,6 @@ for ((round = 0; round < ROUNDS && SECONDS < LIMIT_S; round++)); do
     ends[$end]=$((${ends[$end]:-0} + 1))
     case $end in MIXED | other) echo "round $round: ${seen[0]} || ${seen[1]}" ;; esac
 done
-echo "$LAUNCHER $PLACE seed $SEED: $round rounds in $SECONDS s: both right ${ends[both right]:-0}, one refused ${ends[one refused]:-0}," \
-    "MIXED ${ends[MIXED]:-0}, other ${ends[other]:-0}"
+echo "$LAUNCHER $PLACE seed $SEED: $round rounds in $SECONDS s: both right ${ends[both right]:-0}," \
+    "one refused ${ends[one refused]:-0}, MIXED ${ends[MIXED]:-0}, other ${ends[other]:-0}"
 ((${ends[MIXED]:-0} + ${ends[other]:-0} == 0))
