@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
 # Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under
 # four MPIs, and a short contest with two of them.
-#   ./test.sh
+#   ./test.sh           what every push runs
+#   ./test.sh --all     and what takes longer: torchrun of several versions of PyTorch, which are downloaded (gigabytes each)
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
 cd "$(dirname "$0")"
 [[ -f $HOME/.cargo/env ]] && . "$HOME/.cargo/env"
+
+everything=
+case ${1-} in
+    "") ;;
+    --all) everything=yes ;;
+    *) echo "test.sh: there is no option $1 (--all)" >&2; exit 2 ;;
+esac
 
 # One example may run this long before it counts as hung.
 EXAMPLE_LIMIT_S=120
@@ -32,7 +40,8 @@ processor_s() {
 }
 
 # iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
-# more. g++, clang++, cmake, doctest, doxygen: the C++ classes, programs that use them, and their reference.
+# more. Slurm's daemons, for a lab in namespaces (tests/labs). g++, clang++, cmake, doctest, doxygen: the C++ classes, programs that
+# use them, and their reference.
 install_missing() {
     local packages=() clang
     missing() { ! command -v "$1" >/dev/null; }
@@ -41,6 +50,7 @@ install_missing() {
     if missing g++; then packages+=(g++); fi
     if missing mpicc; then packages+=(libopenmpi-dev openmpi-bin); fi
     if missing mpicc.mpich; then packages+=(libmpich-dev mpich); fi
+    if missing slurmd || missing srun; then packages+=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins); fi
     if missing cmake; then packages+=(cmake make pkg-config); fi
     if missing doxygen; then packages+=(doxygen); fi
     if ! python3 -c 'import ensurepip' 2>/dev/null; then packages+=(python3-venv); fi
@@ -190,6 +200,7 @@ main() {
     if [[ $features == *cpp* ]]; then step run_cpp; fi
     if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
     # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
+    if [[ -n $everything ]]; then step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0; fi
     step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
     echo "all of it in $SECONDS s, $examples examples"
     echo "test result: ok. $passed passed; $failed failed; $ignored ignored" >"$verdict"

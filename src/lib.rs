@@ -32,7 +32,7 @@
 //!
 //! ```sh
 //! rsccl run -n 4 -- ./program                                              # this host
-//! MASTER_ADDR=node0 MASTER_PORT=29500 srun -n 64 ./program                 # Slurm
+//! srun -n 8 ./program                      # Slurm, this host; several: MASTER_ADDR=node0 MASTER_PORT=29500
 //! mpirun -n 4 ./program                    # this host, no MPI needed; several: -x RSCCL_STORE=file:///shared/job-7
 //! torchrun --nproc-per-node 8 --no-python ./program                        # as training jobs are started
 //! ```

@@ -161,8 +161,8 @@ fn without_a_place_to_meet_the_error_says_what_to_set() {
     }
 }
 
-/// Regressions: two steps with one `MASTER_PORT` formed one world, and below variables of a launcher around `srun` each rank
-/// was a world of its own.
+/// Regressions: two steps with one `MASTER_PORT` formed one world, and below variables of a launcher around `srun` each
+/// rank was a world of its own.
 #[test]
 fn slurm_jobs_never_mix_and_ranks_know_who_they_are() {
     const CASES: usize = 22;

@@ -11,9 +11,9 @@
 //! | refusal | responder | 1: 1, age in ms 4, name of its job 120, MAC 32 of hello and these |
 //! | proof | initiator | MAC 32 of hello, challenge |
 //!
-//! `job` is the hash of the job's identity, zero where a side has none. If both sides have one and they differ, strangers
-//! who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder answers with a
-//! refusal that names its job.
+//! `job` is the hash of the job's identity, zero where a side has none. If both sides have one and they differ,
+//! strangers who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder
+//! answers with a refusal that names its job.
 //!
 //! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right after the
 //! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed.
@@ -76,6 +76,10 @@ pub struct Terms {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobTag {
     digest: [u8; JOB_BYTES],
+    /// The identity of ranks of this job that do not know more of it; zero if there are none.
+    also: [u8; JOB_BYTES],
+    /// Whether ranks of which nothing is known are kept out.
+    strict: bool,
     name: String,
 }
 
@@ -86,20 +90,44 @@ impl JobTag {
     /// ```
     /// use rsccl::store::{JobTag, Options};
     ///
-    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")), ..Options::default() };
-    /// assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night run"));
+    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")),
+    /// ..Options::default() }; assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night
+    /// run"));
     /// ```
     pub fn new(name: &str, key: &str) -> JobTag {
         let hash: [u8; 32] = blake3::hash(key.as_bytes()).into();
         let mut digest = std::array::from_fn(|place| hash[place]);
         // All zero means no job.
         digest[0] |= 1;
-        JobTag { digest, name: cut(name, NAME_BYTES).to_owned() }
+        JobTag { digest, also: [0; JOB_BYTES], strict: false, name: cut(name, NAME_BYTES).to_owned() }
+    }
+
+    /// The same tag, for a job some of whose ranks know only the identity of `unseen`.
+    #[must_use]
+    pub(crate) fn or_unseen(self, unseen: Option<&JobTag>) -> JobTag {
+        JobTag { also: unseen.map_or([0; JOB_BYTES], JobTag::digest), ..self }
+    }
+
+    /// The same tag, for a place where ranks of which nothing is known are kept out.
+    #[must_use]
+    pub(crate) fn strictly(self) -> JobTag {
+        JobTag { strict: true, ..self }
+    }
+
+    /// Whether a rank with the identity `other` (zero: none) may be of this job.
+    pub(crate) fn admits(&self, other: [u8; JOB_BYTES]) -> bool {
+        let none = [0; JOB_BYTES];
+        if other == none { !self.strict } else { other == self.digest || other == self.also }
+    }
+
+    /// What [`JobTag::or_unseen`] has set, to send it.
+    pub(crate) fn unseen_digest(&self) -> [u8; JOB_BYTES] {
+        self.also
     }
 
     /// The tag that another process has sent. Its name is a stranger's text: it is kept escaped.
-    pub(crate) fn received(digest: [u8; JOB_BYTES], name: &str) -> JobTag {
-        JobTag { digest, name: cut(&without_controls(name), NAME_BYTES).to_owned() }
+    pub(crate) fn received(digest: [u8; JOB_BYTES], also: [u8; JOB_BYTES], name: &str) -> JobTag {
+        JobTag { digest, also, strict: false, name: cut(&without_controls(name), NAME_BYTES).to_owned() }
     }
 
     /// The job in words.
@@ -345,8 +373,7 @@ impl Handshake {
         }
         self.transcript = hello;
         if let Some(ours) = &self.terms.job
-            && job != [0; JOB_BYTES]
-            && job != ours.digest
+            && !ours.admits(job)
         {
             self.stranger = Some(job);
             self.state = State::Refused;
@@ -568,6 +595,15 @@ mod tests {
             let mut b = Handshake::respond(of(theirs), Rank::new(5));
             talk(&mut a, &mut b, 7).unwrap();
             assert!(a.is_done() && b.is_done());
+        }
+        // A place that is strict keeps out whoever is of no known job, but not those that cannot know it.
+        let unseen = JobTag::new("unseen", "unseen");
+        let strict = JobTag::new("c", "c").or_unseen(Some(&unseen)).strictly();
+        for (job, admitted) in [(None, false), (Some(unseen), true), (Some(JobTag::new("c", "c")), true)] {
+            let mut a = Handshake::initiate(Terms { job, ..terms(1) }, Rank::new(3), Rank::new(5)).unwrap();
+            let mut b = Handshake::respond(Terms { job: Some(strict.clone()), ..terms(1) }, Rank::new(5));
+            talk(&mut a, &mut b, 1000).unwrap();
+            assert_eq!((b.is_done(), b.stranger().is_none()), (admitted, admitted));
         }
         for piece in [1, 50, 1000] {
             let mut a = Handshake::initiate(of(Some("job A")), Rank::new(3), Rank::new(5)).unwrap();

@@ -269,8 +269,8 @@ const OTHER_JOB_PAUSE: Duration = Duration::from_millis(50);
 pub(super) fn taken_by(who: &str, terms: &Terms, other: &OtherJob) -> Error {
     let ours = terms.job.as_ref().map_or("no known job", JobTag::name);
     Error::invalid_usage(format!(
-        "{who} belongs to another job: {} meets there, this rank is of {ours}; give each job a meeting place of its own \
-         (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none",
+        "{who} belongs to another job: {} meets there, this rank is of {ours}; give each job a meeting place of its \
+         own (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none",
         other.name
     ))
 }

@@ -81,14 +81,12 @@ impl UniqueId {
         }
     }
 
-    /// [`UniqueId::generate`], which waits at most as long as `wait` for an interface that is coming up.
-    pub(crate) fn generate_within(options: &Options, wait: &Wait) -> Result<UniqueId> {
-        if let Some(id) = UniqueId::fixed_within(options, wait)? {
-            return Ok(id);
+    /// [`UniqueId::generate_held`], which waits at most as long as `wait` for an interface that is coming up.
+    pub(crate) fn generate_held_within(options: &Options, wait: &Wait) -> Result<(UniqueId, Option<Root>)> {
+        match UniqueId::fixed_within(options, wait)? {
+            Some(id) => Ok((id, None)),
+            None => Root::serve_within(options, wait).map(|(id, root)| (id, Some(root))),
         }
-        let (id, root) = Root::serve_within(options, wait)?;
-        root.detach();
-        Ok(id)
     }
 
     /// The id of the fixed address in `options`, which every rank can compute by itself; `None` if `options` has no

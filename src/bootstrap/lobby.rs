@@ -1,35 +1,35 @@
 //! The place where the ranks of one host meet in private, if the user has named none: a Unix socket on an abstract name
 //! made of the job's identity and the number of the communicator among those that the job makes.
 //!
-//! Rank 0 listens and gives its [`Record`] to each rank that asks. The name is the same in containers with a `/tmp`, a
-//! process namespace or a user namespace of their own; nothing is left behind, since the kernel forgets the name with the
-//! process; and the kernel says which user is at the other end, so nobody else's record is believed.
+//! Rank 0 listens and gives its [`Record`] to each rank that asks. The name is the same in containers with a `/tmp`,
+//! a process namespace or a user namespace of their own; nothing is left behind, since the kernel forgets the name
+//! with the process; and the kernel says which user is at the other end, so nobody else's record is believed.
 //!
 //! | message | from → to | bytes |
 //! |---|---|---|
 //! | question | rank → rank 0 | mark 8, rank 4, world 4 |
 //! | answer | rank 0 → rank | length 4, record |
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::bootstrap::link::moment;
+use crate::bootstrap::socket;
 use crate::bootstrap::store::record::Record;
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-use crate::sync::{Deadline, Wait};
-use crate::sys::descriptor::{HandoverStream, Listener};
+use crate::sync::{AbortFlag, Deadline, Wait};
+use crate::sys::descriptor::{Found, HandoverStream, Listener};
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::sys::{clock, thread};
 use crate::types::{Rank, World};
 use crate::wire::{Reader, Writer};
 
-/// The name of a lobby.
+/// The name of a lobby. Anybody can guess it, and may hold it first: then rank 0 takes the next of a few.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LobbyName(String);
 
@@ -39,6 +39,11 @@ impl LobbyName {
         let hash = blake3::hash(format!("rsccl lobby {number} of {job}").as_bytes());
         LobbyName(format!("rsccl-job-{}", &hash.to_hex()[..32]))
     }
+
+    /// The names that the lobby may have, in order.
+    fn all(&self) -> impl Iterator<Item = String> {
+        (0..NAMES).map(|turn| if turn == 0 { self.0.clone() } else { format!("{}-{turn}", self.0) })
+    }
 }
 
 impl std::fmt::Display for LobbyName {
@@ -47,24 +52,29 @@ impl std::fmt::Display for LobbyName {
     }
 }
 
-/// What to do if not all ranks have come after a moment: those that cannot see the lobby look elsewhere. It runs on the
-/// lobby's thread, and what it yields lives as long as the lobby.
-pub(crate) type Elsewhere = Box<dyn FnOnce() -> Option<Box<dyn std::any::Any + Send>> + Send>;
+/// Opens another place too, for the ranks that cannot see the lobby. What it yields lives as long as the lobby; the flag
+/// is raised when that closes.
+pub(crate) type Elsewhere = Box<dyn FnOnce(&AbortFlag) -> Option<Box<dyn std::any::Any + Send>> + Send>;
 
 /// Rank 0's side. Dropping it closes the lobby.
 #[derive(Debug)]
 pub(crate) struct Lobby {
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+    /// Ends the thread that opens the other place.
+    closing: AbortFlag,
+    elsewhere: Option<JoinHandle<()>>,
     /// Whether every other rank has the record.
     all_have_come: Arc<AtomicBool>,
 }
 
 impl Lobby {
-    /// Opens the lobby of a world of `size` ranks, where each gets `record`.
+    /// Opens the lobby of a world of `size` ranks, where each gets `record`. If not all have come after a moment,
+    /// `elsewhere` runs on a thread of its own.
     ///
     /// # Errors
-    /// [`Kind::InvalidUsage`] if another process is rank 0 of this job already; [`Kind::System`].
+    /// [`Kind::InvalidUsage`] if another process is rank 0 of this job already, or other users hold the names;
+    /// [`Kind::System`].
     pub(crate) fn open(
         name: &LobbyName,
         size: u32,
@@ -87,15 +97,19 @@ impl Lobby {
             _stopped: stopped,
             answer: answer.finish(),
             size,
-            guests: HashMap::new(),
+            guests: BTreeMap::new(),
             next: FIRST_GUEST,
             come: BTreeSet::new(),
             all_have_come: Arc::clone(&all_have_come),
-            elsewhere: elsewhere.map(|open| (moment(clock::now(), ELSEWHERE_AFTER), open)),
-            _kept: None,
         };
-        let thread = thread::spawn("rsccl lobby", move || host.run())?;
-        Ok(Lobby { stop: Some(stop), thread: Some(thread), all_have_come })
+        let (closing, thread) = (AbortFlag::new(), Some(thread::spawn("rsccl lobby", move || host.run())?));
+        let mut lobby = Lobby { stop: Some(stop), thread, closing, elsewhere: None, all_have_come };
+        if let Some(open) = elsewhere {
+            let (closing, all_have_come) = (lobby.closing.clone(), Arc::clone(&lobby.all_have_come));
+            let run = move || open_late(open, &closing, &all_have_come);
+            lobby.elsewhere = Some(thread::spawn("rsccl elsewhere", run)?);
+        }
+        Ok(lobby)
     }
 
     /// Waits until every other rank has the record, at most as long as `patience`: rank 0 is about to fail.
@@ -111,57 +125,85 @@ impl Lobby {
 impl Drop for Lobby {
     fn drop(&mut self) {
         self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::warn!(Bootstrap, "the thread of the lobby panicked");
+        self.closing.raise(Error::aborted("the lobby closes"));
+        for thread in [self.thread.take(), self.elsewhere.take()].into_iter().flatten() {
+            if thread.join().is_err() {
+                log::warn!(Bootstrap, "a thread of the lobby panicked");
+            }
         }
     }
 }
 
-/// Takes the name. An earlier attempt of this job may just be ending.
+/// Opens the other place once it is time and ranks are missing, and keeps it until the lobby closes.
+fn open_late(open: Elsewhere, closing: &AbortFlag, all_have_come: &AtomicBool) {
+    let wait = Wait::new(Duration::MAX, closing);
+    let due = Deadline::after(ELSEWHERE_AFTER);
+    while !due.passed(clock::now()) {
+        if wait.check(String::new).is_err() {
+            return;
+        }
+        poller::pause(PAUSE);
+    }
+    // Acquire: as in `linger`.
+    if all_have_come.load(Ordering::Acquire) {
+        return;
+    }
+    let _kept_until_the_end = open(closing);
+    while wait.check(String::new).is_ok() {
+        poller::pause(PAUSE);
+    }
+}
+
+/// Takes the first name that no other user holds. An earlier attempt of this job may just be ending.
 fn listen(name: &LobbyName, wait: &Wait) -> Result<Listener> {
     let patience = wait.until(Deadline::after(TAKEN_PATIENCE).earlier(wait.deadline));
     loop {
-        match Listener::bind(&name.0) {
-            Err(error) if is(&error, ErrorKind::AddrInUse) => {
-                let holder = HandoverStream::connect(&name.0).ok().flatten().and_then(|stream| stream.process());
-                let who = holder
-                    .map_or_else(|| "another process".to_owned(), |process| format!("process {}", process.number()));
-                wait.abort.check()?;
-                if patience.check(String::new).is_err() {
-                    return Err(Error::invalid_usage(format!(
-                        "rank 0 is here already: {who} holds {name}; two processes of this job were given rank 0"
-                    )));
-                }
-                poller::pause(patience.slice(PAUSE));
+        let mut holder = None;
+        for name in name.all() {
+            match Listener::bind(&name) {
+                Err(error) if socket::is(&error, ErrorKind::AddrInUse) => {}
+                other => return other,
             }
-            other => return other,
+            match HandoverStream::look_for(&name)? {
+                Found::OtherUsers(user) => holder = Some(format!("user {user} holds")),
+                Found::Own(stream) => {
+                    let process = stream.process().map_or(String::new(), |process| format!(" {}", process.number()));
+                    holder = Some(format!("rank 0 is here already: process{process} of this user holds"));
+                    break;
+                }
+                // It has just gone, or is busy.
+                Found::Nobody | Found::Busy => break,
+            }
         }
+        wait.abort.check()?;
+        if patience.check(String::new).is_err() {
+            let who = holder.unwrap_or_else(|| "another process holds".to_owned());
+            return Err(Error::invalid_usage(format!(
+                "{who} {name}, where the ranks of this job meet; if two processes were given rank 0, correct that, else \
+                 set RSCCL_STORE"
+            )));
+        }
+        poller::pause(patience.slice(PAUSE));
     }
-}
-
-fn is(error: &Error, kind: ErrorKind) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|source| source.kind() == kind)
 }
 
 /// The record of rank 0; `None` if rank 0 is not there yet.
 ///
 /// # Errors
-/// [`Kind::InvalidUsage`] if the lobby is another user's; of `wait`; [`Kind::Remote`] for an answer that is no record.
+/// [`Kind::System`]; of the abort of `wait`; [`Kind::Remote`] for an answer that is no record.
 pub(crate) fn visit(name: &LobbyName, me: World, wait: &Wait) -> Result<Option<Record>> {
-    let stream = match HandoverStream::connect(&name.0) {
-        Ok(Some(stream)) => stream,
-        Ok(None) => return Ok(None),
-        Err(error) if is(&error, ErrorKind::ConnectionRefused) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    if !stream.is_of_this_user()? {
-        return Err(Error::invalid_usage(format!(
-            "{name}, where ranks of this job meet, is another user's: set RSCCL_STORE"
-        )));
+    for name in name.all() {
+        match HandoverStream::look_for(&name)? {
+            Found::Own(stream) => return ask(&stream, me, wait),
+            // Whoever held an earlier name may have gone since rank 0 took this one.
+            Found::OtherUsers(_) | Found::Nobody => {}
+            Found::Busy => return Ok(None),
+        }
     }
+    Ok(None)
+}
+
+fn ask(stream: &HandoverStream, me: World, wait: &Wait) -> Result<Option<Record>> {
     let mut question = Writer::new();
     question.raw(&MARK).u32(me.rank.get()).u32(me.size);
     // A new connection has room for 16 bytes.
@@ -189,7 +231,7 @@ pub(crate) fn visit(name: &LobbyName, me: World, wait: &Wait) -> Result<Option<R
             return Record::decode(record).map(Some);
         }
         if heard.len() > 4 + MAX_RECORD_BYTES {
-            return Err(Error::new(Kind::Remote, format!("what listens at {name} sends no record")));
+            return Err(Error::new(Kind::Remote, "what listens where rank 0 of this job is to sends no record"));
         }
     }
 }
@@ -201,13 +243,11 @@ struct Host {
     _stopped: UnixStream,
     answer: Vec<u8>,
     size: u32,
-    guests: HashMap<u64, Guest>,
+    guests: BTreeMap<u64, Guest>,
     next: u64,
     /// The ranks that have been answered.
     come: BTreeSet<Rank>,
     all_have_come: Arc<AtomicBool>,
-    elsewhere: Option<(Instant, Elsewhere)>,
-    _kept: Option<Box<dyn std::any::Any + Send>>,
 }
 
 struct Guest {
@@ -219,16 +259,9 @@ impl Host {
     fn run(mut self) {
         let mut ready = Ready::default();
         loop {
-            let left = self.elsewhere.as_ref().map(|(at, _)| at.saturating_duration_since(clock::now()));
-            if let Err(error) = self.poller.wait(&mut ready, left.unwrap_or(Duration::MAX)) {
+            if let Err(error) = self.poller.wait(&mut ready, Duration::MAX) {
                 log::warn!(Bootstrap, "the lobby cannot poll: {error}");
                 return;
-            }
-            if self.elsewhere.as_ref().is_some_and(|(at, _)| clock::now() >= *at)
-                && let Some((_, open)) = self.elsewhere.take()
-                && !self.all_have_come.load(Ordering::Acquire)
-            {
-                self._kept = open();
             }
             for event in ready.iter() {
                 match event.token {
@@ -241,11 +274,12 @@ impl Host {
     }
 
     fn admit(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS_AT_ONCE {
             match self.listener.accept() {
                 Ok(Some(stream)) => {
                     if self.guests.len() >= MAX_GUESTS {
-                        self.guests.clear();
+                        // The oldest: a rank asks at once.
+                        self.guests.pop_first();
                     }
                     let token = self.next;
                     self.next += 1;
@@ -308,6 +342,10 @@ const MARK: [u8; 8] = *b"rscclmt1";
 const QUESTION_BYTES: usize = 8 + 4 + 4;
 /// Above the longest record: a host's name, a namespace, a job's name, and the words of an error.
 const MAX_RECORD_BYTES: usize = 16 << 10;
+/// The names that a lobby may have.
+const NAMES: u32 = 4;
+/// The most connections accepted in a row before others are heard.
+const ACCEPTS_AT_ONCE: u32 = 64;
 /// The most connections that have not asked yet.
 const MAX_GUESTS: usize = 1024;
 const LISTENER: u64 = 0;
@@ -326,7 +364,6 @@ pub(crate) const ELSEWHERE_AFTER: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use crate::bootstrap::store::record::IdOutcome;
-    use crate::sync::AbortFlag;
 
     fn soon() -> Wait {
         Wait::new(Duration::from_secs(30), &AbortFlag::new())
@@ -391,7 +428,7 @@ mod tests {
         let (name, wait) = (name(), soon());
         let opened = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&opened);
-        let open: Elsewhere = Box::new(move || {
+        let open: Elsewhere = Box::new(move |_| {
             seen.store(true, Ordering::Release);
             None
         });

@@ -14,7 +14,7 @@ use crate::bootstrap::{Options, lookup, reach, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sys::{clock, interfaces, poller};
+use crate::sys::{clock, interfaces, poller, ports};
 
 /// The listeners of one service, with their addresses: at least one.
 #[derive(Debug)]
@@ -39,8 +39,9 @@ pub(super) struct ListenRules {
 /// The most listeners of one service.
 pub(super) const MAX_LISTENERS: usize = 16;
 
-/// The pause before the next try to listen.
+/// The pause before the next try to listen: it doubles from the first to the last.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
 /// Listens at every address of `place` that belongs to this machine, and at all addresses of the machine if the name
 /// leads to its loopback and the service is guarded: other hosts know the name by other addresses. (Debian gives a
@@ -54,8 +55,14 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wait: &Wait) -> Result<ServiceListeners> {
     let mut told = false;
     let mut taken_since: Option<Instant> = None;
+    let (mut before, mut pause) = (None, RETRY_PAUSE);
     loop {
-        let found = lookup::addresses(place, options.family, wait)?;
+        let found = match lookup::addresses(place, options.family, wait) {
+            Ok(found) => found,
+            // The name was known before: what it led to is the better reason.
+            Err(over) if over.kind() == Kind::Timeout => return Err(before.unwrap_or(over)),
+            Err(error) => return Err(error),
+        };
         let error = match open(place, &found, rules.guarded, options) {
             Ok(listeners) => return Ok(listeners),
             Err(error) => error,
@@ -76,7 +83,9 @@ pub(super) fn listen(place: &HostPort, rules: ListenRules, options: &Options, wa
         if let Err(over) = wait.check(String::new) {
             return Err(if over.kind() == Kind::Timeout { error } else { over });
         }
-        poller::pause(wait.slice(RETRY_PAUSE));
+        before = Some(error);
+        poller::pause(wait.slice(pause));
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -87,13 +96,19 @@ fn open(place: &HostPort, found: &[SocketAddr], guarded: bool, options: &Options
     for address in found.iter().take(MAX_LISTENERS) {
         match socket::listen(*address) {
             Ok((socket, address)) => listeners.push(socket, address),
-            Err(error) if socket::is(&error, io::ErrorKind::AddrNotAvailable) => missing = Some(error),
+            // Nothing brings a loopback address, or a family that the kernel does not have.
+            Err(error) if is_missing(&error) => {
+                let comes = !address.ip().is_loopback() && socket::is(&error, io::ErrorKind::AddrNotAvailable);
+                if missing.as_ref().is_none_or(|(_, earlier)| comes && !earlier) {
+                    missing = Some((error, comes));
+                }
+            }
             Err(error) => return Err(error),
         }
     }
-    if let Some(error) = missing {
+    if let Some((error, comes)) = missing {
         let only_loopback = listeners.addresses.iter().all(|address| address.ip().is_loopback());
-        if listeners.sockets.is_empty() || (only_loopback && may_get_more(found, options)?) {
+        if listeners.sockets.is_empty() || (only_loopback && comes && may_get_more(found, options)?) {
             return Err(error);
         }
     }
@@ -127,13 +142,13 @@ fn holder_of(
     let patience = rules.listener_patience.max(options.other_job_patience());
     let (error, is_over) = match answer {
         Answer::OtherJob(other) => (
-            taken_by(&format!("what rank 0 is to serve at {place}"), &rules.terms, &other),
+            taken_by(&format!("the place {place}, where rank 0 serves,"), &rules.terms, &other),
             other.age.max(waited) >= patience,
         ),
         Answer::Service => {
             let message = format!(
-                "rank 0 is here already: it serves at {place}; either two processes of this job were given rank 0, or another \
-                 job, of which nothing is known, uses this address: give each a port of its own"
+                "rank 0 is here already: it serves at {place}; either two processes of this job were given rank 0, or \
+                 another job, of which nothing is known, uses this address: give each a port of its own"
             );
             (Error::invalid_usage(message), waited >= patience)
         }
@@ -143,6 +158,12 @@ fn holder_of(
         }
     };
     if is_over { Err(error) } else { Ok(error) }
+}
+
+/// Whether this machine lacks the address, now or for good.
+fn is_missing(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(ports::is_unknown_family) || socket::is(error, io::ErrorKind::AddrNotAvailable)
 }
 
 /// Whether this machine may have more of the addresses `found` soon: a link that may bring them is still down, or the

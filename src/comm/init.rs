@@ -165,12 +165,12 @@ pub(super) fn make(
         times.bootstrap = times.lap();
         assemble(bootstrap, settings, abort, &mut times)
     });
+    if let (Err(_), Origin::Launcher { number }) = (&made, origin) {
+        launched::give_back(*number);
+    }
     let engine = made.map_err(|error| error.during(origin.call()).at(world.rank))?;
     let (local_ranks, hosts) = engine.census();
     let id = engine.session.bootstrap.id();
-    if *origin == Origin::Launcher {
-        launched::count();
-    }
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }

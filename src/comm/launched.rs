@@ -14,12 +14,15 @@ use crate::sync::primitive::{Ordering, statics::AtomicU64};
 
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table
-    /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and
-    /// `MASTER_PORT`; ranks that `mpirun` or `srun` has started on one host need none of these. May be called again:
-    /// each call makes one more communicator of the same processes.
+    /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, in private where the launcher
+    /// says that all ranks are on one host, or at `MASTER_ADDR` and `MASTER_PORT`. May be called again: each call makes
+    /// one more communicator of the same processes. After a failed call a further one meets ranks that start later.
+    ///
+    /// Ranks of two jobs never form one world, whatever they were told: their launchers' names of the jobs are compared.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong, or two launchers of
+    /// which none can be preferred; [`crate::error::Kind::InvalidUsage`] if another job has the place; else as
     /// [`Communicator::init`].
     ///
     /// # Examples
@@ -56,19 +59,20 @@ impl Communicator {
         let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
         let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
-        let meeting = Meeting::new(&launch, options, MADE.load(Ordering::Relaxed))?;
-        Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
+        let number = CALLS.fetch_add(1, Ordering::Relaxed);
+        let meeting = Meeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
+        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
             Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
         })
     }
 }
 
-/// Counts a communicator that was made from the launcher's environment, so that the next one has a place of its own. An
-/// attempt that fails is not counted: its ranks may try again, and a rank that starts later has counted none.
-pub(super) fn count() {
-    // Relaxed: only the number counts.
-    MADE.fetch_add(1, Ordering::Relaxed);
+/// Gives the number of a call that has failed back, unless a later call has begun: its ranks may try again, and a rank that
+/// starts later begins with the same number.
+pub(super) fn give_back(number: u64) {
+    // Relaxed: only the number counts. It stays taken where the next one is, too.
+    let _taken = CALLS.compare_exchange(number + 1, number, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// How many communicators this process has made from its launcher's environment. All ranks count alike.
-static MADE: AtomicU64 = AtomicU64::new(0);
+/// How many communicators this process has made from its launcher's environment, or is making. All ranks count alike.
+static CALLS: AtomicU64 = AtomicU64::new(0);

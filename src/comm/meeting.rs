@@ -1,5 +1,5 @@
-//! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by it. An
-//! attempt that fails leaves nothing that a later one could take for its own.
+//! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by
+//! it. An attempt that fails leaves nothing that a later one could take for its own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{Shared, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
-use crate::bootstrap::{JoinError, NetBootstrap, Options, UniqueId};
-use crate::config::launch::{Launch, StoreAddress};
+use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
+use crate::config::launch::{Job, Launch, StoreAddress};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{AbortFlag, Deadline, Wait};
@@ -51,18 +51,55 @@ enum StorePlace {
     Folder(PathBuf),
 }
 
+/// A rank's look at the place beside the lobby.
+struct Look<'a> {
+    meeting: Meeting,
+    place: &'a StorePlace,
+    store: Option<Box<dyn Store>>,
+    /// What came of the last look.
+    last: Option<String>,
+}
+
+impl Look<'_> {
+    /// Looks for a moment. What is found there of other jobs, or nothing at all, says nothing of this job: rank 0 opens
+    /// it only where ranks are missing.
+    ///
+    /// # Errors
+    /// Of the abort of `wait`.
+    fn once(&mut self, spent: Option<u64>, wait: &Wait) -> Result<Option<Found>> {
+        let slice = wait.until(Deadline::after(ELSEWHERE_SLICE).earlier(wait.deadline));
+        let store = match self.store.take() {
+            Some(store) => Ok(store),
+            None => self.meeting.open(self.place, &slice),
+        };
+        let taken = store.and_then(|store| {
+            let store = self.store.insert(store);
+            self.meeting.shared(self.place, &**store, &slice).take(spent)
+        });
+        match taken {
+            Ok(SharedId { id, number }) => Ok(Some(Found { id, number: Some(number), _store: self.store.take() })),
+            Err(error) => {
+                wait.abort.check()?;
+                self.last = Some(error.message().to_owned());
+                Ok(None)
+            }
+        }
+    }
+}
+
 /// An id that was put into a store beside the lobby, which is removed again: the store may live on.
 struct GivenElsewhere {
+    meeting: Meeting,
+    place: StorePlace,
     store: Box<dyn Store>,
-    key: String,
+    number: u64,
 }
 
 impl Drop for GivenElsewhere {
     fn drop(&mut self) {
         if self.store.outlives_its_users() {
             let wait = Wait::new(FORGET_PATIENCE, &AbortFlag::new());
-            // A record that stays is not believed once this process has ended.
-            let _left = self.store.delete(&self.key, &wait);
+            self.meeting.shared(&self.place, &*self.store, &wait).withdraw(self.number);
         }
     }
 }
@@ -82,7 +119,12 @@ impl Meeting {
     /// # Errors
     /// [`Kind::InvalidArgument`] for an address that is none.
     pub(super) fn new(launch: &Launch, options: Options, number: u64) -> Result<Meeting> {
-        let job = launch.job.as_ref().map(|job| JobTag::new(&job.name, &job.key));
+        let size = launch.world.size;
+        let tag = |job: &Job| JobTag::new(&job.name, &job.key);
+        let unseen = launch.job.as_ref().and_then(|job| job.of_unseen(size)).as_ref().map(tag);
+        // The name of the private place tells more than the job of some launchers, which users name.
+        let private = launch.lobby.as_ref().filter(|_| launch.job.is_none()).map(|lobby| JobTag::new(lobby, lobby));
+        let job = launch.job.as_ref().map(tag).or(private).map(|job| job.or_unseen(unseen.as_ref()));
         let place = Place::of(launch, &options, number)?;
         if let Some(warning) = unguarded(launch, &place, &options) {
             log::tell(&warning);
@@ -110,6 +152,12 @@ impl Meeting {
             Place::Store(place) => self.host_store(place, wait),
         };
         outcome.map_err(|error| self.explain(error))
+    }
+
+    /// The same meeting at the place beside the lobby: ranks of which nothing is known are not of this job.
+    fn strictly(&self) -> Meeting {
+        let job = self.options.job.clone().map(JobTag::strictly);
+        Meeting { options: Options { job, ..self.options.clone() }, ..self.clone() }
     }
 
     fn join_by(&self, id: &UniqueId, wait: &Wait) -> Result<NetBootstrap, JoinError> {
@@ -141,16 +189,20 @@ impl Meeting {
 
     /// Rank 0: gives the id in the lobby, and later elsewhere too, if not all ranks have come.
     fn host_lobby(&self, name: &LobbyName, elsewhere: Option<&StorePlace>, wait: &Wait) -> Result<NetBootstrap> {
-        let made = UniqueId::generate_within(&self.options, wait);
+        let made = UniqueId::generate_held_within(&self.options, wait);
         let outcome = match &made {
-            Ok(id) => IdOutcome::Id(*id),
+            Ok((id, _)) => IdOutcome::Id(*id),
             Err(error) => IdOutcome::Failed(error.to_string()),
         };
         let record = Record { size: self.world.size, job: self.options.job.clone(), ..Record::new(outcome)? };
         let open = elsewhere.map(|place| self.elsewhere(place.clone(), record.clone(), wait));
         let lobby = Lobby::open(name, self.world.size, &record, open, wait)?;
         match made {
-            Ok(id) => self.join_by(&id, wait).map_err(|failed| failed.error),
+            Ok((id, root)) => {
+                // It serves until all have come, or tells why they have not.
+                root.into_iter().for_each(Root::detach);
+                self.join_by(&id, wait).map_err(|failed| failed.error)
+            }
             Err(error) => {
                 // The others learn why: otherwise they would wait until their deadline.
                 lobby.linger(Deadline::after(FAILURE_PATIENCE), wait);
@@ -161,15 +213,15 @@ impl Meeting {
 
     /// Gives `record` in a store, for the ranks that cannot see the lobby.
     fn elsewhere(&self, place: StorePlace, record: Record, wait: &Wait) -> Elsewhere {
-        let (this, wait) = (self.clone(), wait.clone());
-        Box::new(move || {
-            let key = this.key_in(&place).to_owned();
+        let (this, limit) = (self.strictly(), wait.deadline);
+        Box::new(move |closing| {
+            let wait = Wait::new(Duration::MAX, closing).until(limit);
             let given = this.open(&place, &wait).and_then(|store| {
-                store.set(&key, &record.encode(), &wait)?;
+                store.set(this.key_in(&place), &record.encode(), &wait)?;
                 Ok(store)
             });
             match given {
-                Ok(store) => Some(Box::new(GivenElsewhere { store, key })),
+                Ok(store) => Some(Box::new(GivenElsewhere { meeting: this, place, store, number: record.number })),
                 Err(error) => {
                     log::info!(
                         Bootstrap,
@@ -185,9 +237,16 @@ impl Meeting {
     fn host_store(&self, place: &StorePlace, wait: &Wait) -> Result<NetBootstrap> {
         let store = self.open(place, wait)?;
         let shared = self.shared(place, &*store, wait);
-        let given = shared.give(|| UniqueId::generate_within(&self.options, wait))?;
+        let mut held = None;
+        let given = shared.give(|| {
+            let (id, root) = UniqueId::generate_held_within(&self.options, wait)?;
+            held = root;
+            Ok(id)
+        })?;
+        // It serves until all have come, or tells why they have not.
+        held.into_iter().for_each(Root::detach);
         self.join_by(&given.id, wait).map_err(|failed| {
-            shared.withdraw(&given);
+            shared.withdraw(given.number);
             // The others may look for it elsewhere.
             match store.listens_at() {
                 Some(place) if failed.error.kind() == Kind::Timeout => failed.error.advising(&place),
@@ -243,7 +302,7 @@ impl Meeting {
         (spent, wait): (Option<u64>, &Wait),
     ) -> Result<Found> {
         let begun = clock::now();
-        let mut store = None;
+        let mut look = elsewhere.map(|place| Look { meeting: self.strictly(), place, store: None, last: None });
         loop {
             if let Some(record) = lobby::visit(name, self.world, wait)?.filter(|record| Some(record.number) != spent) {
                 record.check_size(self.world)?;
@@ -251,35 +310,18 @@ impl Meeting {
                 return Ok(Found { id, number: Some(number), _store: None });
             }
             wait.check(|| {
-                format!("rank 0 did not come to {name} (or it is in another network namespace: a container's)")
+                let there = "rank 0 did not come, or is in another network namespace (a container's)";
+                let last = look.as_ref().and_then(|look| look.last.as_deref());
+                last.map_or_else(|| there.to_owned(), |last| format!("{there}; the other place: {last}"))
             })?;
-            if let Some(place) = elsewhere
-                && clock::now().saturating_duration_since(begun) >= ELSEWHERE_AFTER
+            if clock::now().saturating_duration_since(begun) >= ELSEWHERE_AFTER
+                && let Some(look) = &mut look
+                && let Some(found) = look.once(spent, wait)?
             {
-                let slice = wait.until(Deadline::after(ELSEWHERE_SLICE).earlier(wait.deadline));
-                match self.try_elsewhere(&mut store, place, (spent, &slice)) {
-                    Ok(SharedId { id, number }) => return Ok(Found { id, number: Some(number), _store: store }),
-                    // Rank 0 serves it only where ranks are missing.
-                    Err(error) if matches!(error.kind(), Kind::Timeout | Kind::Remote | Kind::System) => {}
-                    Err(error) => return Err(error),
-                }
+                return Ok(found);
             }
             poller::pause(wait.slice(RETRY_PAUSE));
         }
-    }
-
-    fn try_elsewhere(
-        &self,
-        store: &mut Option<Box<dyn Store>>,
-        place: &StorePlace,
-        (spent, wait): (Option<u64>, &Wait),
-    ) -> Result<SharedId> {
-        let opened = match store.take() {
-            Some(opened) => opened,
-            None => self.open(place, wait)?,
-        };
-        let taken = self.shared(place, &**store.insert(opened), wait).take(spent);
-        taken
     }
 
     fn find_in_store(&self, place: &StorePlace, (spent, wait): (Option<u64>, &Wait)) -> Result<Found> {
@@ -362,8 +404,8 @@ impl Place {
             (None, None) => {
                 let why = match launch.one_host {
                     true => {
-                        "the launcher names no job, and its process cannot be seen from here (is this a container with a \
-                         process namespace of its own?)"
+                        "the launcher names no job, and its process cannot be seen from here (is this a container with \
+                         a process namespace of its own?)"
                     }
                     false => "the launcher does not say that all ranks are on this host",
                 };
@@ -398,11 +440,12 @@ impl std::fmt::Display for StorePlace {
 
 /// The warning that nothing tells this job from another one that meets at the same place. Only rank 0 says it.
 fn unguarded(launch: &Launch, place: &Place, options: &Options) -> Option<String> {
-    let is_open = matches!(place, Place::Fixed | Place::Store(StorePlace::Served(_)));
-    let nameless = launch.job.is_none() && launch.source == "PMI";
-    (is_open && nameless && options.secret.is_none() && launch.world.rank.get() == 0).then(|| {
-        "nothing tells this job from another one that is given the same address: the launcher (Hydra: MPICH, Intel MPI) names \
-         no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or NCCL_COMM_ID"
+    let is_shared = matches!(place, Place::Fixed | Place::Store(_));
+    let is_unknown = launch.source == "PMI" && launch.job.as_ref().is_none_or(|job| !job.is_certain);
+    (is_shared && is_unknown && options.secret.is_none() && launch.world.rank.get() == 0).then(|| {
+        "nothing tells this job for certain from another one that is given the same place: the launcher (Hydra: MPICH, \
+         Intel MPI) names no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or \
+         NCCL_COMM_ID"
             .to_owned()
     })
 }

@@ -21,7 +21,10 @@ pub(crate) enum Origin {
     /// `init` and its kin, with the number of the first unique id.
     UniqueId(u64),
     /// A launcher's variables: the unique id is not known before the ranks have met.
-    Launcher,
+    Launcher {
+        /// The number of the call, among those that this process has made.
+        number: u64,
+    },
     /// Threads of one process.
     Threads,
     /// A split of the communicator `parent`.
@@ -45,7 +48,7 @@ impl Origin {
     pub(super) fn call(&self) -> &'static str {
         match self {
             Origin::UniqueId(_) => "init",
-            Origin::Launcher => "from_env",
+            Origin::Launcher { .. } => "from_env",
             Origin::Threads => "local",
             Origin::Split { .. } => "split",
             Origin::Shrink { .. } => "shrink",
@@ -70,7 +73,7 @@ impl Origin {
             "{call} comm {id:016x}{name} rank {rank} nranks {size} localRanks {local_ranks} nNodes {hosts}{self} - Init COMPLETE"
         );
         log::info!(Init @ rank, "Init timings - {call}: rank {rank} nranks {size} {times}");
-        if let Origin::UniqueId(_) | Origin::Launcher | Origin::Threads = self {
+        if let Origin::UniqueId(_) | Origin::Launcher { .. } | Origin::Threads = self {
             log::trace!(Call @ rank, "CommInitRank({id:016x},{size},{rank})");
         }
     }
@@ -81,7 +84,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::UniqueId(number) => write!(f, " commId {number:016x}"),
-            Origin::Launcher | Origin::Threads => Ok(()),
+            Origin::Launcher { .. } | Origin::Threads => Ok(()),
             Origin::Split { parent, color, key } => write!(f, " parent {parent:016x} color {color} key {key}"),
             Origin::Shrink { parent } => write!(f, " parent {parent:016x}"),
         }

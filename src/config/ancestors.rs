@@ -17,6 +17,11 @@ pub(crate) struct Ancestor {
 /// The ancestors of this process, as far as `/proc` shows them; none where it is hidden.
 pub(super) fn of_this_process() -> Vec<Ancestor> {
     let mut found = Vec::new();
+    // In a process namespace of its own a container may show the `/proc` of another: there our numbers are others'.
+    let own = std::fs::read_link("/proc/self").ok();
+    if own.is_none_or(|own| own.as_os_str() != &*std::process::id().to_string()) {
+        return found;
+    }
     let mut next = std::os::unix::process::parent_id();
     while next > 1 && found.len() < MOST_ANCESTORS {
         let Some((parent, ancestor)) = look_up(next) else { break };

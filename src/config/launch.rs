@@ -29,11 +29,11 @@
 //! A batch script starts `mpirun`, a rank of `mpirun` calls `srun`: each launcher passes on the variables of the one
 //! around it, so that several rows may be set. Then this counts, the strongest first:
 //!
-//! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called in a
-//!    rank of `rsccl run`.
+//! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called
+//!    in a rank of `rsccl run`.
 //! 2. `RANK` and `WORLD_SIZE` that a script has set below the nearest launcher.
-//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3 and
-//!    5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
+//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3
+//!    and 5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
 //! 4. If no launcher's process can be seen, as in a container with a process namespace of its own: `PMI_JOBID` and
 //!    `PMIX_NAMESPACE` that name another step of Slurm than this one are left over.
 //! 5. Rows that agree on rank and world need no decision. If rows still disagree, joining is an error that names both.
@@ -43,13 +43,13 @@
 //! # Where ranks meet
 //!
 //! 1. `NCCL_COMM_ID`, else `RSCCL_STORE`, where they are set.
-//! 2. If the launcher says that all ranks are on this host: in private, at a socket named after the job. Ranks that do not
-//!    find it, as those in a container, use the next place.
-//! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there (`TORCHELASTIC_USE_AGENT_STORE=True`),
-//!    ranks are clients of that store; else rank 0 serves one.
+//! 2. If the launcher says that all ranks are on this host: in private, at a socket named after the job. Ranks that
+//!    do not find it, as those in a container, use the next place.
+//! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there
+//!    (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks are clients of that store; else rank 0 serves one.
 //!
-//! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` has the table) is compared wherever
-//! ranks meet.
+//! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` lists it) is compared
+//! wherever ranks meet.
 
 mod job;
 #[cfg(test)]
@@ -145,7 +145,7 @@ impl Launch {
             let all = [&[*rank][..], sizes, local_ranks, local_sizes, hosts];
             names.extend(all.into_iter().flatten().copied());
         }
-        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE]);
+        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE, OWN_RUN]);
         names.extend(job::NAMES);
         let mut seen = std::collections::HashSet::new();
         names.retain(|name| seen.insert(*name));
@@ -189,11 +189,14 @@ impl Verdict {
                 (Some((_, local_size)), _) => local_size == size,
                 (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
             };
-        let job = self.job_of.and_then(|row| Job::of(row, environment, (daemon, one_host)));
+        let job = self.job_of.and_then(|row| Job::of(row, environment, (daemon, one_host, size)));
         let lobby = self.job_of.and_then(|row| Job::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
-        let named = config.store.clone().filter(|_| !self.is_store_left_over);
+        // A program's own configuration may name one too.
+        let is_left_over = self.is_store_left_over && environment.has("RSCCL_STORE");
+        let named = config.store.clone().filter(|_| !is_left_over);
         let address = if named.is_none() { master(environment)? } else { None };
-        let is_agents = row.kind == Row::Torchrun && address.is_some() && is_true(environment, AGENT_STORE);
+        let is_torchruns = self.job_of.is_some_and(|row| row.kind == Row::Torchrun);
+        let is_agents = is_torchruns && address.is_some() && is_true(environment, AGENT_STORE);
         let run =
             is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
         Ok(Launch {
@@ -216,8 +219,8 @@ impl Verdict {
 fn lone_world(chosen: &Candidate, larger: &Candidate) -> String {
     let ((rank_name, rank), (size_name, size)) = (chosen.rank, chosen.size);
     format!(
-        "{} has started {} ranks, but {rank_name}={rank} and {size_name}={size} make this process a world of its own: unset \
-         them where that is not meant",
+        "{} has started {} ranks, but {rank_name}={rank} and {size_name}={size} make this process a world of its own: \
+         unset them where that is not meant",
         larger.row.source, larger.size.1
     )
 }
@@ -455,7 +458,6 @@ mod tests {
         let with = |more: &[(&'static str, &'static str)]| named(&[&slurm[..], more].concat());
         assert_eq!(with(&[]).unwrap(), "Slurm's job 7 step 3");
         assert_eq!(with(&[("SLURM_RESTART_COUNT", "2")]).unwrap(), "Slurm's job 7 step 3, restart 2");
-        assert_eq!(with(&[("SLURM_HET_JOB_ID", "6"), ("SLURM_HET_SIZE", "2")]).unwrap(), "Slurm's job 6 step 3");
         let pmi2 = with(&[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("PMI_JOBID", "7.3")]).unwrap();
         let pmix = with(&[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "slurm.pmix.7.3")]).unwrap();
         assert_eq!((&*pmi2, &*pmix), ("Slurm's job 7 step 3", "Slurm's job 7 step 3"));
@@ -466,8 +468,19 @@ mod tests {
         let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let space = ("PMIX_NAMESPACE", "prterun-node0-99@1");
         assert_eq!(named(&[open_mpi[0], open_mpi[1], space]).unwrap(), "Open MPI's job prterun-node0-99@1");
-        // Hydra names no job.
-        assert_eq!(named(&[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "4")]), None);
+        // Hydra names no job, and here its process is not seen.
+        let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
+        let here = learn(&[hydra[0], hydra[1], ("MPI_LOCALNRANKS", "4")]).unwrap();
+        assert!(here.job.is_some_and(|job| !job.is_certain && job.name.contains("not seen, of 4 ranks")));
+        assert_eq!(here.lobby, None);
+        assert_eq!(named(&[hydra[0], hydra[1], ("MPI_LOCALNRANKS", "2")]), None);
+        let slurms =
+            learn(&[hydra[0], hydra[1], ("MPI_LOCALNRANKS", "2"), ("SLURM_JOB_ID", "7")]).unwrap().job.unwrap();
+        assert_eq!((&*slurms.name, slurms.is_certain), ("mpirun in Slurm's job 7", false));
+        // A component of a heterogeneous job, where Slurm tells the size of one only.
+        let component = [("SLURM_PROCID", "2"), ("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let why = refused(&[component[0], component[1], component[2], ("SLURM_HET_SIZE", "2")]);
+        assert!(why.contains("SLURM_HET_SIZE=2") && why.contains("RSCCL_WORLD_SIZE"), "{why}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Unix sockets that pass descriptors between processes of one host.
 //!
-//! Names are abstract (so no file is left behind) and random. A received descriptor is close-on-exec. A message must
+//! Names are abstract, so that no file is left behind; those where memory is handed over are random. A received descriptor is close-on-exec. A message must
 //! carry exactly one descriptor; anything else is an error of the peer.
 
 use std::io::{self, IoSlice};
@@ -18,6 +18,19 @@ pub struct Listener(Socket);
 /// A connected, non-blocking stream.
 #[derive(Debug)]
 pub struct HandoverStream(Socket);
+
+/// Who listens on a name that anybody can guess.
+#[derive(Debug)]
+pub enum Found {
+    /// Nobody.
+    Nobody,
+    /// A process of this user.
+    Own(HandoverStream),
+    /// A process of the user with this number.
+    OtherUsers(u32),
+    /// Somebody whose backlog is full: look again.
+    Busy,
+}
 
 impl Listener {
     /// Listens on the abstract `name`.
@@ -37,7 +50,7 @@ impl Listener {
     /// # Errors
     /// [`crate::error::Kind::System`].
     pub fn accept(&self) -> Result<Option<HandoverStream>> {
-        loop {
+        for _ in 0..UNWELCOME_AT_ONCE {
             let socket = match self.0.accept() {
                 Ok((socket, _)) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -51,6 +64,8 @@ impl Listener {
                 return Ok(Some(HandoverStream(socket)));
             }
         }
+        // The poller tells of those that still wait.
+        Ok(None)
     }
 }
 
@@ -78,13 +93,22 @@ impl HandoverStream {
         }
     }
 
-    /// Whether the other end runs as this process's user. Root may connect to anybody's socket, but must not believe it.
+    /// Connects to the abstract `name`, where anybody may listen, and looks whether it is a process of this user. Root
+    /// may connect to any socket, but must not believe it.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
-    pub fn is_of_this_user(&self) -> Result<bool> {
-        let (theirs, mine) = users(&self.0)?;
-        Ok(theirs == mine)
+    pub fn look_for(name: &str) -> Result<Found> {
+        let socket = socket()?;
+        match socket.connect(&address(name)?) {
+            Ok(()) => {
+                let (theirs, mine) = users(&socket)?;
+                Ok(if theirs == mine { Found::Own(HandoverStream(socket)) } else { Found::OtherUsers(theirs) })
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Found::Nobody),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Found::Busy),
+            Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
+        }
     }
 
     /// Reads what has arrived; `None` if nothing has, `Some(0)` at the end of the stream.
@@ -294,6 +318,8 @@ fn settle(result: io::Result<usize>, call: &str) -> Result<Option<usize>> {
     }
 }
 
+/// How many connections of other users are closed in a row.
+const UNWELCOME_AT_ONCE: u32 = 64;
 const BACKLOG: libc::c_int = 1024;
 const DESCRIPTOR_BYTES: libc::c_uint = 4;
 

@@ -66,17 +66,26 @@ impl PortHolder {
             // Other folders have no number for a name.
             entry.ok()?.file_name().to_str()?.parse::<u32>().ok()
         });
-        let has_it = |process: &u32| {
+        let mut left = MAX_FILES;
+        let process = numbers.take(MAX_PROCESSES).find(|process| {
             // The files of another user's process cannot be read.
             let Ok(files) = fs::read_dir(format!("/proc/{process}/fd")) else { return false };
-            let leads_there =
-                |file: fs::DirEntry| fs::read_link(file.path()).is_ok_and(|link| link.as_os_str() == &*wanted);
-            files.take(MAX_FILES).any(|file| file.is_ok_and(leads_there))
-        };
-        let process = numbers.take(MAX_PROCESSES).find(has_it)?;
+            for file in files.take(left).flatten() {
+                left -= 1;
+                if fs::read_link(file.path()).is_ok_and(|link| link.as_os_str() == &*wanted) {
+                    return true;
+                }
+            }
+            false
+        })?;
         let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         Some((process, name.trim_end().escape_default().to_string()))
     }
+}
+
+/// Whether the error says that the kernel does not have the address's family, as where IPv6 is off.
+pub fn is_unknown_family(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
 
 /// The ports that the kernel gives to outgoing connections, as `/proc` shows them; else the kernel's default.
@@ -89,8 +98,8 @@ pub fn ephemeral() -> (u16, u16) {
     }
 }
 
-/// The bounds of a search among all processes: the files of one, and the processes.
-const MAX_FILES: usize = 1 << 14;
+/// The bounds of a search among all processes: the files of all of them together, and the processes.
+const MAX_FILES: usize = 1 << 16;
 const MAX_PROCESSES: usize = 1 << 14;
 
 /// The kernel's default range.

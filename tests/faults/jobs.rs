@@ -1,8 +1,9 @@
-//! Two jobs at one meeting place, attempts that are repeated, and ranks that come twice. The launchers' variables are those
-//! that `srun` sets, for jobs over two hosts unless a test says otherwise: those of one host meet in private.
+//! Two jobs at one meeting place, attempts that are repeated, and ranks that come twice. The launchers' variables are
+//! those that `srun` sets, for jobs over two hosts unless a test says otherwise: those of one host meet in private.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ranks::{Job, Rank, until};
 
@@ -17,6 +18,13 @@ enum Kind {
     Fixed,
     /// The private place of one host.
     Private,
+}
+
+/// The number of a job that no other test on this machine has: ranks of one host meet at a place named after it.
+fn job_number() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: only the number counts.
+    format!("{}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 const SHARED: [Kind; 4] = [Kind::Master, Kind::Store, Kind::Folder, Kind::Fixed];
@@ -68,8 +76,9 @@ fn jobs_with_one_place_never_mix_and_both_end_right() {
     for kind in SHARED {
         let folder = tempfile::tempdir().unwrap();
         let place = place(kind, folder.path());
-        let mut first = slurm("100", (3, "2"), &place, &[]);
-        let mut second = slurm("200", (3, "2"), &place, &[]);
+        let numbers = [job_number(), job_number()];
+        let mut first = slurm(&numbers[0], (3, "2"), &place, &[]);
+        let mut second = slurm(&numbers[1], (3, "2"), &place, &[]);
         first.begin("from_env", |rank| rank == 0);
         must_wait(&first.ranks[0]);
         second.begin("from_env", |rank| rank != 0);
@@ -93,17 +102,19 @@ fn the_job_that_comes_second_is_told_so_soon_and_costs_the_first_nothing() {
     for kind in SHARED {
         let folder = tempfile::tempdir().unwrap();
         let place = place(kind, folder.path());
-        let mut first = slurm("100", (3, "2"), &place, &[("RSCCL_INIT_TIMEOUT_MS", "60000")]);
+        let numbers = [job_number(), job_number()];
+        let mut first = slurm(&numbers[0], (3, "2"), &place, &[("RSCCL_INIT_TIMEOUT_MS", "60000")]);
         first.begin("from_env", |rank| rank == 0);
         must_wait(&first.ranks[0]);
-        let mut second = slurm("200", (2, "2"), &place, &[]);
+        let mut second = slurm(&numbers[1], (2, "2"), &place, &[]);
         second.begin("from_env", |_| true);
         for rank in &second.ranks {
             let failure = rank.failure();
             assert_eq!(failure.kind, "InvalidUsage", "{kind:?}: {}", failure.text);
             let where_it_is = &place.last().unwrap().1;
             let at = if kind == Kind::Folder { "rsccl/id/0" } else { where_it_is.rsplit('/').next().unwrap() };
-            for words in ["Slurm's job 100 step 0", "Slurm's job 200 step 0", at] {
+            let names = numbers.each_ref().map(|number| format!("Slurm's job {number} step 0"));
+            for words in [&*names[0], &*names[1], at] {
                 assert!(failure.text.contains(words), "{kind:?}: `{words}` is not in: {}", failure.text);
             }
         }
@@ -118,7 +129,8 @@ fn the_job_that_comes_second_is_told_so_soon_and_costs_the_first_nothing() {
 fn on_one_host_two_jobs_with_one_port_do_not_meet_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let place = place(Kind::Master, folder.path());
-    let mut jobs = ["100", "200"].map(|job| slurm(job, (3, "1"), &place, &[]));
+    let numbers = [job_number(), job_number()];
+    let mut jobs = numbers.each_ref().map(|number| slurm(number, (3, "1"), &place, &[]));
     jobs[0].begin("from_env", |rank| rank == 0);
     jobs[1].begin("from_env", |_| true);
     must_join(&mut jobs[1], |_| true);
@@ -138,6 +150,7 @@ fn a_rank_that_does_not_know_its_job_finds_the_others_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let place = place(Kind::Master, folder.path());
     for stranger in [0, 2] {
+        let number = job_number();
         let mut job = Job::start_each(3, |rank| {
             let mut variables = vec![("SLURM_STEP_ID", "0"), ("SLURM_PROCID", NUMBERS[rank]), ("NCCL_DEBUG", "TRACE")];
             variables.extend([
@@ -147,7 +160,7 @@ fn a_rank_that_does_not_know_its_job_finds_the_others_elsewhere() {
             ]);
             variables.extend(place.iter().map(|(name, value)| (*name, &**value)));
             if rank != stranger {
-                variables.push(("SLURM_JOB_ID", "100"));
+                variables.push(("SLURM_JOB_ID", &*number));
             }
             (Vec::new(), variables)
         });
@@ -162,10 +175,11 @@ fn a_rank_that_tries_again_meets_one_that_starts_later() {
     for kind in [Kind::Master, Kind::Folder, Kind::Fixed, Kind::Private] {
         let folder = tempfile::tempdir().unwrap();
         let place = place(kind, folder.path());
-        let nodes = if kind == Kind::Private { "1" } else { "2" };
+        let (number, nodes) = (job_number(), if kind == Kind::Private { "1" } else { "2" });
         let mut job = Job::start_each(3, |rank| {
             let limit = if rank == 2 { "20000" } else { "1500" };
-            let mut variables = vec![("SLURM_JOB_ID", "100"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", NUMBERS[rank])];
+            let mut variables =
+                vec![("SLURM_JOB_ID", &*number), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", NUMBERS[rank])];
             variables.extend([("SLURM_STEP_NUM_TASKS", "3"), ("SLURM_STEP_NUM_NODES", nodes), ("NCCL_DEBUG", "TRACE")]);
             variables.extend([("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_INIT_TIMEOUT_MS", limit)]);
             variables.extend(place.iter().map(|(name, value)| (*name, &**value)));
@@ -190,14 +204,14 @@ fn a_stranger_takes_nobodys_turn() {
     for kind in [Kind::Store, Kind::Folder, Kind::Private] {
         let folder = tempfile::tempdir().unwrap();
         let place = place(kind, folder.path());
-        let nodes = if kind == Kind::Private { "1" } else { "2" };
-        let mut job = slurm("100", (3, nodes), &place, &[]);
+        let (number, nodes) = (job_number(), if kind == Kind::Private { "1" } else { "2" });
+        let mut job = slurm(&number, (3, nodes), &place, &[]);
         job.begin("from_env", |rank| rank < 2);
         until("rank 1 is at the root", || job.ranks[0].log().contains("rank 1 has checked in"));
-        let mut twin = slurm("100", (3, nodes), &place, &[]);
+        let mut twin = slurm(&number, (3, nodes), &place, &[]);
         let failure = twin.ranks[1].fails("from_env");
         assert!(failure.text.contains("two ranks have the number 1"), "{kind:?}: {}", failure.text);
-        let mut other = slurm("100", (2, nodes), &place, &[]);
+        let mut other = slurm(&number, (2, nodes), &place, &[]);
         let failure = other.ranks[1].fails("from_env");
         assert_eq!(failure.kind, "Mismatch", "{kind:?}: {}", failure.text);
         assert!(failure.text.contains("3 ranks, this rank 2"), "{kind:?}: {}", failure.text);

@@ -258,9 +258,10 @@ fn hosts_that_have_link_local_addresses_only() {
 /// Report 9: while nobody listens, the kernel may give a connecting socket the very port that it connects to.
 #[test]
 fn ranks_that_wait_do_not_take_the_port_of_rank_0() {
-    let Some(network) = Network::make(1) else { return };
-    network.set_ephemeral_ports(0, 40_000, 40_007);
     for way in [[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "40002")], [("NCCL_COMM_ID", "127.0.0.1:40004"); 2]] {
+        // New for each job, because what has ended keeps ports in TIME-WAIT.
+        let Some(network) = Network::make(1) else { return };
+        network.set_ephemeral_ports(0, 40_000, 40_015);
         let mut job = launched(&network, &[0, 0, 0], &way);
         job.begin("from_env", |rank| rank != 0);
         let began = clock::now();

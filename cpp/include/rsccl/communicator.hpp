@@ -105,9 +105,11 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidArgument for less than 1 rank, or a field or variable with a bad value
     static std::vector<Communicator> init_all(int ranks, const Config& config = {});
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun`. They meet at `NCCL_COMM_ID`,
-    /// at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`. May be called again: each call makes one more communicator of the
-    /// same processes.
-    /// @throws InvalidArgument that names the variable which is missing or wrong
+    /// at `RSCCL_STORE`, in private if the launcher says that all are on one host, or at `MASTER_ADDR` and `MASTER_PORT`
+    /// (docs/launchers.md). May be called again: each call makes one more communicator of the same processes, and after a failed
+    /// call a further one meets ranks that start later.
+    /// @throws InvalidArgument that names the variable which is missing or wrong, or two launchers of which none can be preferred
+    /// @throws InvalidUsage if another job has the place
     static Communicator from_env(const Config& config = {});
     /// Joins a communicator whose id travels through `store`, under `key`. All ranks pass the same store, size and key; a key serves
     /// one communicator at a time.

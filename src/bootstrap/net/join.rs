@@ -59,14 +59,21 @@ pub(super) fn check_in(
     limits::raise_open_files(WANTED_OPEN_FILES)?;
     let root = shape.root_of(rank);
     let id = &ids[Rank::new(root).index()];
-    let own = listen(id, rank, options, wait)?;
-    let mut place = place_of(id, &own, options)?;
-    if id.is_fixed() && rank == shape.first(root) {
+    // Before this rank listens at a free port, which may be the fixed one.
+    let served = if id.is_fixed() && rank == shape.first(root) {
         let fixed = fixed_place(options)?.map_or_else(|| id.address().to_string().parse(), Ok)?;
-        let (served, near) = Root::serve_fixed(id, &fixed, options, wait)?;
-        served.detach();
-        place = ServicePlace::Known(vec![near]);
-    }
+        Some(Root::serve_fixed(id, &fixed, options, wait)?)
+    } else {
+        None
+    };
+    let own = listen(id, rank, options, wait)?;
+    let place = match served {
+        Some((served, near)) => {
+            served.detach();
+            ServicePlace::Known(vec![near])
+        }
+        None => place_of(id, &own, options)?,
+    };
     if !id.is_authenticated() && rank.get() == 0 {
         log::warn!(
             Bootstrap @ rank,

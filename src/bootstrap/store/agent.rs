@@ -343,6 +343,9 @@ impl Agent {
             let slice = wait.slice(ABORT_CHECK);
             poller::wait_any(&[(stream.as_fd(), Interest::Write)], slice).map_err(NoConnection::Final)?;
         }
+        if socket::reset_if_own(&stream) {
+            return Err(NoConnection::Unreachable("nobody listens there".to_owned()));
+        }
         let line = Line { stream: &stream, who: &self.who(), words, wait };
         let proof = line.request(greeting, Line::number).map_err(|error| match error.kind() {
             Kind::Remote => NoConnection::Closed(error),

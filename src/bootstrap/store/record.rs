@@ -11,6 +11,7 @@
 //! | 8 | when it wrote, in seconds since 1970 |
 //! | 4 | how many members share the id |
 //! | 16 | the hash of the job's identity, zero if it has none |
+//! | 16 | that of ranks of the job that know only so much of it, zero if there are none |
 //! | 4 + n | the job's name |
 //! | 1 | 0: an id follows; 1: an error's words follow |
 //! | 4 + n | the id or the words |
@@ -71,6 +72,7 @@ impl Record {
         bytes.raw(&MARK).u64(*number).text(cut(&writer.host, MAX_NAME_BYTES)).text(cut(&writer.space, MAX_NAME_BYTES));
         bytes.u32(writer.process).u64(writer.started).u64(*written);
         bytes.u32(*size).raw(&job.as_ref().map_or([0; JOB_BYTES], JobTag::digest));
+        bytes.raw(&job.as_ref().map_or([0; JOB_BYTES], JobTag::unseen_digest));
         bytes.text(job.as_ref().map_or("", JobTag::name));
         match outcome {
             IdOutcome::Id(id) => bytes.u8(ID).bytes(id.as_bytes()),
@@ -94,11 +96,12 @@ impl Record {
         let writer = ProcessIdentity { host, space, process: reader.u32()?, started: reader.u64()? };
         let written = reader.u64()?;
         // The members of a dead job are forgotten one by one.
-        let (size, digest, name) = (reader.u32()?, reader.array()?, reader.text(NAME_BYTES)?);
+        let (size, digest, unseen) = (reader.u32()?, reader.array()?, reader.array()?);
+        let name = reader.text(NAME_BYTES)?;
         if size > MAX_WORLD {
             return Err(reader.malformed(&format!("a world of {size} ranks")));
         }
-        let job = (digest != [0; JOB_BYTES]).then(|| JobTag::received(digest, &name));
+        let job = (digest != [0; JOB_BYTES]).then(|| JobTag::received(digest, unseen, &name));
         let outcome = match reader.u8()? {
             ID => IdOutcome::Id(UniqueId::from_bytes(reader.bytes(UniqueId::BYTES)?)?),
             FAILED => IdOutcome::Failed(reader.text(MAX_WORDS_BYTES)?),
@@ -108,10 +111,15 @@ impl Record {
         Ok(Record { number, writer, written, size, job, outcome })
     }
 
-    /// The job to which the writer belongs, if it is known to be another one than `job`.
-    pub(crate) fn other_job(&self, job: Option<&JobTag>) -> Option<&JobTag> {
+    /// The name of the job to which the writer belongs, if it is known to be another one than `job`.
+    pub(crate) fn other_job(&self, job: Option<&JobTag>) -> Option<&str> {
         let ours = job?;
-        self.job.as_ref().filter(|theirs| theirs.digest() != ours.digest())
+        match &self.job {
+            None if ours.admits([0; JOB_BYTES]) => None,
+            None => Some("a job that no launcher names"),
+            Some(theirs) if ours.admits(theirs.digest()) || theirs.admits(ours.digest()) => None,
+            Some(theirs) => Some(theirs.name()),
+        }
     }
 
     /// # Errors

@@ -2,8 +2,8 @@
 //!
 //! `key` holds a [`Record`] with its writer and the id; `key/claims` counts the rank 0s that have come since the store
 //! was clean; `key/taken/n` is the set of members that have read the record with number n, so that one that reads it
-//! twice takes nobody's place. A job that dies leaves these values in a store that outlives it (a folder). So a record is
-//! not trusted just because it exists:
+//! twice takes nobody's place. A job that dies leaves these values in a store that outlives it (a folder). So a
+//! record is not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
 //! - Elsewhere the root at the address in the id is asked to prove itself.
@@ -143,15 +143,15 @@ impl Shared<'_> {
         made.map(|id| SharedId { id, number: record.number })
     }
 
-    /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a reader
-    /// is told by the root, too, that it comes too late.
-    pub(crate) fn withdraw(&self, given: &SharedId) {
+    /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a
+    /// reader is told by the root, too, that it comes too late.
+    pub(crate) fn withdraw(&self, number: u64) {
         let patience = self.wait.until(Deadline::after(WITHDRAW_PATIENCE));
         let shared = Shared { wait: &patience, ..*self };
         let left = || -> Result<()> {
             let Some(bytes) = self.store.peek(self.key, &patience)? else { return Ok(()) };
             match Record::decode(&bytes) {
-                Ok(record) if record.number == given.number => shared.remove(&record),
+                Ok(record) if record.number == number => shared.remove(&record),
                 _ => Ok(()),
             }
         };
@@ -199,7 +199,7 @@ impl Shared<'_> {
                 }
                 _ => {
                     log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
-                    return self.store.clear(&self.taken(&left), left.size, self.wait);
+                    return self.forget_readers(&left);
                 }
             }
         }
@@ -207,18 +207,19 @@ impl Shared<'_> {
 
     fn second_rank_zero(&self, by: &str) -> Error {
         Error::invalid_usage(format!(
-            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this job \
-             were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store of its own",
+            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this \
+             job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store \
+             of its own",
             self.key.escape_default()
         ))
     }
 
-    fn taken_by(&self, other: &JobTag) -> Error {
+    fn taken_by(&self, other: &str) -> Error {
         let ours = self.job.map_or("no known job", JobTag::name);
         Error::invalid_usage(format!(
-            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store of \
-             its own (RSCCL_STORE)",
-            other.name(),
+            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store \
+             of its own (RSCCL_STORE)",
+            other,
             self.key.escape_default()
         ))
     }
@@ -237,23 +238,18 @@ impl Shared<'_> {
         loop {
             let bytes = self.store.get(self.key, self.wait)?;
             let record = Record::decode(&bytes)?;
-            if let Some(other) = record.other_job(self.job) {
-                let (number, until) = *leaving.get_or_insert((record.number, Deadline::after(self.patience)));
-                match number == record.number {
-                    true if until.passed(clock::now()) => return Err(self.taken_by(other)),
-                    true => {}
-                    false => leaving = None,
-                }
-                self.rest(&format!("rank 0 of this job: what lies there is of another job ({})", other.name()))?;
-                continue;
-            }
             let worth = if spent == Some(record.number) {
                 Worth::Stale("whose ranks did not meet")
             } else {
                 self.worth(&record)?
             };
             match worth {
-                Worth::Fresh => return self.read(record),
+                Worth::Fresh => match record.other_job(self.job) {
+                    None => return self.read(record),
+                    Some(other) => {
+                        self.await_leaving(&record, other, &mut leaving)?;
+                    }
+                },
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
@@ -265,6 +261,19 @@ impl Shared<'_> {
                 }
             }
         }
+    }
+
+    /// Waits a moment for another job that has the key: it may soon have met.
+    fn await_leaving(&self, record: &Record, other: &str, leaving: &mut Option<(u64, Deadline)>) -> Result<()> {
+        match *leaving {
+            Some((number, until)) if number == record.number => {
+                if until.passed(clock::now()) {
+                    return Err(self.taken_by(other));
+                }
+            }
+            _ => *leaving = Some((record.number, Deadline::after(self.patience))),
+        }
+        self.rest(&format!("rank 0 of this job: what lies there is of another job ({other})"))
     }
 
     /// Takes the id of a record that is rank 0's.
@@ -309,15 +318,21 @@ impl Shared<'_> {
             self.wait.abort.check()?;
             poller::pause(self.wait.slice(PAUSE));
         }
-        self.store.delete(&self.told(record), self.wait)?;
         self.remove(record)
     }
 
-    /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a killed
-    /// process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record if there is
-    /// a claim, so it does not write one in between.
+    fn forget_readers(&self, record: &Record) -> Result<()> {
+        match &record.outcome {
+            IdOutcome::Id(_) => self.store.clear(&self.taken(record), record.size, self.wait),
+            IdOutcome::Failed(_) => self.store.delete(&self.told(record), self.wait).map(drop),
+        }
+    }
+
+    /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a
+    /// killed process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record
+    /// if there is a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
-        self.store.clear(&self.taken(record), self.members.size, self.wait)?;
+        self.forget_readers(record)?;
         for key in [self.key, &self.claims()] {
             self.store.delete(key, self.wait)?;
         }

@@ -221,6 +221,8 @@ struct Client {
     ready: Ready,
     scratch: Vec<u8>,
     tag: u32,
+    /// Whether the wait of the last request has ended, and not the connection.
+    has_given_up: bool,
 }
 
 const TOKEN: u64 = 0;
@@ -231,14 +233,24 @@ impl Client {
         let service = Service { name: "the store", hint, server: None, place, terms, most_bytes: MAX_FRAME_BYTES };
         let client = ServiceClient::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
-        Ok(Client { service, options: options.clone(), client, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
+        Ok(Client {
+            service,
+            options: options.clone(),
+            client,
+            poller,
+            ready,
+            scratch: vec![0; SCRATCH_BYTES],
+            tag: 0,
+            has_given_up: false,
+        })
     }
 
     fn request(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         self.tag = self.tag.wrapping_add(1);
         let outcome = self.exchange(kind, payload, words, wait);
         let broken = outcome.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Remote | Kind::System));
-        if broken || !self.client.is_connected() {
+        // A caller that has given up may ask again soon: the look-up of the name and the connection go on.
+        if broken || !(self.client.is_connected() || self.has_given_up) {
             // The next request uses a new connection. This request may or may not have taken effect, so it is not
             // repeated.
             self.client = ServiceClient::new(self.service.clone(), NO_RANK, None, &self.options);
@@ -249,7 +261,9 @@ impl Client {
     fn exchange(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         let mut asked = false;
         loop {
-            wait.check(|| if asked { words() } else { format!("{}: {}", words(), self.client.state()) })?;
+            let checked = wait.check(|| if asked { words() } else { format!("{}: {}", words(), self.client.state()) });
+            self.has_given_up = checked.is_err();
+            checked?;
             let now = clock::now();
             self.client.expire(now)?;
             self.client.dial(&self.poller, TOKEN, now)?;

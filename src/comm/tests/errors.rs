@@ -119,7 +119,8 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
     .unwrap();
 }
 
-/// Where a rank cannot take part in a child, no thread for one, all ranks have its error, and their communicator goes on.
+/// Where a rank cannot take part in a child, no thread for one, all ranks have its error, and their communicator goes
+/// on.
 #[test]
 fn a_rank_that_cannot_take_part_in_a_child_tells_all_and_the_parent_goes_on() {
     local::run(3, |comm| {

@@ -1,5 +1,5 @@
-//! Every pair of launchers, one inside the other, as recorded with the real tools: `tests/data/launchers`. The test also
-//! holds `docs/launchers.md` to what it finds.
+//! Every pair of launchers, one inside the other, as recorded with the real tools: `tests/data/launchers`. The test
+//! also holds `docs/launchers.md` to what it finds.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -92,3 +92,50 @@ fn every_pair_of_real_launchers_is_judged_as_the_inner_one_says() {
 /// Numbers that were exported around `srun` look like those that a wrapper below it has set by `exec`.
 const REFUSED: &[&str] =
     &["hand__srun-none-as-root", "hand__srun-none", "hand__srun-pmi2-as-root", "hand__srun-pmi2", "hand__srun-pmix"];
+
+/// The launchers of the table, with their names in it.
+const LAUNCHERS: [(&str, &str); 13] = [
+    ("rsccl", "rsccl run"),
+    ("torchrun", "torchrun"),
+    ("openmpi4", "Open MPI 4"),
+    ("openmpi5", "Open MPI 5"),
+    ("mpich4", "MPICH 4"),
+    ("mpich5", "MPICH 5"),
+    ("impi", "Intel MPI"),
+    ("srun-none", "srun"),
+    ("srun-pmi2", "srun pmi2"),
+    ("srun-pmix", "srun pmix"),
+    ("sbatch", "sbatch"),
+    ("salloc", "salloc"),
+    ("hand", "by hand"),
+];
+
+/// Outer launchers as rows, inner ones as columns.
+fn table(folder: &Path) -> String {
+    let inner = &LAUNCHERS.map(|(_, name)| name).join(" | ");
+    let mut text = format!("| outer \\ inner | {inner} |\n|---|{}\n", "---|".repeat(LAUNCHERS.len()));
+    for (outer, outer_name) in LAUNCHERS {
+        let cell = |(inner, _): (&str, &str)| {
+            let path = folder.join(format!("{outer}__{inner}.txt"));
+            if !path.exists() {
+                return "not seen".to_owned();
+            }
+            match decided(&read(&path)) {
+                // The name of the row in the table of variables.
+                verdict if verdict.contains(' ') => verdict.rsplitn(3, ' ').last().unwrap_or_default().to_owned(),
+                verdict if verdict == "none" => "no rank".to_owned(),
+                verdict => verdict,
+            }
+        };
+        text += &format!("| **{outer_name}** | {} |\n", LAUNCHERS.map(cell).join(" | "));
+    }
+    text
+}
+
+#[test]
+fn the_documented_table_is_what_is_decided() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let expected = table(&root.join("tests/data/launchers"));
+    let page = std::fs::read_to_string(root.join("docs/launchers.md")).unwrap();
+    assert!(page.contains(&expected), "docs/launchers.md lacks this table:\n{expected}");
+}

@@ -65,9 +65,11 @@ pub(super) fn weigh(environment: &Environment, ancestors: &[Ancestor]) -> Result
     let chosen = Candidate::read(row, environment)?;
     let others = kept.iter().filter_map(|row| Candidate::read(row, environment).ok());
     let larger = others.into_iter().find(|other| chosen.size.1 == 1 && other.size.1 > 1);
-    let is_set_inside = row.kind == Row::Torchrun && scene.hand(row) == Hand::Inside;
-    let is_launchers =
-        !row.kind.may_be_set_by_hand() || !is_set_inside && (scene.is_parents(row) || scene.is_torchruns(row));
+    let is_set_inside = scene.hand(row) == Hand::Inside;
+    let is_scripts = row.kind == Row::Torchrun && environment.has(RUN_ID);
+    let is_launchers = !row.kind.may_be_set_by_hand()
+        || scene.is_torchruns(row)
+        || scene.is_parents(row) && !is_set_inside && !is_scripts;
     let daemon = daemon.filter(|_| scene.is_parents(row)).map(|(place, _)| place);
     let is_store_left_over = here.iter().any(|row| row.kind == Row::Own) && kept.iter().all(|row| row.kind != Row::Own);
     Ok(Some(Verdict { chosen, job_of: is_launchers.then_some(row), daemon, is_store_left_over, larger }))
@@ -176,14 +178,21 @@ impl Scene<'_> {
 
     /// Whether the row holds what torchrun's agent has set, and not a script.
     fn is_torchruns(&self, row: &Launcher) -> bool {
-        row.kind == Row::Torchrun && self.environment.has(RUN_ID)
+        if row.kind != Row::Torchrun || !self.environment.has(RUN_ID) {
+            return false;
+        }
+        // Whoever set the rank was started without it: the agent, which has no run id either, or a script below it.
+        let setter = self.ancestors.iter().find(|ancestor| self.has_ours(ancestor, row) == Some(false));
+        setter.and_then(|setter| setter.variables.as_ref()).is_none_or(|all| !all.contains_key(RUN_ID))
     }
 
     /// Whether the variables of `row` were left by a launcher around the one that started this rank. A row that stands
     /// alone is believed.
     fn is_left_over(&self, row: &Launcher, here: &[&Launcher]) -> bool {
-        if self.daemon.is_some_and(|(_, family)| family == Family::BatchScript) {
-            return !(row.kind.may_be_set_by_hand() && self.hand(row) == Hand::Inside);
+        if let Some((place, Family::BatchScript)) = self.daemon {
+            // What the script itself was started with is not what a launcher below it has set.
+            let script = &self.ancestors[place];
+            return self.has_ours(script, row) == Some(true) && !self.is_changed_below(place, row);
         }
         if here.len() == 1 || self.is_parents(row) && !self.names_another_step(row) {
             return false;
@@ -219,8 +228,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether a launcher, and not a person, has set a row that people set by hand. Its process is then nearer than that
-    /// of any launcher around it.
+    /// Whether a launcher, and not a person, has set a row that people set by hand. Its process is then nearer than
+    /// that of any launcher around it.
     fn has_mark(&self, row: &Launcher) -> bool {
         self.environment.has(OWN_RUN) || self.is_torchruns(row)
     }
@@ -228,10 +237,7 @@ impl Scene<'_> {
     /// Who set a row that people set by hand.
     fn hand(&self, row: &Launcher) -> Hand {
         let Some((place, family)) = self.daemon else { return Hand::Unknown };
-        let ours = self.environment.get(row.rank).ok().flatten();
-        let has_ours =
-            |ancestor: &Ancestor| ancestor.variables.as_ref().map(|all| all.get(row.rank).map(String::as_str) == ours);
-        if self.ancestors[..place].iter().any(|between| has_ours(between) == Some(false)) {
+        if self.is_changed_below(place, row) {
             return Hand::Inside;
         }
         if self.is_parents(row) {
@@ -248,11 +254,23 @@ impl Scene<'_> {
             Family::Hydra => above.any(|name| name.starts_with("mpiexec") || name.starts_with("mpirun")),
             Family::RscclRun | Family::Torchrun | Family::OpenMpi | Family::BatchScript => true,
         };
-        match has_ours(&self.ancestors[place]).filter(|_| tells) {
+        match self.has_ours(&self.ancestors[place], row).filter(|_| tells) {
             Some(true) => Hand::LeftOver,
             Some(false) => Hand::Inside,
             None => Hand::Unknown,
         }
+    }
+
+    /// Whether `ancestor` was started with the value that this process has of the row's rank; `None` if that cannot be
+    /// seen.
+    fn has_ours(&self, ancestor: &Ancestor, row: &Launcher) -> Option<bool> {
+        let ours = self.environment.get(row.rank).ok().flatten();
+        ancestor.variables.as_ref().map(|all| all.get(row.rank).map(String::as_str) == ours)
+    }
+
+    /// Whether a process between this one and the ancestor at `place` was started with another value.
+    fn is_changed_below(&self, place: usize, row: &Launcher) -> bool {
+        self.ancestors[..place].iter().any(|between| self.has_ours(between, row) == Some(false))
     }
 
     fn undecided(&self, one: &Candidate, other: &Candidate) -> Error {
