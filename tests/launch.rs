@@ -40,6 +40,7 @@ fn value() -> Option<u64> {
 }
 
 /// Adds up the jobs' numbers over all ranks, and prints one line: a rank of another job in this world would be seen.
+#[expect(clippy::print_stdout, reason = "the labs read it from what the launcher hands on")]
 fn add_up(value: u64) {
     let total = Communicator::from_env().and_then(|comm| {
         let mut total = [value];
@@ -158,4 +159,30 @@ fn without_a_place_to_meet_the_error_says_what_to_set() {
             assert!(outcome.report.contains(word), "`{word}` is not in: {}", outcome.report);
         }
     }
+}
+
+/// Regressions: two steps with one `MASTER_PORT` formed one world, and below variables of a launcher around `srun` each
+/// rank was a world of its own.
+#[test]
+fn slurm_jobs_never_mix_and_ranks_know_who_they_are() {
+    const CASES: usize = 22;
+    // The lab ends by itself.
+    const LIMIT_S: &str = "150";
+    let lab = |name: &str| format!("{}/tests/labs/{name}", env!("CARGO_MANIFEST_DIR"));
+    let output = std::process::Command::new(lab("slurm.sh"))
+        .args(["3", &lab("jobs.sh")])
+        .env("PROGRAM", std::env::current_exe().unwrap())
+        .env("LAB_LIMIT_S", LIMIT_S)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let report = format!("{}: {said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    let skipped: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("skipped: ")).collect();
+    skipped.iter().for_each(|why| mpirun::skip(why));
+    assert!(output.status.success(), "{report}");
+    let cases: Vec<&str> = said.lines().filter(|line| line.starts_with("case ")).collect();
+    assert!(cases.iter().all(|case| case.ends_with(": right")), "{report}");
+    let no_lab = cases.is_empty() && skipped.len() == 1;
+    assert!(no_lab || cases.len() + skipped.len() == CASES, "{report}");
 }
