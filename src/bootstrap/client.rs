@@ -25,6 +25,8 @@ pub(super) struct ServiceClient {
     pub(super) link: Option<Link>,
     retries: Retries,
     tries: u32,
+    /// The rejections in a row.
+    rejections: u32,
     again: Option<Instant>,
     /// When the connection must be made, so that the next address has its turn.
     connected_until: Option<Instant>,
@@ -83,6 +85,7 @@ impl ServiceClient {
             link: None,
             retries,
             tries: 0,
+            rejections: 0,
             again: None,
             connected_until: None,
         }
@@ -216,14 +219,16 @@ impl ServiceClient {
         }
         self.tries += 1;
         let (who, hint, tries, last) = (self.who(), self.to.hint, self.tries, self.rotation.state());
-        let rejected_tries = if self.rotation.is_rejected() { REJECTED_TRIES } else { u32::MAX };
+        // Only rejections in a row tell that something else serves there: one may be of a service that is just ending.
+        self.rejections = if self.rotation.is_rejected() { self.rejections + 1 } else { 0 };
+        let rejections = self.rejections;
         let failed = match end {
             End::Unreachable(_) if tries > self.retries.count => {
                 Error::timeout(format!("{who} cannot be reached in {tries} tries: {last}; {hint}"))
             }
-            End::Rejected(why) if tries > self.retries.count.min(rejected_tries) => {
+            End::Rejected(why) if rejections > self.retries.count.min(REJECTED_TRIES) => {
                 let message =
-                    format!("{who} rejected this rank {tries} times: {why}; does another job use this address?");
+                    format!("{who} rejected this rank {rejections} times: {why}; does another job use this address?");
                 Error::new(Kind::Remote, message)
             }
             // The other job may soon be done here: then the place is this job's.

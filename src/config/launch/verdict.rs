@@ -353,7 +353,7 @@ mod tests {
         let full = ancestor("mpirun", Some(HAND));
         let mpi: Variables<'_> = &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
         assert_eq!(judge(&[HAND, mpi], &[bare]), Ok(("torchrun", 0, 1)));
-        assert_eq!(judge(&[HAND, mpi], &[full.clone()]), Ok(("Open MPI", 1, 2)), "exported around mpirun");
+        assert_eq!(judge(&[HAND, mpi], std::slice::from_ref(&full)), Ok(("Open MPI", 1, 2)), "exported around mpirun");
         let own: Variables<'_> = &[("RSCCL_RANK", "0"), ("RSCCL_WORLD_SIZE", "4")];
         assert_eq!(judge(&[own, mpi], &[full]), Ok(("rsccl run", 0, 4)));
         let inside_run = ancestor("mpirun", Some(own));
