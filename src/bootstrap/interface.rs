@@ -254,7 +254,10 @@ fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> 
         .map(|interface| format!("{} ({}, {})", interface.name, interface.address, state(interface)))
         .collect();
     there.truncate(MAX_INTERFACES);
-    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+    // A fresh network namespace has a loopback that nobody has brought up.
+    let none = "none with an address, not even loopback (a network namespace of its own, as a container's? \
+                run `ip link set lo up` there)";
+    let there = if there.is_empty() { none.to_owned() } else { there.join(", ") };
     let rules = if rules.is_empty() { "not set".to_owned() } else { rules.to_string() };
     Error::invalid_usage(format!(
         "{what}: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}; the interfaces are: {there}"
@@ -392,10 +395,8 @@ mod tests {
             error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"),
             "{error}"
         );
-        assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains(
-            "the interfaces \
-                                                                                                     are: none"
-        ));
+        let error = choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string();
+        assert!(error.contains("the interfaces are: none with an address, not even loopback"), "{error}");
     }
 
     #[test]

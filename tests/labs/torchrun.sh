@@ -113,7 +113,7 @@ PYTHON
     wait "$connections" 2>/dev/null || true
 }
 
-export LAB_VALUE=1000 OMP_NUM_THREADS=1 NCCL_SOCKET_IFNAME=lo RSCCL_INIT_TIMEOUT_MS=30000
+export LAB_VALUE=1000 OMP_NUM_THREADS=1 RSCCL_INIT_TIMEOUT_MS=30000
 real=$(cargo test --locked --features cli --test launch --no-run 2>&1 | sed -n 's/.*(\(.*launch-[0-9a-f]*\))$/\1/p')
 program=$real
 for version in "$@"; do
