@@ -268,11 +268,15 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether `ancestor` was started with the value that this process has of the row's rank; `None` if that cannot be
-    /// seen.
+    /// Whether `ancestor` was started with the rank and the size that this process has by `row`; `None` if that cannot
+    /// be seen. A script may give its first rank the rank that it has itself.
     fn has_ours(&self, ancestor: &Ancestor, row: &Launcher) -> Option<bool> {
-        let ours = self.environment.get(row.rank).ok().flatten();
-        ancestor.variables.as_ref().map(|all| all.get(row.rank).map(String::as_str) == ours)
+        let is_ours =
+            |name: &str, value: Option<&String>| value.map(String::as_str) == self.environment.get(name).ok().flatten();
+        let all = ancestor.variables.as_ref()?;
+        let sizes = row.sizes.iter().map(|size| (*size, all.get(*size))).filter(|(_, value)| value.is_some());
+        let mut named = std::iter::once((row.rank, all.get(row.rank))).chain(sizes);
+        Some(named.all(|(name, value)| is_ours(name, value)))
     }
 
     /// Whether a process between this one and the ancestor at `place` was started with another value.
@@ -369,6 +373,18 @@ mod tests {
         }
         let copy: Variables<'_> = &[("RANK", "1"), ("WORLD_SIZE", "3")];
         assert_eq!(judge(&[copy, SLURM], &slurm[1..]), Ok(("Slurm", 1, 3)));
+    }
+
+    /// Regression: the first of a script's ranks has the rank that torchrun has given to the script.
+    #[test]
+    fn a_worker_of_torchrun_may_start_ranks_of_its_own() {
+        let worker = ancestor("bash", Some(&[("RANK", "0"), ("WORLD_SIZE", "1"), (RUN_ID, "x")]));
+        let agent = ancestor("pt_elastic", Some(&[]));
+        for (rank, size, is_its) in [("0", "1", true), ("0", "2", false), ("1", "2", false)] {
+            let environment = Environment::of([("RANK", rank), ("WORLD_SIZE", size), (RUN_ID, "x")]);
+            let verdict = weigh(&environment, &[worker.clone(), agent.clone()]).unwrap().unwrap();
+            assert_eq!((verdict.job_of.is_some(), verdict.chosen.row.source), (is_its, "torchrun"), "{rank} of {size}");
+        }
     }
 
     #[test]
