@@ -175,8 +175,9 @@ under_mpi() { # MPICXX MPIRUN
     for ranks in 1 2 3 4; do
         timeout -k 10 60 "$2" -n "$ranks" "$work/bin/from_mpi-$1" "$ranks"
     done
-    # A world of one where the launcher has started several: the program that a wrong mpirun starts.
-    RANK=0 WORLD_SIZE=2 timeout -k 10 60 "$2" -n 1 "$work/bin/from_mpi-$1" 1 2>"$work/lone-world" || return 1
+    # A world of one where the launcher has started several: the program that torchrun or a wrong mpirun starts. Numbers that were
+    # exported around an mpirun would be left over, so a shell sets them below it.
+    timeout -k 10 60 "$2" -n 1 sh -c "RANK=0 WORLD_SIZE=2 exec '$work/bin/from_mpi-$1' 1" 2>"$work/lone-world" || return 1
     grep -q 'rsccl: warning: torchrun has started 2 ranks, but MPI knows of one' "$work/lone-world" || { cat "$work/lone-world"; return 1; }
     # An exception that nobody catches ends the job, with its words; so does a rank that gives up, long before the default deadline.
     ends_with "$1" "$2" abort 'the input is broken' && ends_with "$1" "$2" late 'NCCL_SHM_DISABLE'
