@@ -31,6 +31,11 @@ pub(crate) fn host() -> Option<u32> {
     variable("VCUDA_HOST")?.parse().ok()
 }
 
+/// Whether the caller says that there is a real GPU, and that tests which need one GPU are to run on it.
+pub(crate) fn is_real() -> bool {
+    variable("RSCCL_TEST_REAL_GPU").is_some_and(|value| value == "1")
+}
+
 /// The variables of a process on another host of the machine, whose ranks say so; `None` where it has one host.
 pub(crate) fn of_host(number: u32) -> Option<Vec<(String, String)>> {
     let own = PathBuf::from(variable("VCUDA_STATE")?);

@@ -138,7 +138,7 @@ pub enum FaultKind {
     MisalignedAddress,
     /// `CUDA_ERROR_ASSERT`: a failed `assert`.
     Assert,
-    /// `CUDA_ERROR_ILLEGAL_INSTRUCTION`: `trap`, `brkpt`.
+    /// `CUDA_ERROR_LAUNCH_FAILED` too, as the driver 13.0 gives it on an H200: `trap`, `brkpt`.
     Trap,
     /// `CUDA_ERROR_HARDWARE_STACK_ERROR`: calls deeper than the stack.
     StackError,

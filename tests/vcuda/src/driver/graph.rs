@@ -148,6 +148,8 @@ impl Driver {
 
     /// `cuGraphInstantiate`: flags other than 0 are not supported here (auto-free, upload, device launch, node priority).
     pub fn graph_instantiate(&self, handle: u64, flags: u64) -> Outcome<u64> {
+        // The real driver refuses it during another thread's global capture, and invalidates that capture (13.0 on an H200).
+        self.guard_capture()?;
         if flags & !0xF != 0 {
             return Err(CUresult::INVALID_VALUE);
         }

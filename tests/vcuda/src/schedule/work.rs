@@ -352,7 +352,7 @@ fn code_of(fault: &KernelFault) -> CUresult {
         FaultKind::IllegalAddress => CUresult::ILLEGAL_ADDRESS,
         FaultKind::MisalignedAddress => CUresult::MISALIGNED_ADDRESS,
         FaultKind::Assert => CUresult::ASSERT,
-        FaultKind::Trap => CUresult::ILLEGAL_INSTRUCTION,
+        FaultKind::Trap => CUresult::LAUNCH_FAILED,
         FaultKind::StackError => CUresult::HARDWARE_STACK_ERROR,
         FaultKind::InvalidCounter => CUresult::INVALID_PC,
         FaultKind::LaunchFailed => CUresult::LAUNCH_FAILED,
