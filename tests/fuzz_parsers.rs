@@ -29,7 +29,8 @@ fn config() -> ProptestConfig {
 
 fn variable(name: &str) -> Option<u64> {
     #![expect(clippy::disallowed_methods, reason = "a test's own knob")]
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    let text = std::env::var(name).ok().filter(|text| text != "any")?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
 /// One for all tests of this run, printed past the capture of their output.
