@@ -41,7 +41,8 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
             if warm {
                 job.must(command);
             }
-            let most = if warm { MOST_USED } else { MOST_USED + CONNECTING };
+            let (most, most_wakes) =
+                if warm { (MOST_USED, MOST_WAKES) } else { (MOST_USED + CONNECTING, MOST_WAKES + CONNECTING_WAKES) };
             let mut wakes = u64::MAX;
             let least = least_used(most, || {
                 let (before, slept) = (processor_times(&job), sleeps(&job));
@@ -57,7 +58,7 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
             });
             println!("{command} {path:?} {warm}: {least:?}, {wakes} wakes");
             assert!(least < most, "{command} {path:?} {warm}: a rank used {least:?} in {LATE:?}");
-            assert!(wakes < MOST_WAKES, "{command} {path:?} {warm}: a rank woke {wakes} times in {LATE:?}");
+            assert!(wakes < most_wakes, "{command} {path:?} {warm}: a rank woke {wakes} times in {LATE:?}");
         }
     }
 }
@@ -123,9 +124,11 @@ const LATE: Duration = Duration::from_secs(1);
 const MOST_USED: Duration = Duration::from_millis(15);
 /// What it takes more to connect, on a busy machine.
 const CONNECTING: Duration = Duration::from_millis(15);
-/// How often its threads wake meanwhile, whatever else the machine does: 218 times where it connects. A wait that naps for
-/// 2 ms wakes more often.
-const MOST_WAKES: u64 = 400;
+/// How often its threads wake meanwhile, whatever else the machine does: 50 times were measured, and 103. A wait that naps
+/// for 4 ms wakes more often.
+const MOST_WAKES: u64 = 250;
+/// What it takes more to connect: 70 to 120 were measured.
+const CONNECTING_WAKES: u64 = 150;
 const IDLE: Duration = Duration::from_secs(1);
 /// The most processor time of an idle rank. 0.02 ms were measured.
 const MOST_USED_IDLE: Duration = Duration::from_micros(500);
