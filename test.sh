@@ -2,7 +2,9 @@
 # Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under
 # four MPIs, and a short contest with two of them.
 #   ./test.sh           what every push runs
-#   ./test.sh --all     and what takes longer: torchrun of several versions of PyTorch, which are downloaded (gigabytes each)
+#   ./test.sh --all     and what takes longer: ThreadSanitizer, AddressSanitizer, Miri, every pair of calls that differ, every kill,
+#                       many more cases of the parsers; and torchrun of several versions of PyTorch, which are downloaded (gigabytes
+#                       each). An hour more. A sanitizer, Miri or valgrind that is missing is a failure there.
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -15,8 +17,8 @@ case ${1-} in
     *) echo "test.sh: there is no option $1 (--all)" >&2; exit 2 ;;
 esac
 
-# One example may run this long before it counts as hung.
-EXAMPLE_LIMIT_S=120
+# One example, a long test, or a part of one may run this long before it counts as hung.
+EXAMPLE_LIMIT_S=120 LONG_LIMIT_S=7200 PART_LIMIT_S=300
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 built=${CARGO_TARGET_DIR:-target}/debug
@@ -39,7 +41,7 @@ processor_s() {
          END { printf "%d", total }' "$scratch/before" "$scratch/after"
 }
 
-# iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
+# valgrind counts instructions (tests/instructions.rs). iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
 # more. Slurm's daemons, for a lab in namespaces (tests/labs). g++, clang++, cmake, doctest, doxygen: the C++ classes, programs that
 # use them, and their reference.
 install_missing() {
@@ -53,6 +55,7 @@ install_missing() {
     if missing slurmd || missing srun; then packages+=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins); fi
     if missing cmake; then packages+=(cmake make pkg-config); fi
     if missing doxygen; then packages+=(doxygen); fi
+    if missing valgrind; then packages+=(valgrind); fi
     if ! python3 -c 'import ensurepip' 2>/dev/null; then packages+=(python3-venv); fi
     if command -v apt-get >/dev/null; then
         apt_get update || true
@@ -71,6 +74,12 @@ install_missing() {
     if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1; then
         rustup component add rustfmt clippy
     fi
+    if [[ -n $everything ]]; then
+        cargo +nightly miri --version >/dev/null 2>&1 ||
+            rustup toolchain install nightly --profile minimal --component miri,rust-src --no-self-update
+        missing valgrind && { echo "valgrind is missing, and could not be installed"; return 1; }
+    fi
+    return 0
 }
 
 apt_get() {
@@ -120,12 +129,13 @@ models() {
         --config 'profile.test.package.vcuda.opt-level=0' --config 'profile.test.package.vcuda.codegen-units=16' "$@" 2>&1
 }
 
-# The compiler is busy with one crate most of the time, so another build has a processor to itself.
+# The compiler is busy with one crate most of the time, so another build has a processor to itself. The library alone, as users build it,
+# has the locks of tests/sanitize.sh, which nothing else builds in each run.
 run_clippy() {
     local status=0
     models --no-run >"$scratch/models" &
     { cargo clippy --locked --quiet "${packages[@]}" --all-targets --features "$features" -- -D warnings &&
-        cargo clippy --locked --quiet --lib -- -D warnings; } || status=$?
+        cargo clippy --locked --quiet --lib -- -D warnings --cfg sanitize_thread; } || status=$?
     # A build that fails does so again in `run_models`, which says why.
     wait $! || true
     return "$status"
@@ -158,6 +168,46 @@ run_cpp() {
     return "$status"
 }
 
+# Tests that take long; their programs are those of run_tests. Words after `--` are names of tests.
+#   long LIMIT_S NAME=VALUE... -- WORD...
+long() {
+    local limit=$1 status=0 variables=()
+    shift
+    while [[ $1 != -- ]]; do
+        variables+=("$1")
+        shift
+    done
+    shift
+    echo "${variables[*]} cargo test $*"
+    env "${variables[@]}" timeout "$limit" cargo test --locked "${packages[@]}" --features "$features" "$@" >"$scratch/long" 2>&1 || status=$?
+    grep -E '^(test result: ok. [1-9]|seed: |skipped: )' "$scratch/long" || status=1
+    ((status == 0)) || tail -n 60 "$scratch/long"
+    return "$status"
+}
+
+# Each of them whole, in `--all`.
+run_long_tests() {
+    step tests/sanitize.sh thread
+    step tests/sanitize.sh address
+    step tests/miri.sh
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix mismatches::
+    step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
+    step long "$LONG_LIMIT_S" RSCCL_FUZZ_CASES=200000 -- --test fuzz_parsers
+    step long "$LONG_LIMIT_S" PROPTEST_CASES=20000 -- --lib -- any_text any_bytes come_back lines_lead_back
+}
+
+# A part of one of them, by the seed: less than a minute on two processors. What has to be built first, the sanitizers' and Miri's
+# programs, is for `--all` only.
+run_a_part() {
+    local seed=${RSCCL_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
+    echo "again: RSCCL_TEST_SEED=$seed ./test.sh"
+    case $((seed % 3)) in
+        0) long "$PART_LIMIT_S" RSCCL_TEST_SEED="$seed" RSCCL_TEST_KILLS=100 -- --test faults_processes a_kill_in_each_collective ;;
+        1) long "$PART_LIMIT_S" RSCCL_TEST_SEED="$seed" -- --test matrix mismatches::every_pair ;;
+        2) long "$PART_LIMIT_S" RSCCL_TEST_SEED="$seed" RSCCL_FUZZ_CASES=60000 -- --test fuzz_parsers ;;
+    esac
+}
+
 build_documentation() {
     RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features "$features"
 }
@@ -188,6 +238,7 @@ main() {
     step run_clippy
     step run_tests
     step show_virtual_gpus
+    step run_a_part
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
     step build_documentation
@@ -200,7 +251,10 @@ main() {
     if [[ $features == *cpp* ]]; then step run_cpp; fi
     if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
     # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
-    if [[ -n $everything ]]; then step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0; fi
+    if [[ -n $everything ]]; then
+        step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0
+        run_long_tests
+    fi
     step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
     echo "all of it in $SECONDS s, $examples examples"
     echo "test result: ok. $passed passed; $failed failed; $ignored ignored" >"$verdict"
@@ -214,6 +268,8 @@ judge_skips() {
     grep '^skipped: ' "$output" | sort | uniq -c || true
     avoidable=$(grep '^skipped: ' "$output" | grep -vE "^skipped: ($MACHINE_LACKS)" | sort -u) || true
     echo "$skips skipped"
+    # Where everything was asked for, nobody may go without the count of instructions.
+    if [[ -n $everything ]] && grep '^skipped: valgrind' "$output"; then return 1; fi
     if [[ ${CI:-} == true && -n $avoidable ]]; then
         echo "under CI=true nothing may skip that the machine could have run:"
         echo "$avoidable"
@@ -222,7 +278,7 @@ judge_skips() {
 }
 
 # Beginnings of reasons that no installation can remove; and Intel MPI (mpi-examples/README.md) and PyTorch, which are installed on request only.
-MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no reference files|no torch|this toolchain has no|this kernel has no"
+MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no torch|this toolchain has no|this kernel has no"
 
 examples=0 features=
 main 2>&1 | tee "$output"

@@ -43,6 +43,10 @@ const IMPURE_MODULES: &[&str] = &["log", "sys", "sync", "device", "bootstrap"];
 /// The one item of an impure module that pure modules may use: it only shares a value.
 const PURE_ANYWAY: &str = "sync::primitive::Arc";
 
+/// Modules whose unit tests Miri interprets (`tests/miri.sh`). A test that names a higher floor there makes threads, sockets
+/// and shared memory, which Miri does not know: it belongs to the tests of that floor.
+const INTERPRETED: &[&str] = &["error", "types", "topo", "plan", "tune", "wire", "sync"];
+
 /// Other files that may have `unsafe`, each for its reason.
 const UNSAFE_FILES: &[&str] = &[
     // A request owns the buffers to which its own calls point: no lifetime can say that.
@@ -236,14 +240,17 @@ struct Source {
     raw: Vec<String>,
     /// Comments, literals and test items blanked; same lines, same columns.
     code: String,
+    /// The same with test items.
+    with_tests: String,
     /// How many lines the test items take.
     test_lines: usize,
 }
 
 impl Source {
     fn new(path: &str, text: &str) -> Source {
-        let (code, test_lines) = blank_tests(&blank_comments_and_literals(text));
-        Source { path: path.to_owned(), raw: text.lines().map(str::to_owned).collect(), code, test_lines }
+        let with_tests = blank_comments_and_literals(text);
+        let (code, test_lines) = blank_tests(&with_tests);
+        Source { path: path.to_owned(), raw: text.lines().map(str::to_owned).collect(), code, with_tests, test_lines }
     }
 
     /// The module of the house that the file belongs to; `None` for `lib.rs` and `src/bin`.
@@ -290,6 +297,7 @@ impl Facade {
 
 fn check_source(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
     check_floors(source, facade, findings);
+    check_floors_of_tests(source, facade, findings);
     check_purity(source, findings);
     check_unsafe(source, findings);
     check_calls(source, findings);
@@ -313,7 +321,7 @@ fn check_floors(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
         findings.push(format!("{}:1: module `{module}` has no floor; give it one in tests/tidy.rs", source.path));
         return;
     };
-    for (offset, name) in named_modules(source) {
+    for (offset, name) in named_modules(&source.path, &source.code) {
         let target = facade.home(identifier(name));
         let excepted =
             EXCEPTIONS.iter().any(|(from, to, _)| *from == module && (*to == target || name.starts_with(to)));
@@ -329,11 +337,25 @@ fn check_floors(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
     }
 }
 
-/// The paths behind `crate::`, and behind `super::` where that is the crate's root.
-fn named_modules(source: &Source) -> Vec<(usize, &str)> {
+fn check_floors_of_tests(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
+    let Some(module) = source.module().filter(|module| INTERPRETED.contains(module)) else { return };
+    let named = named_modules(&source.path, &source.with_tests);
+    let of_tests = named.into_iter().filter(|(offset, _)| source.code.as_bytes()[*offset] == b' ');
+    for (offset, name) in of_tests {
+        let target = facade.home(identifier(name));
+        if floor_of(target) > floor_of(module) {
+            let message =
+                format!("a test of `{module}` names `{target}`, which Miri cannot run: move it to `{target}`");
+            findings.push(source.finding(offset, &message));
+        }
+    }
+}
+
+/// The paths in `code` behind `crate::`, and behind `super::` where that is the crate's root.
+fn named_modules<'a>(path: &str, code: &'a str) -> Vec<(usize, &'a str)> {
     let mut named = Vec::new();
-    for offset in words(&source.code, "crate::") {
-        let rest = &source.code[offset + "crate::".len()..];
+    for offset in words(code, "crate::") {
+        let rest = &code[offset + "crate::".len()..];
         let Some(list) = rest.strip_prefix('{') else {
             named.push((offset, path_at(rest)));
             continue;
@@ -356,9 +378,9 @@ fn named_modules(source: &Source) -> Vec<(usize, &str)> {
             }
         }
     }
-    let is_module_root = source.path.matches('/').count() == 1;
-    let root_climbs = source.code.match_indices("\nuse super::").filter(|_| is_module_root);
-    named.extend(root_climbs.map(|(offset, text)| (offset + 1, path_at(&source.code[offset + text.len()..]))));
+    let is_module_root = path.matches('/').count() == 1;
+    let root_climbs = code.match_indices("\nuse super::").filter(|_| is_module_root);
+    named.extend(root_climbs.map(|(offset, text)| (offset + 1, path_at(&code[offset + text.len()..]))));
     named
 }
 
@@ -374,7 +396,8 @@ fn check_purity(source: &Source, findings: &mut Vec<String>) {
         }
     }
     let is_impure = |name: &str| IMPURE_MODULES.contains(&identifier(name)) && name != PURE_ANYWAY;
-    for (offset, name) in named_modules(source).into_iter().filter(|(_, name)| is_impure(name)) {
+    let named = named_modules(&source.path, &source.code).into_iter();
+    for (offset, name) in named.filter(|(_, name)| is_impure(name)) {
         findings.push(source.finding(offset, &format!("`{module}` is pure: take a value in place of `{name}`")));
     }
 }
@@ -640,6 +663,7 @@ fn every_rule_fires() {
         ("src/comm/init.rs", &long, "the limit is 70"),
         ("src/comm/utils.rs", "", "named for what it holds"),
         ("src/config/launch.rs", &wide, "121 columns"),
+        ("src/types/plain.rs", "#[cfg(test)]\nmod tests { fn t() { crate::comm::run() } }", "Miri cannot run"),
     ];
     for (path, text, expected) in cases {
         let mut findings = Vec::new();

@@ -4,6 +4,7 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LockResult, TryLockError, TryLockResult};
 use std::time::Duration;
@@ -19,6 +20,9 @@ pub struct Mutex<T> {
 
 // SAFETY: `taken` lets one thread at a time to the data.
 unsafe impl<T: Send> Sync for Mutex<T> {}
+// The standard library's are, whatever they hold.
+impl<T> UnwindSafe for Mutex<T> {}
+impl<T> RefUnwindSafe for Mutex<T> {}
 
 /// The held lock.
 #[derive(Debug)]
@@ -47,14 +51,6 @@ impl<T> Mutex<T> {
             }
             cpu::yield_now();
         }
-    }
-
-    /// The data, without the lock: nobody else can have it.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn get_mut(&mut self) -> LockResult<&mut T> {
-        Ok(self.data.get_mut())
     }
 
     /// Takes the lock if it is free.
@@ -91,6 +87,16 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 impl Condvar {
+    /// A condition that nobody waits for.
+    pub const fn new() -> Condvar {
+        Condvar { told: AtomicU64::new(0) }
+    }
+
+    /// Wakes all waiters, which counts as a spurious wake for all but one.
+    pub fn notify_one(&self) {
+        self.notify_all();
+    }
+
     /// Wakes all waiters.
     pub fn notify_all(&self) {
         // Release pairs with the acquires of waits; the lock orders the data itself.

@@ -9,10 +9,9 @@ const RANKS: usize = 4;
 /// What the ranks do; `N/2` in a command is half the rank's number.
 const COMMANDS: &[&str] = &["split 1", "split N/2", "local", "placement"];
 
-/// How many kills of each kind. `RSCCL_TEST_KILLS` sets more for a longer run.
+/// How often each command is killed over each transport.
 fn turns() -> u64 {
-    #![expect(clippy::disallowed_methods, reason = "how long a test shall take is no configuration of the library")]
-    std::env::var("RSCCL_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    random::how_many("RSCCL_TEST_KILLS", 3, 20) as u64
 }
 
 fn killed_during(command: &str, transport: &[(&str, &str)], key: &[u64]) {
@@ -41,8 +40,7 @@ fn killed_during(command: &str, transport: &[(&str, &str)], key: &[u64]) {
 
 #[test]
 fn killed_at_odd_moments_of_a_split() {
-    let seed = random::seed();
-    eprintln!("RSCCL_TEST_SEED={seed} cargo test --test faults_processes killed_at_odd_moments_of_a_split");
+    let seed = random::changing_seed("faults_processes killed_at_odd_moments_of_a_split");
     for (number, command) in (0u64..).zip(COMMANDS) {
         for (transport, variables) in (0u64..).zip([SHM, NET]) {
             for turn in 0..turns() {

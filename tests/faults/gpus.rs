@@ -226,6 +226,7 @@ pub(super) mod jobs {
     use super::super::ranks::Job;
     use super::super::{graph_deaths, own_faults, windows};
     use super::VICTIM_IS;
+    use crate::machine::gpus::enough;
     use crate::{SHM, machine, random, with};
 
     /// A hang becomes an error before the test gives up.
@@ -246,9 +247,10 @@ pub(super) mod jobs {
         ranks: usize,
         variables: impl Fn(usize) -> Vec<(&'v str, &'v str)>,
     ) -> Option<(Job, Vec<(usize, usize)>)> {
+        let gpus = enough(1, cuda::gpus())?;
         let hosts = hosts()?;
         let of_host = ranks.div_ceil(hosts.len());
-        let gpus = cuda::gpus().ok()?.len().min(of_host);
+        let gpus = gpus.len().min(of_host);
         let gpu = |rank: usize| format!("gpu {}", rank % of_host * gpus / of_host);
         let placed = |rank: usize| {
             let host = hosts[rank / of_host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -398,7 +400,7 @@ pub(super) mod jobs {
     /// Each process has the threads of one GPU.
     #[test]
     fn in_windows_of_threads() {
-        if cuda::gpus().is_err() {
+        if enough(2, cuda::gpus()).is_none() {
             return;
         }
         let mut job = Job::start(2, BOUNDED);
@@ -417,7 +419,7 @@ pub(super) mod jobs {
     /// As launchers do it that set `CUDA_VISIBLE_DEVICES` for each rank.
     #[test]
     fn each_sees_one_gpu() {
-        if cuda::gpus().is_err() {
+        if enough(2, cuda::gpus()).is_none() {
             return;
         }
         let seen = ["0", "1"];
@@ -442,7 +444,7 @@ pub(super) mod jobs {
     /// Two ranks say that they are on another host than the other two.
     #[test]
     fn two_halves_of_a_host() {
-        if cuda::gpus().is_err() {
+        if enough(4, cuda::gpus()).is_none() {
             return;
         }
         let hosts = ["one", "one", "two", "two"];
@@ -466,6 +468,9 @@ pub(super) mod jobs {
     }
 
     pub(in crate::faults) fn crowds_on(threads: usize, gpus: usize) {
+        if enough(gpus, cuda::gpus()).is_none() {
+            return;
+        }
         let Some(hosts) = hosts() else { return };
         let variables =
             |process: usize| hosts[process % hosts.len()].iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -519,7 +524,7 @@ pub(super) mod jobs {
     }
 
     fn crowds(gpu: &dyn Fn(usize) -> usize) {
-        if cuda::gpus().is_err() {
+        if enough(1, cuda::gpus()).is_none() {
             return;
         }
         let mut job = Job::start(2, BOUNDED);

@@ -193,19 +193,29 @@ impl Rank {
 
     /// The processor time that its threads have used.
     pub(crate) fn processor_time(&self) -> Duration {
+        Duration::from_nanos(self.of_threads("schedstat", |text| text.split(' ').next()))
+    }
+
+    /// How often its threads have gone to sleep, and so have woken.
+    pub(crate) fn sleeps(&self) -> u64 {
+        self.of_threads("status", |text| text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")))
+    }
+
+    /// The sum of a number that `find` takes from the `file` of each of its threads.
+    fn of_threads(&self, file: &str, find: impl Fn(&str) -> Option<&str>) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.group.id())).unwrap();
         let of = |task: io::Result<std::fs::DirEntry>| -> u64 {
             let (task, number) = (task.unwrap().path(), self.number);
-            let text = match std::fs::read_to_string(task.join("schedstat")) {
+            let text = match std::fs::read_to_string(task.join(file)) {
                 Ok(text) => text,
                 // A thread that has just ended; what it used is not asked for.
                 Err(_) if !task.exists() => return 0,
-                Err(error) => panic!("rank {number}: {}/schedstat: {error}", task.display()),
+                Err(error) => panic!("rank {number}: {}/{file}: {error}", task.display()),
             };
-            let first = text.split(' ').next().and_then(|word| word.parse().ok());
-            first.unwrap_or_else(|| panic!("rank {number}: no processor time in {text:?}"))
+            let found = find(&text).and_then(|word| word.trim().parse().ok());
+            found.unwrap_or_else(|| panic!("rank {number}: no number in {text:?}"))
         };
-        Duration::from_nanos(tasks.map(of).sum())
+        tasks.map(of).sum()
     }
 
     /// What it has logged, and written to its standard error.

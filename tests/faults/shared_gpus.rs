@@ -58,6 +58,7 @@ mod jobs {
 
     use super::super::gpus::jobs::{BOUNDED, crowds_on, killed_of, on_gpus, some_calls_of};
     use super::super::ranks::Job;
+    use crate::machine::gpus::enough;
     use crate::{SHM, random, with};
 
     /// Two ranks on each of two GPUs, and two on one and one on the other.
@@ -91,14 +92,15 @@ mod jobs {
     /// Rank 1, which is never the lowest on its GPU.
     #[test]
     fn a_member_beside_is_killed() {
-        let ranks = if cuda::gpus().is_ok_and(|gpus| gpus.len() > 2) { 8 } else { 4 };
+        let Some(gpus) = enough(1, cuda::gpus()) else { return };
+        let ranks = if gpus.len() > 2 { 8 } else { 4 };
         killed_of((1, ranks), &["call all_reduce 3000", "repeat all_reduce 3000"], SHM);
     }
 
     /// Processes 0 and 1 are on one host, and 2 and 3 on the other, as `NCCL_HOSTID` says.
     #[test]
     fn shared_gpus_of_two_hosts() {
-        if cuda::gpus().is_err() {
+        if enough(1, cuda::gpus()).is_none() {
             return;
         }
         let told = with(BOUNDED, &[("NCCL_DEBUG", "WARN")]);

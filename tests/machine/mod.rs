@@ -1,11 +1,15 @@
 //! Starts tests of this program again, on a virtual machine of GPUs (`tests/vcuda`).
 
+pub(crate) mod gpus;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A run that came to an end.
 #[derive(Debug)]
 pub(crate) struct Run {
+    /// Empty where the test hides some of its GPUs.
+    machine: String,
     pub(crate) succeeded: bool,
     /// Standard output and error.
     pub(crate) output: String,
@@ -23,7 +27,9 @@ pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environme
     }
     let finished = command.envs(environment.iter().copied()).stdin(Stdio::null()).output().expect("the machine starts");
     let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
-    Run { succeeded: finished.status.success(), output }
+    let hides = environment.iter().any(|(name, _)| *name == "CUDA_VISIBLE_DEVICES");
+    let machine = if hides { String::new() } else { machine.to_owned() };
+    Run { machine, succeeded: finished.status.success(), output }
 }
 
 /// The host of the machine that this process is on; `None` outside of machines.
@@ -56,10 +62,10 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl Run {
-    /// Expects that some tests ran and that all passed.
+    /// Expects that some tests ran, that all passed, and that each has seen the GPUs of the machine.
     pub(crate) fn must_pass(&self, what: &str) {
-        let passed = self.output.contains("test result: ok") && !self.output.contains(" 0 passed");
-        assert!(self.succeeded && passed, "{what}:\n{}", self.output);
+        let seen = gpus::all_have_seen(&self.machine, &self.output);
+        assert!(self.succeeded && seen.is_ok(), "{what}: {seen:?}\n{}", self.output);
     }
 }
 

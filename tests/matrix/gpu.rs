@@ -12,12 +12,11 @@ use crate::machine;
 
 /// Runs the tests of this program whose names have `filter` in them on a virtual machine: whether all is well, what
 /// was printed.
-fn on_machine(name: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, String) {
+fn on_machine(name: &str, filter: &str, environment: &[(&str, &str)]) -> machine::Run {
     // The streams of a GPU share eight hardware queues: the kernels of two tests, each on several GPUs, could stand in
     // one order in a queue of one GPU, in the other order on another GPU, and wait for each other.
     let threads = if filter.contains("several") { "--test-threads=1" } else { "--test-threads=2" };
-    let run = machine::run(name, &["--strict"], &[filter, threads], environment);
-    (run.succeeded, run.output)
+    machine::run(name, &["--strict"], &[filter, threads], environment)
 }
 
 /// Expects that some tests ran, that all passed, and that nothing was left on the GPU.
@@ -27,10 +26,9 @@ pub(crate) fn must_pass(machine: &str, filter: &str) {
 
 /// The same with these variables; returns what was printed.
 pub(crate) fn must_pass_with(machine: &str, filter: &str, environment: &[(&str, &str)]) -> String {
-    let (succeeded, output) = on_machine(machine, filter, environment);
-    let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
-    assert!(succeeded && passed, "{machine}, {filter}:\n{output}");
-    output
+    let run = on_machine(machine, filter, environment);
+    run.must_pass(&format!("{machine}, {filter}"));
+    run.output
 }
 
 #[test]
@@ -66,8 +64,9 @@ fn every_call_that_fails_between_gpus_that_do_not_reach_each_other() {
 
 pub(crate) fn every_call_fails(machine: &str) {
     const TEST: &str = "gpu::faults::communicators_work_again";
-    let (succeeded, output) = on_machine(machine, TEST, &[("VCUDA_DEBUG", "1")]);
-    assert!(succeeded, "{output}");
+    let run = on_machine(machine, TEST, &[("VCUDA_DEBUG", "1")]);
+    run.must_pass(machine);
+    let output = run.output;
     // How often each function is called.
     let mut calls = BTreeMap::<&str, usize>::new();
     for (name, _) in output.lines().filter_map(|line| line.strip_prefix("vcuda: ")?.split_once(": ")) {
@@ -79,7 +78,7 @@ pub(crate) fn every_call_fails(machine: &str) {
     for part in [usize::MAX, 4] {
         let faults: Vec<String> = calls.iter().map(|(name, count)| format!("{name}:{}", 1 + count / part)).collect();
         let faults = faults.join(",");
-        let (succeeded, output) = on_machine(machine, TEST, &[("VCUDA_FAIL", &faults)]);
+        let machine::Run { succeeded, output, .. } = on_machine(machine, TEST, &[("VCUDA_FAIL", &faults)]);
         assert!(succeeded, "{faults}:\n{output}");
         let told = output.lines().find_map(|line| line.strip_prefix("calls that failed: ")?.parse::<usize>().ok());
         // Some are made again, or are calls of destructors; and of two ranks that fail in one attempt one is named.
@@ -108,8 +107,8 @@ fn memory_of_the_program_between_gpus() {
 fn ranks_of_a_gpu_whose_driver_maps_no_memory() {
     let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/no-virtual-memory.toml");
     let test = "gpu::alone::calls_follow_each_other";
-    let (succeeded, output) = on_machine(machine, test, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALLOC")]);
-    assert!(succeeded && output.contains("1 passed"), "{output}");
+    let output = must_pass_with(machine, test, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALLOC")]);
+    assert!(output.contains("1 passed"), "{output}");
     assert!(output.contains("GPU 0: the driver maps no memory (virtual memory management)"), "{output}");
 }
 
@@ -158,8 +157,8 @@ fn ways_between_gpus() {
     let test = "gpu::several::on_two_sums_follow_each_other";
     let told = |machine: &str, setting: (&str, &str), way: &str| {
         let debug = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "P2P,SHM"), setting];
-        let (succeeded, output) = on_machine(machine, test, &debug);
-        assert!(succeeded && output.contains(way), "{machine} {setting:?}, {way}:\n{output}");
+        let output = must_pass_with(machine, test, &debug);
+        assert!(output.contains(way), "{machine} {setting:?}, {way}:\n{output}");
     };
     told("2-nvswitch", ("NCCL_P2P_DISABLE", "0"), "GPU memory : 0 -> 1 via P2P/direct pointer");
     told("2-nvswitch", ("NCCL_P2P_DISABLE", "1"), "GPU memory : 0 -> 1 via SHM/pinned (P2P: NCCL_P2P_DISABLE is set)");
@@ -212,6 +211,7 @@ mod alone {
     use rsccl::{Config, ReduceOp, Result, group, local};
 
     use crate::case::{Case, Placed};
+    use crate::machine::gpus::enough;
     use crate::{
         KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
     };
@@ -222,7 +222,7 @@ mod alone {
         config: &Config,
         body: impl Fn(rsccl::Communicator, DeviceStream) -> Result<T> + Sync,
     ) -> Vec<T> {
-        if cuda::gpus().is_err() {
+        if enough(1, cuda::gpus()).is_none() {
             return Vec::new();
         }
         let config = config.clone().with_timeout(TIMEOUT);
@@ -369,7 +369,7 @@ mod alone {
     fn a_message_without_its_other_end_ends_at_the_deadline() {
         let over = std::sync::Barrier::new(2);
         let short = Config::default().with_timeout(std::time::Duration::from_secs(2));
-        if cuda::gpus().is_err() {
+        if enough(1, cuda::gpus()).is_none() {
             return;
         }
         let told = local::run_with(2, &short, |comm| {
@@ -398,6 +398,7 @@ pub(crate) mod several {
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, local};
 
     use crate::case::{Case, Placed};
+    use crate::machine::gpus::enough;
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed};
 
     /// What each rank returns; `ranks` of them on each of `gpus`. Nothing where there are no GPUs.
@@ -406,7 +407,7 @@ pub(crate) mod several {
         config: &Config,
         body: impl Fn(Communicator, DeviceStream) -> Result<T> + Sync,
     ) -> Vec<T> {
-        if cuda::gpus().is_err() {
+        if enough(gpus as usize, cuda::gpus()).is_none() {
             return Vec::new();
         }
         let results = local::run_with(gpus * ranks, config, |comm| {
@@ -601,7 +602,7 @@ pub(crate) mod several {
     /// Each GPU has four links to the other three: four rings use all of them. A file's ring is used in their place.
     #[test]
     fn on_a_mesh_channels_are_searched_for_or_read() {
-        if cuda::gpus().is_err() {
+        if enough(4, cuda::gpus()).is_none() {
             return;
         }
         let config = many_channels().with_algo("Ring");
@@ -698,7 +699,7 @@ pub(crate) mod several {
 
     #[test]
     fn without_shared_memory_the_error_says_so() {
-        if cuda::gpus().is_err() {
+        if enough(3, cuda::gpus()).is_none() {
             return;
         }
         let errors = local::run_with(3, &patient().with_shm_disable(true), |comm| {

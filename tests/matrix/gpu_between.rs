@@ -57,6 +57,7 @@ mod row {
     use crate::gpu::several::run;
     use crate::gpu::streams::{begin, end, nothing_is_left};
     use crate::gpu_lines::several::by;
+    use crate::machine::gpus::enough;
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_program, every_program_by};
 
     /// Slots of 2 KiB, so that messages go round.
@@ -65,7 +66,7 @@ mod row {
     }
 
     fn on_three<T: Send>(config: &Config, body: impl Fn(Communicator) -> Result<T> + Sync) {
-        if cuda::gpus().is_ok() {
+        if enough(3, cuda::gpus()).is_some() {
             local::run_with(3, config, body).expect("ranks start and end");
         }
     }

@@ -81,9 +81,10 @@ mod pair {
     use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
     use crate::TIMEOUT;
+    use crate::machine::gpus::enough;
 
     fn on_two<T: Send>(config: &Config, body: impl Fn(Communicator, DeviceStream) -> Result<T> + Sync) -> Vec<T> {
-        if cuda::gpus().is_err() {
+        if enough(2, cuda::gpus()).is_none() {
             return Vec::new();
         }
         let config = config.clone().with_timeout(TIMEOUT);

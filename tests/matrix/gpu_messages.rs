@@ -3,6 +3,7 @@
 //! message lie is a test of `src/device/cuda/tests/lines.rs`.
 
 use crate::gpu::{must_pass, must_pass_with};
+use crate::machine::gpus::enough;
 
 /// What the log says with these variables.
 fn told(machine: &str, test: &str, variables: &[(&str, &str)]) -> String {
@@ -131,7 +132,7 @@ fn on_gpus<T: Send>(
     ranks: u32,
     body: impl Fn(rsccl::Communicator, rsccl::comm::DeviceStream) -> rsccl::Result<T> + Sync,
 ) -> Vec<T> {
-    if rsccl::internals::device::cuda::gpus().is_err() {
+    if enough(ranks as usize, rsccl::internals::device::cuda::gpus()).is_none() {
         return Vec::new();
     }
     rsccl::local::run_with(ranks, &rsccl::Config::default().with_timeout(crate::TIMEOUT), |comm| {
@@ -320,12 +321,12 @@ mod hosts {
     use rsccl::internals::device::cuda;
     use rsccl::{Communicator, Config, Result, group};
 
-    use super::bytes;
+    use super::{bytes, enough};
     use crate::{TIMEOUT, each_with};
 
     #[test]
     fn on_four_messages_go_inside_hosts_and_between() {
-        if cuda::gpus().is_err() {
+        if enough(4, cuda::gpus()).is_none() {
             return;
         }
         let config =

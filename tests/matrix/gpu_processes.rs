@@ -107,7 +107,7 @@ mod pair {
     /// other host of a machine that has one.
     fn run_with(others: u8, other: &str, body: impl FnOnce(&UniqueId, u32)) {
         let host = machine::host();
-        if cuda::gpus().is_err() || host.is_some_and(|host| host > 0) {
+        if machine::gpus::enough(1, cuda::gpus()).is_none() || host.is_some_and(|host| host > 0) {
             return;
         }
         let id = Communicator::unique_id(&config()).expect("an id");
@@ -130,6 +130,7 @@ mod pair {
     fn run_other(body: impl FnOnce(&UniqueId, u32)) {
         let mut told = [0; 1 + UniqueId::BYTES];
         if std::io::stdin().read_exact(&mut told).is_ok() {
+            assert!(machine::gpus::enough(1, cuda::gpus()).is_some(), "rank 0 has found GPUs");
             body(&UniqueId::from_bytes(&told[1..]).expect("an id"), u32::from(told[0]));
         }
     }

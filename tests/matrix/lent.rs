@@ -14,6 +14,7 @@ use rsccl::types::{Collective, DataType};
 use rsccl::{Communicator, Config, Error, ReduceOp, Result, group, local};
 
 use crate::TIMEOUT;
+use crate::machine::gpus::enough;
 
 fn config() -> Config {
     Config::default().with_timeout(TIMEOUT)
@@ -95,7 +96,7 @@ fn in_all_streams(ranks: u32, count: usize) {
 
 #[test]
 fn slices_of_any_stream_go_into_calls_of_any_stream() {
-    if gpus() == 0 {
+    if enough(1, cuda::gpus()).is_none() {
         return;
     }
     for ranks in [1, 2, 3] {
@@ -105,7 +106,7 @@ fn slices_of_any_stream_go_into_calls_of_any_stream() {
 
 #[test]
 fn on_several_gpus_slices_of_any_stream_go_into_calls_of_any_stream() {
-    if gpus() < 2 {
+    if enough(2, cuda::gpus()).is_none() {
         return;
     }
     in_all_streams(2, 300);
@@ -215,14 +216,14 @@ fn all_dropped_at_once(ranks: u32, count: usize) {
 /// One rank: two would need more streams than the GPU has hardware queues, and the held one would hold up others.
 #[test]
 fn memory_lives_until_the_calls_are_through_to_which_it_was_lent() {
-    if gpus() > 0 {
+    if enough(1, cuda::gpus()).is_some() {
         all_dropped_at_once(1, 3000);
     }
 }
 
 #[test]
 fn on_several_gpus_memory_lives_until_the_calls_are_through_to_which_it_was_lent() {
-    if gpus() > 1 {
+    if enough(2, cuda::gpus()).is_some() {
         all_dropped_at_once(2, 300);
     }
 }
@@ -235,7 +236,7 @@ fn must_refuse<T: std::fmt::Debug>(refused: Result<T>, kind: Kind, words: &str) 
 /// Each refusal leaves communicator, streams and captures as they were.
 #[test]
 fn what_is_lent_goes_into_calls_of_its_stream_alone() {
-    if gpus() == 0 {
+    if enough(1, cuda::gpus()).is_none() {
         return;
     }
     let ended = local::run_with(1, &config(), |comm| {
@@ -278,7 +279,7 @@ fn what_is_lent_goes_into_calls_of_its_stream_alone() {
 
 #[test]
 fn nothing_is_lent_to_a_stream_that_is_captured() {
-    if gpus() == 0 {
+    if enough(1, cuda::gpus()).is_none() {
         return;
     }
     let ended = local::run_with(1, &config(), |comm| {
@@ -319,7 +320,7 @@ fn nothing_is_lent_to_a_stream_that_is_captured() {
 
 #[test]
 fn on_several_gpus_a_slice_of_another_gpu_is_refused() {
-    if gpus() < 2 {
+    if enough(2, cuda::gpus()).is_none() {
         return;
     }
     let ended = local::run_with(2, &config(), |comm| {

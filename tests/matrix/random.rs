@@ -5,6 +5,8 @@
 //! Decisions that all ranks must share follow from (seed, step); a rank's own decisions, such as to be late, also from
 //! its rank. So the seed determines the program. A rank that is late spins: nothing here sleeps.
 
+use std::io::Write as _;
+
 use rsccl::comm::{Buffers, Call, CallCount};
 use rsccl::error::Kind;
 use rsccl::types::{Collective, Rank};
@@ -44,10 +46,24 @@ pub(crate) fn settings(config: Config, seed: u64) -> Result<Config> {
 /// equal.
 pub(crate) fn seed() -> u64 {
     match text("RSCCL_TEST_SEED").as_deref() {
-        Some("any") => u64::from_le_bytes(rsccl::internals::sys::random::bytes().expect("the kernel has luck")),
+        Some("any") => new_seed(),
         Some(seed) => seed.parse().expect("RSCCL_TEST_SEED is a number, or any"),
         None => USUAL_SEED,
     }
+}
+
+/// The seed of the variable, or a new one in each run, which is printed past the capture of the output of `test`: for tests
+/// that draw a sample of what they could try.
+#[allow(dead_code, reason = "the matrix draws the same sample in each run")]
+pub(crate) fn changing_seed(test: &str) -> u64 {
+    let seed = if text("RSCCL_TEST_SEED").is_some() { seed() } else { new_seed() };
+    let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --test {test}\n");
+    std::io::stderr().write_all(again.as_bytes()).expect("standard error can be written");
+    seed
+}
+
+fn new_seed() -> u64 {
+    u64::from_le_bytes(rsccl::internals::sys::random::bytes().expect("the kernel has luck"))
 }
 
 /// The steps of a program that were asked for, or a few.
@@ -55,10 +71,14 @@ pub(crate) fn steps() -> u64 {
     text("RSCCL_RANDOM_STEPS").and_then(|text| text.parse().ok()).unwrap_or(USUAL_STEPS)
 }
 
-/// Whether the variable says that all shall be tried, and not a sample.
+/// How many of `all` shall be tried: the number in the variable, or all of them if it says so, or `usual`.
 #[allow(dead_code, reason = "the matrix has no such variable")]
-pub(crate) fn is_all(variable: &str) -> bool {
-    text(variable).is_some_and(|text| text == "all")
+pub(crate) fn how_many(variable: &str, usual: usize, all: usize) -> usize {
+    match text(variable).as_deref() {
+        Some("all") => all,
+        Some(number) => number.parse().unwrap_or_else(|_| panic!("{variable} is a number, or all")),
+        None => usual,
+    }
 }
 
 fn text(name: &str) -> Option<String> {

@@ -15,11 +15,12 @@ use rsccl::types::Scalar;
 use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
 use crate::TIMEOUT;
+use crate::machine::gpus::enough;
 use own_memory::OwnMemory;
 
 /// cudarc's context of GPU 0, if there is a GPU.
 fn context() -> Option<Arc<CudaContext>> {
-    cuda::gpus().ok()?;
+    enough(1, cuda::gpus())?;
     Some(CudaContext::new(0).expect("the primary context"))
 }
 
@@ -74,8 +75,7 @@ fn calls_take_their_turn_in_streams_of_cudarc() {
 /// What cudarc allocates is memory of a pool, which other GPUs do not reach.
 #[test]
 fn on_several_gpus_calls_work_in_memory_of_pools() {
-    let Ok(gpus) = cuda::gpus() else { return };
-    if gpus.len() < 2 {
+    if enough(2, cuda::gpus()).is_none() {
         return;
     }
     local::run_with(2, &config(), |comm| {
@@ -91,7 +91,7 @@ fn on_several_gpus_calls_work_in_memory_of_pools() {
 
 /// Two threads, each on a GPU, with memory that they have allocated themselves in the way of that name.
 fn with_own_memory(body: impl Fn(&Communicator, &DeviceStream, &dyn Fn(&str) -> OwnMemory) -> Result<()> + Sync) {
-    if cuda::gpus().map_or(0, <[_]>::len) < 2 {
+    if enough(2, cuda::gpus()).is_none() {
         return;
     }
     let simple = config().with_proto("Simple");
@@ -282,7 +282,7 @@ pub(crate) fn nothing_is_left() {
 /// live calls go on behind them.
 #[test]
 fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
-    if cuda::gpus().map_or(0, <[_]>::len) < 2 {
+    if enough(2, cuda::gpus()).is_none() {
         return;
     }
     let meeting = Barrier::new(2);

@@ -130,6 +130,7 @@ fn die(rank: &Rank, within: bool) {
     let mut config = Config::default();
     config.init_timeout = Duration::from_millis(3000);
     if rank.number == 1 {
+        rank.say("dies");
         if within {
             // Its own part begins, and ends with the process.
             let handle = crate::handle::Handle::of(&world);
@@ -149,6 +150,8 @@ fn die(rank: &Rank, within: bool) {
     let ended = or_abort(result).barrier();
     if let Err(error) = &ended {
         rank.say_error("error", error);
+    } else {
+        rank.say("all is well");
     }
     or_abort(ended);
 }
@@ -267,7 +270,14 @@ fn ranks_that_check_different_communicators_of_the_same_ranks() {
 fn a_rank_that_dies_in_init() {
     let Some(launcher) = Launcher::matching() else { return };
     for act in ["die before", "die within"] {
-        must_have_failed(&Plan::new(&launcher, act, 3).run(), SOON);
+        let outcome = Plan::new(&launcher, act, 3).run();
+        must_have_failed(&outcome, SOON);
+        // The job failed by this death, and not before it; and no survivor went on as if nothing had happened.
+        assert_eq!(outcome.said[1], ["dies"], "{}", outcome.report);
+        for rank in [0, 2] {
+            let silent = outcome.said[rank].is_empty();
+            assert!(silent || !outcome.line(rank, "error ").is_empty(), "{}", outcome.report);
+        }
     }
 }
 

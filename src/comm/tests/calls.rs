@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::comm::{Buffers, Call, CallCount, Communicator, local};
 use crate::config::Config;
 use crate::error::{Kind, Result};
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Collective, DataType, Rank, ReduceOp, values_of};
 
 /// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
 /// one for all panicked, or read what was not there; one without an operator returned some rank's input.
@@ -219,4 +219,17 @@ fn a_failed_request_ends_those_beside_it() {
         Ok(())
     });
     ended.unwrap();
+}
+
+/// What a peer sends as bytes never becomes a bool unchecked, whatever it is.
+#[test]
+fn a_peer_that_sends_no_bools_is_found_out() {
+    local::run(2, |comm| {
+        let mut flags = if comm.rank() == 0 { [1, 7] } else { [0; 2] };
+        comm.broadcast(&mut flags, 0)?;
+        let error = values_of::<bool>(&flags).expect_err("7 is no bool");
+        assert!(error.message().contains("element 1"), "{error}");
+        Ok(())
+    })
+    .unwrap();
 }

@@ -95,16 +95,21 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
     let late = std::sync::Barrier::new(2);
     local::run_with(2, &config, |comm| {
         if comm.rank() == 1 {
-            // It comes to the child, and goes on when rank 0 has given up.
+            // It comes to the child, and goes on when rank 0 has given up. The abort may be here before that.
+            let mut has_come = false;
             let outcome = comm.with_engine(|engine| {
                 let wait = engine.meet("split", &mut NoBackground)?;
                 let mut make = |_| {
+                    has_come = true;
                     late.wait();
                     Ok(())
                 };
                 engine.session.bootstrap.split_with(Ok((Some(0), 0)), &mut make, &wait)
             });
             assert!(outcome.is_err());
+            if !has_come {
+                late.wait();
+            }
             return Ok(());
         }
         let handle = comm.abort_handle();
