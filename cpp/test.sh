@@ -300,6 +300,14 @@ else
     check "streams and windows, on two virtual GPUs" $BUILD_LIMIT_S "$root/tests/vcuda/run" 2-nvswitch -- \
         "$work/bin/tests-plain" --no-version=true --source-file='*streams.cpp,*windows.cpp'
 fi
+gpu_example() {
+    "$last" -std=c++17 $strict -O1 "$root/examples/cpp/07_gpu.cpp" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl \
+        -o "$work/bin/gpu-example"
+    "$root/tests/vcuda/run" 2-nvswitch -- "$prefix/bin/rsccl" run -n 2 "$work/bin/gpu-example" | tee "$work/gpu-example-said"
+    grep -q '2 ranks on GPUs: every sum is 3' "$work/gpu-example-said"
+}
+export -f gpu_example
+check "the example on GPUs, on two virtual ones" $BUILD_LIMIT_S gpu_example
 
 # ---- examples
 
