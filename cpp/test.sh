@@ -193,7 +193,7 @@ ends_with() { # MPICXX MPIRUN MODE WORDS
 example_runs() { # FILE STANDARD COMPILER
     local name out
     name=$(basename "$1" .cpp) out=$work/bin/$(basename "$1" .cpp)
-    "$3" -std="$2" $strict -O1 -pthread "$1" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -o "$out"
+    "$3" -std="$2" $strict -O1 -pthread "$1" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl -o "$out"
     cd "$work" && "$out"
 }
 

@@ -10,6 +10,7 @@ complain() {
     exit 1
 }
 
+mkdir -p "$1"
 "$cpp/install.sh" "$1/a place" --static-only >"$1/said"
 [[ -f "$1/a place/lib/librsccl.a" && ! -e "$1/a place/lib/librsccl.so" ]]
 [[ $("$1/a place/bin/rsccl" --version) == "rsccl "* ]] || complain "the command is not installed"

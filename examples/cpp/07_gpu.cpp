@@ -59,7 +59,8 @@ int main() {
         // The GPU that this rank should use, as a number of its process, becomes current.
         const auto place = comm.placement();
         void* context = nullptr;
-        driver("cuDevicePrimaryCtxRetain", &context, place.device ? place.device->ordinal : 0);
+        const int device = place.device ? place.device->ordinal : 0;
+        driver("cuDevicePrimaryCtxRetain", &context, device);
         driver("cuCtxSetCurrent", context);
         CUstream_st* stream = nullptr;
         driver("cuStreamCreate", &stream, 1U);
@@ -79,6 +80,8 @@ int main() {
         }
         if (comm.rank() == 0) std::printf("%d ranks on GPUs: every sum is %g\n", comm.size(), sum);
         comm.finalize();
+        driver("cuStreamDestroy_v2", stream);
+        driver("cuDevicePrimaryCtxRelease_v2", device);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;

@@ -56,7 +56,7 @@ pub(crate) fn translated(words: Vec<OsString>) -> Result<Vec<OsString>> {
     let arguments: Vec<OsString> = rest.collect();
     if arguments.windows(2).any(|pair| pair[0] == ":" && pair[1].as_bytes().starts_with(b"-n")) {
         return Err(Error::invalid_argument(
-            "run: several programs (./a : -n 2 ./b) are not started as one world: start a script that chooses by RSCCL_RANK",
+            "run: several programs (./a : -n 2 ./b) are no world here: start a script that chooses by RSCCL_RANK",
         ));
     }
     spelt.extend(arguments);
@@ -177,8 +177,8 @@ fn one_host(name: &str, count: &OsStr) -> Result<()> {
 }
 
 /// What to do about ranks on other hosts.
-const ELSEWHERE: &str = "`rsccl run` starts ranks on this host alone; on several hosts mpirun, srun or torchrun does, or \
-     ssh with RSCCL_RANK, RSCCL_WORLD_SIZE and MASTER_ADDR set";
+const ELSEWHERE: &str = "`rsccl run` starts ranks on this host alone; on several mpirun, srun or torchrun does, or ssh \
+     with RSCCL_RANK, RSCCL_WORLD_SIZE and MASTER_ADDR set";
 const BIND: &str = "--bind";
 const VARIABLE: &str = "--env";
 
