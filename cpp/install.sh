@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the C++ library and installs it: headers, librsccl.a, librsccl.so, pkg-config file, CMake package. `--help` says how.
+# Builds the C++ library and installs it: headers, librsccl.a, librsccl.so, pkg-config file, CMake package, and the command rsccl.
+# `--help` says how.
 # README.md beside this file says how to use the result.
 set -euo pipefail
 
@@ -13,6 +14,7 @@ Builds rsccl for C++ and installs it into PREFIX, which may be moved afterwards:
   --destdir DIR      put in front of PREFIX, for packagers; PREFIX is absolute then
   --static-only      no librsccl.so
   --shared-only      no librsccl.a
+  --no-command       no bin/rsccl, which starts programs as ranks: building it takes about as long as the library
   --profile NAME     cargo's profile (release)
   --uninstall        removes what was installed into PREFIX; builds nothing
   --help             this
@@ -27,7 +29,7 @@ refuse() { # WHY
     exit 2
 }
 
-prefix='' static=yes shared=yes profile=release uninstall=no
+prefix='' static=yes shared=yes command=yes profile=release uninstall=no
 lib=${LIBDIR:-lib} include=${INCLUDEDIR:-include} destination=${DESTDIR:-}
 while (($#)); do
     option=$1
@@ -39,6 +41,7 @@ while (($#)); do
     case $option in
         --static-only) shared=no ;;
         --shared-only) static=no ;;
+        --no-command) command=no ;;
         --uninstall) uninstall=yes ;;
         --help | -h) help && exit ;;
         --prefix | --libdir | --includedir | --destdir | --profile)
@@ -108,6 +111,16 @@ fi
 cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
 cargo=${CARGO:-cargo} objcopy=${OBJCOPY:-objcopy}
+command -v "$cargo" >/dev/null || {
+    rust=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
+    cat >&2 <<END
+${0##*/}: there is no $cargo: rsccl is built by Rust $rust or newer, and Debian 12 packages 1.63.
+https://rustup.rs installs it, for your user alone:
+    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y && . ~/.cargo/env
+Where cargo is and is not found (sudo has a PATH of its own), set CARGO to its path.
+END
+    exit 1
+}
 # As make has it: a compiler may come with words of its own, "ccache g++".
 read -ra cxx <<<"${CXX:-c++}"
 # One compiler has one name for cargo, the whole path, as CMake writes it: cargo builds the library anew where CXX has changed.
@@ -130,6 +143,10 @@ target=$(cd "$root" && "$cargo" metadata --locked --format-version 1 --no-deps |
 # The profile `dev` is built into the folder `debug`.
 built=$target/${profile/#dev/debug}/librsccl.a
 [[ -f $built ]] || { echo "cargo has built no $built" >&2; exit 1; }
+
+if [[ $command == yes ]]; then
+    (cd "$root" && "$cargo" build --locked --quiet --bin rsccl --profile "$profile" --features cli,cuda)
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -177,6 +194,9 @@ if [[ $shared == yes ]]; then
     lead "$soname" "librsccl.so.$version"
     lead librsccl.so "$soname"
 fi
+if [[ $command == yes ]]; then
+    put 755 "${built%/*}/rsccl" bin/rsccl
+fi
 fill "$cpp/rsccl.pc.in" "$lib/pkgconfig/rsccl.pc"
 fill "$cpp/cmake/rsccl-config.cmake.in" "$lib/cmake/rsccl/rsccl-config.cmake"
 fill "$cpp/cmake/rsccl-config-version.cmake.in" "$lib/cmake/rsccl/rsccl-config-version.cmake"
@@ -188,3 +208,16 @@ for file in "${listed[@]}"; do
 done
 install -D -m 644 "$work/manifest" "$prefix/$manifest"
 echo "rsccl $version is installed in $prefix"
+# Under DESTDIR it is used from another place.
+[[ -z $destination ]] || exit 0
+printf -v include_at %q "$prefix/$include"
+printf -v lib_at %q "$prefix/$lib"
+if [[ $shared == yes ]]; then
+    echo "compile: c++ -std=c++17 program.cpp -I $include_at -L $lib_at -lrsccl -Wl,-rpath,$lib_at -o program"
+else
+    echo "compile: c++ -std=c++17 program.cpp -I $include_at $lib_at/librsccl.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -o program"
+fi
+echo "or:      PKG_CONFIG_PATH=$lib_at/pkgconfig pkg-config --cflags --libs rsccl; CMake: find_package(rsccl), -DCMAKE_PREFIX_PATH"
+if [[ $command == yes ]]; then
+    printf 'run:     %q run -n 4 ./program\n' "$prefix/bin/rsccl"
+fi

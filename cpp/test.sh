@@ -201,7 +201,7 @@ ends_with() { # MPICXX MPIRUN MODE WORDS
 example_runs() { # FILE STANDARD COMPILER
     local name out
     name=$(basename "$1" .cpp) out=$work/bin/$(basename "$1" .cpp)
-    "$3" -std="$2" $strict -O1 -pthread "$1" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -o "$out"
+    "$3" -std="$2" $strict -O1 -pthread "$1" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl -o "$out"
     cd "$work" && "$out"
 }
 
@@ -307,6 +307,14 @@ else
     done
     check "streams and windows, on two virtual GPUs" $BUILD_LIMIT_S on_virtual_gpus
 fi
+gpu_example() {
+    "$last" -std=c++17 $strict -O1 "$root/examples/cpp/07_gpu.cpp" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl \
+        -o "$work/bin/gpu-example"
+    "$root/tests/vcuda/run" 2-nvswitch -- "$prefix/bin/rsccl" run -n 2 "$work/bin/gpu-example" | tee "$work/gpu-example-said"
+    grep -q '2 ranks on GPUs: every sum is 3' "$work/gpu-example-said"
+}
+export -f gpu_example
+check "the example on GPUs, on two virtual ones" $BUILD_LIMIT_S gpu_example
 
 # ---- examples
 

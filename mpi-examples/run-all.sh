@@ -137,7 +137,7 @@ build_cpp() {
     ((${#only[@]} == 0)) || return 0
     [[ -x $mpicxx ]] || { echo "skipped: $mpi: no $mpicxx, so no C++ programs"; return 0; }
     if [[ ! -d $scratch/prefix ]]; then
-        timeout "$BUILD_LIMIT_S" cpp/install.sh "$scratch/prefix" --static-only >"$log" 2>&1 || return 1
+        timeout "$BUILD_LIMIT_S" cpp/install.sh "$scratch/prefix" --static-only --no-command >"$log" 2>&1 || return 1
     fi
     env "${job_environment[@]}" RSCCL_PREFIX="$scratch/prefix" mpi-examples/cpp/run.sh --build-only "$scratch/cpp-$mpi" "$mpicxx" >"$log" 2>&1 || return 1
     cpp_programs=("$scratch/cpp-$mpi"/*)

@@ -20,6 +20,7 @@ mod device_messages;
 mod device_sharing;
 mod device_ways;
 mod engine;
+mod exchange_counts;
 mod failure_watch;
 mod far_ends;
 mod filters;
@@ -612,7 +613,7 @@ fn unusable(home: &Home) -> Error {
         Home::Failed(_, error) => error.duplicate(),
         Home::Starting(_) => starting(),
         Home::Away(_) => away(),
-        Home::Lent => group::lent(),
+        Home::Lent => group::lent_to_requests(),
         Home::Closed | Home::Ready(_) => Error::invalid_usage("the communicator was finalized"),
     }
 }

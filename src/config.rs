@@ -28,7 +28,7 @@ mod environment;
 mod file;
 pub mod launch;
 mod layers;
-mod nearest;
+pub(crate) mod nearest;
 mod registry;
 mod secret;
 mod socket;

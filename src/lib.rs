@@ -110,6 +110,9 @@ pub mod internals {
     pub mod bootstrap {
         pub use crate::bootstrap::*;
     }
+    pub mod config {
+        pub use crate::config::nearest::nearest;
+    }
     pub mod comm {
         pub mod this_host {
             pub use crate::comm::this_host::*;

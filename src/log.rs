@@ -27,6 +27,7 @@ mod sink;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -39,10 +40,12 @@ use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
 
 /// Starts to log as `config` says: the first configuration of the process that sets `NCCL_DEBUG` decides. Then logs the
-/// remarks about the configuration, each one once in a process. May be called again.
+/// remarks about the configuration, each one once in a process; their lines name the caller's place. May be called
+/// again.
 ///
 /// # Errors
 /// If `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
+#[track_caller]
 pub(crate) fn install(config: &Config) -> Result<()> {
     if PRINTER.get().is_none()
         && let Some(printer) = Printer::new(config)?
@@ -79,12 +82,13 @@ pub(crate) fn hears_calls() -> bool {
 
 /// Prints a warning on standard error, whatever `NCCL_DEBUG` asks for: for a situation that makes all results wrong but
 /// is not an error of a call. Each text is printed once in a process.
+#[track_caller]
 pub(crate) fn tell(text: &str) {
     if is_new(text) {
         // If standard error cannot be written, nobody can be told.
         let _unread =
             std::io::Write::write_all(&mut std::io::stderr().lock(), format!("rsccl: warning: {text}\n").as_bytes());
-        warn!(Init, "{text}");
+        event!(Warn / WARN, Init in Location::caller(), "{text}");
     }
 }
 
@@ -112,7 +116,8 @@ pub(crate) fn write(site: &Site, rank: Option<u32>, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Logs a remark about the configuration, once in a process.
+/// Logs a remark about the configuration, once in a process, as an event of the caller's place.
+#[track_caller]
 pub(crate) fn say_once(note: &Note) {
     let text = match note {
         Note::Warning(text) | Note::Information(text) => text,
@@ -121,8 +126,8 @@ pub(crate) fn say_once(note: &Note) {
         return;
     }
     match note {
-        Note::Warning(text) => warn!(Env, "{text}"),
-        Note::Information(text) => info!(Env, "{text}"),
+        Note::Warning(text) => event!(Warn / WARN, Env in Location::caller(), "{text}"),
+        Note::Information(text) => event!(Info / INFO, Env in Location::caller(), "{text}"),
     }
 }
 
@@ -133,9 +138,10 @@ fn is_new(text: &str) -> bool {
     said.len() < MAX_SAID && said.insert(text.to_owned())
 }
 
-/// Emits an event at a level of NCCL's and one of `tracing`: `event!(Info / DEBUG, Init @ rank, "text")`.
+/// Emits an event at a level of NCCL's and one of `tracing`: `event!(Info / DEBUG, Init @ rank, "text")`. Its place is
+/// where it stands, or `Init in place`, the caller's for functions that log for others.
 macro_rules! event {
-    (! $nccl:ident / $level:ident, $subsystem:ident, $rank:expr, $($text:tt)+) => {{
+    (! $nccl:ident / $level:ident, $subsystem:ident, ($rank:expr, $file:expr, $line:expr), $($text:tt)+) => {{
         let rank: Option<u32> = $rank;
         match ::core::format_args!($($text)+) {
             text => {
@@ -143,8 +149,8 @@ macro_rules! event {
                     let site = $crate::log::Site {
                         level: $crate::config::DebugLevel::$nccl,
                         subsystem: $crate::config::Subsystem::$subsystem,
-                        file: ::core::file!(),
-                        line: ::core::line!(),
+                        file: $file,
+                        line: $line,
                     };
                     $crate::log::write(&site, rank, text);
                 }
@@ -158,10 +164,19 @@ macro_rules! event {
         }
     }};
     ($nccl:ident / $level:ident, $subsystem:ident @ $rank:expr, $($text:tt)+) => {
-        $crate::log::event!(! $nccl / $level, $subsystem, Some($crate::types::Rank::get($rank)), $($text)+)
+        $crate::log::event!(
+            ! $nccl / $level,
+            $subsystem,
+            (Some($crate::types::Rank::get($rank)), ::core::file!(), ::core::line!()),
+            $($text)+
+        )
     };
+    ($nccl:ident / $level:ident, $subsystem:ident in $place:expr, $($text:tt)+) => {{
+        let place: &'static Location<'static> = $place;
+        $crate::log::event!(! $nccl / $level, $subsystem, (None, place.file(), place.line()), $($text)+)
+    }};
     ($nccl:ident / $level:ident, $subsystem:ident, $($text:tt)+) => {
-        $crate::log::event!(! $nccl / $level, $subsystem, None, $($text)+)
+        $crate::log::event!(! $nccl / $level, $subsystem, (None, ::core::file!(), ::core::line!()), $($text)+)
     };
 }
 

@@ -5,11 +5,13 @@
 mod waiting;
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rsccl::internals::sys::process::{Exit, Group, Signal};
+use rsccl::internals::sys::process::{Exit, Group, Signal, Want, wait_ready};
 use tempfile::TempDir;
 
 /// A run of `rsccl` with an environment of its own and its output in files.
@@ -372,6 +374,172 @@ fn ranks_are_bound_to_cores_or_nodes() {
     assert_eq!(free.exit, Exit::Code(2), "two names of one option: {}", free.stderr);
     let cores = Job::of_ranks("4096", &["--bind", "core"], script).outcome();
     assert!(cores.exit == Exit::Code(1) && cores.stderr.contains("4096 ranks need a core each"), "{}", cores.stderr);
+}
+
+#[test]
+fn options_of_other_launchers_are_taken_or_named() {
+    let script = ["--", "/bin/sh", "-c", "echo $A $B"];
+    for options in [
+        &["-n2", "--bind-to", "none", "-x", "A=1", "-x", "B", "-H", "localhost:2"][..],
+        &["-np2", "-genv", "A", "1", "--oversubscribe", "-bind-to=none"],
+        &["-n=2", "-env", "A", "1", "--nnodes=1"],
+        &["--np", "2", "--env=A=1"],
+    ] {
+        let outcome = Job::start(&[&["run"], options, &script].concat(), &[("B", "b")]).outcome();
+        assert_eq!(
+            (outcome.exit, sorted(&outcome.stdout)),
+            (Exit::Code(0), vec!["[0] 1 b", "[1] 1 b"]),
+            "{}",
+            outcome.stderr
+        );
+    }
+    for (options, told) in [
+        (&["-n", "2", "--bindto", "core"][..], "there is no option --bindto; did you mean --bind?"),
+        (&["--timeot", "3", "-n", "2"], "there is no option --timeot; did you mean --timeout?"),
+        (&["-n", "2", "-H", "a,b"], "-H a,b: \"a\" is not this host: `rsccl run` starts ranks on this host alone"),
+        (&["-n", "2", "-x", "RANK=7"], "`rsccl run` gives RANK to each rank itself"),
+        (&["-n", "2", "--bind-to", "socket"], "[possible values: core, numa, none]"),
+        (&["-n", "0"], "0 is not in 1..=4096"),
+        (&[], "--ranks <N>"),
+    ] {
+        let outcome = Job::start(&[&["run"], options, &["--", "true"]].concat(), &[]).outcome();
+        assert!(outcome.exit == Exit::Code(2) && outcome.stderr.contains(told), "{options:?}: {}", outcome.stderr);
+    }
+}
+
+/// A question without an end of line is shown, and what the rank says after the answer stands behind it.
+#[test]
+fn a_question_is_shown_before_its_line_ends() {
+    let script = r#"[ $RANK = 0 ] || exit 0; printf 'name? '; read name; echo "hello $name""#;
+    let (stdin, mut answers) = std::io::pipe().unwrap();
+    let (mut questions, stdout) = std::io::pipe().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command
+        .args(["run", "-n", "2", "--", "/bin/sh", "-c", script])
+        .stdin(stdin)
+        .stdout(stdout)
+        .stderr(Stdio::inherit());
+    let mut group = Group::start(&mut command).unwrap();
+    drop(command);
+    let mut shown = String::new();
+    read_until(&mut questions, &mut shown, "name? ");
+    std::io::Write::write_all(&mut answers, b"you\n").unwrap();
+    read_until(&mut questions, &mut shown, "\n");
+    assert_eq!(shown, "[0] name? hello you\n");
+    until("the job ends", || group.exit().unwrap() == Some(Exit::Code(0)));
+}
+
+/// Reads into `seen` until it ends with `end`.
+fn read_until(pipe: &mut std::io::PipeReader, seen: &mut String, end: &str) {
+    while !seen.ends_with(end) {
+        let ready = wait_ready(&[(pipe.as_fd(), Want::Read)], Some(PATIENCE)).unwrap();
+        assert!(ready[0], "waited {PATIENCE:?} for {end:?} behind {seen:?}");
+        let mut bytes = [0; 256];
+        let count = std::io::Read::read(pipe, &mut bytes).unwrap();
+        assert!(count > 0, "the output ended behind {seen:?}");
+        seen.push_str(std::str::from_utf8(&bytes[..count]).unwrap());
+    }
+}
+
+/// What a command does with this standard output: its exit code and what it says on standard error.
+fn with_output(arguments: &[&str], stdout: impl Into<Stdio>) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The commands, each with enough to print.
+const PRINTING: [&[&str]; 6] = [
+    &["--help"],
+    &["env"],
+    &["topo"],
+    &["sim", "barrier", "--ranks", "2"],
+    &["perf", "barrier", "-n", "1", "-w", "1"],
+    &["run", "-n", "2", "echo", "something"],
+];
+
+#[test]
+fn a_full_disk_is_an_error_of_every_command() {
+    for arguments in PRINTING {
+        let (code, said) = with_output(arguments, File::options().write(true).open("/dev/full").unwrap());
+        assert!(code == Some(1) && said.contains("No space left on device"), "{arguments:?}: {code:?} {said}");
+        assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+    }
+    // A standard error that takes nothing is no reason to panic: the exit code is the last word.
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let wrong =
+        command.args(["sim", "all_reduce", "--algo", "Fast"]).stdout(Stdio::null()).stderr(full()).status().unwrap();
+    assert_eq!(wrong.code(), Some(2));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let lost =
+        command.args(["run", "-n", "1", "--", "/bin/sh", "-c", "echo lost >&2"]).stderr(full()).status().unwrap();
+    assert_eq!(lost.code(), Some(1));
+}
+
+/// A reader that has left has read enough.
+#[test]
+fn a_reader_that_leaves_is_no_error_of_what_was_printed() {
+    for arguments in PRINTING.iter().filter(|arguments| arguments[0] != "run") {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (code, said) = with_output(arguments, writer);
+        assert!(code == Some(0) && !said.contains("pipe") && !said.contains("panicked"), "{arguments:?}: {said}");
+    }
+}
+
+/// Standard output that does not block, as other programs leave it behind: a slow reader gets every byte.
+#[test]
+fn output_that_does_not_block_is_waited_for() {
+    let file = format!("{}/tests/data/machines/h100x8.xml", env!("CARGO_MANIFEST_DIR"));
+    let arguments = ["topo", "--file", &file, "--hosts", "8", "--json"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let whole = command.args(arguments).output().unwrap().stdout;
+    let (mut slow, fast) = UnixStream::pair().unwrap();
+    fast.set_nonblocking(true).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.args(arguments).stdout(OwnedFd::from(fast)).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    drop(command);
+    slow.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut got = Vec::new();
+    // Small pieces: whoever writes is far ahead.
+    let mut bytes = [0; 512];
+    loop {
+        match std::io::Read::read(&mut slow, &mut bytes).unwrap() {
+            0 => break,
+            count => got.extend_from_slice(&bytes[..count]),
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && got == whole, "{} of {} bytes: {said}", got.len(), whole.len());
+}
+
+/// Where the configuration was used, and not where lines are written.
+#[test]
+fn a_warning_names_the_place_that_it_comes_from() {
+    let perf = ["perf", "barrier", "--ranks", "1", "-n", "1", "-w", "1"];
+    let outcome = Job::start(&perf, &[("NCCL_DEBUG", "WARN"), ("NCCL_BUFSIZE", "1M")]).outcome();
+    let all = outcome.stdout + &outcome.stderr;
+    let warnings: Vec<&str> = all.lines().filter(|line| line.contains("RSCCL WARN")).collect();
+    assert!(warnings.iter().any(|line| line.contains("did you mean NCCL_BUFFSIZE?")), "{all}");
+    assert!(warnings.iter().all(|line| line.contains(" src/comm/") && !line.contains(" src/log.rs:")), "{all}");
+}
+
+#[test]
+fn ranks_that_ignore_an_interrupt_are_spoken_of() {
+    let job = Job::of_ranks("2", &[], "trap '' INT; : > $DIR/ready$RANK; while :; do sleep 0.01; done");
+    until("both ranks are ready", || ["ready0", "ready1"].iter().all(|name| job.path(name).exists()));
+    job.group.signal(Signal::INTERRUPT).unwrap();
+    until("the launcher says what a second signal does", || {
+        let said = job.read("stderr");
+        said.contains("rsccl run: ranks 0-1 did not end at SIGINT so far: killed in ")
+            && said.contains(" s (the signal again: at once)\n")
+    });
+    job.group.signal(Signal::INTERRUPT).unwrap();
+    assert_eq!(job.outcome().exit, Exit::Code(128 + 9));
 }
 
 /// Far beyond what any step takes on a loaded machine.

@@ -142,7 +142,33 @@ fn a_plot_is_a_png_where_its_name_says_so() {
     let bytes = std::fs::read(&plot).expect("written");
     assert_eq!(bytes[..16], *b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
     let size = |at: usize| u32::from_be_bytes(std::array::from_fn(|place| bytes[at + place]));
-    assert_eq!((size(16), size(20)), (960, 900));
+    assert_eq!((size(16), size(20)), (960, 902));
+    assert!(bytes.len() < 100_000, "{} bytes of mostly white", bytes.len());
+}
+
+/// Each line of the legend is of a pen of its own, and the picture grows with the legend.
+#[test]
+fn as_many_lines_as_there_are_can_be_told_apart() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let plot = folder.path().join("out.svg");
+    let path = plot.to_str().expect("plain text");
+    let types = ["-d", "int8,float,double", "-o", "sum,max"];
+    succeeds(&[&["all_reduce,broadcast,reduce", "-b", "8", "-n", "1", "-w", "1", "--plot", path], &types[..]].concat());
+    let drawing = std::fs::read_to_string(&plot).expect("written");
+    let height: f64 = drawing
+        .split("height=\"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').next())
+        .expect("a height")
+        .parse()
+        .expect("a number");
+    // The legend's strokes end 40 pixels behind the axis.
+    let strokes: Vec<&str> =
+        drawing.lines().filter(|line| line.contains("x1=\"88.0\"") && line.contains("x2=\"128.0\"")).collect();
+    let pens: std::collections::BTreeSet<&str> =
+        strokes.iter().filter_map(|line| line.split_once("stroke=").map(|(_, pen)| pen)).collect();
+    assert!(strokes.len() > 20 && pens.len() == strokes.len(), "{} strokes of {} pens", strokes.len(), pens.len());
+    assert!(height > 848.0 + 18.0 * strokes.len() as f64, "{height}");
 }
 
 #[test]

@@ -43,31 +43,47 @@ void refuse_forked(const State& state) {
     throw InvalidUsage("the communicator belongs to the process that this one was forked from: make one of its own", state.rank, {}, {});
 }
 
-void refuse_length(int rank, const char* name, std::size_t length, std::size_t expected) {
+namespace {
+
+const char* name_of_call(Kind call) {
+    static constexpr const char* names[] = {"all_reduce", "broadcast",    "reduce",           "all_gather",   "reduce_scatter", "all_to_all",
+                                            "gather",     "scatter",      "barrier",          "send",         "recv",           "all_gather_v",
+                                            "reduce_scatter_v", "all_to_all_v", "gather_v",   "scatter_v",    "scan",           "exscan"};
+    const auto place = static_cast<std::size_t>(call);
+    return place < std::size(names) ? names[place] : "send_recv";
+}
+
+} // namespace
+
+void refuse_length(int rank, Kind call, const char* name, std::size_t length, std::size_t expected) {
     throw InvalidArgument("`" + std::string(name) + "` has " + std::to_string(length) + " elements where " +
                               std::to_string(expected) + " are needed",
-                          rank, {}, {});
+                          rank, {}, name_of_call(call));
 }
 
-void refuse_blocks(int rank, std::size_t length, int ranks) {
+void refuse_blocks(int rank, Kind call, std::size_t length, int ranks) {
     throw InvalidArgument("a buffer of " + std::to_string(length) + " elements is not one block for each of " +
                               std::to_string(ranks) + " ranks",
-                          rank, {}, {});
+                          rank, {}, name_of_call(call));
 }
 
-void refuse_counts(int rank, std::size_t counts, int ranks) {
+void refuse_counts(int rank, Kind call, std::size_t counts, int ranks) {
     throw InvalidArgument(std::to_string(counts) + " counts for " + std::to_string(ranks) + " ranks: give one for each", rank, {},
-                          {});
+                          name_of_call(call));
 }
 
-void refuse_total(int rank, std::size_t count, int ranks) {
+void refuse_total(int rank, Kind call, std::size_t count, int ranks) {
     throw InvalidArgument(std::to_string(count) + " elements for one of " + std::to_string(ranks) + " ranks is too large", rank, {},
-                          {});
+                          name_of_call(call));
+}
+
+void refuse_host_for_gpu() {
+    throw InvalidUsage("a gpu_buffer is memory of a GPU, and the stream of the call is the host: pass a Stream of that GPU (a cudaStream_t)");
 }
 
 void refuse_null_counts(int rank) { throw InvalidArgument("the counts are null, and their number is not 0", rank, {}, {}); }
 
-void refuse_negative_count(int rank) { throw InvalidArgument("a count is negative", rank, {}, {}); }
+void refuse_negative_count(int rank, Kind call) { throw InvalidArgument("a count is negative", rank, {}, name_of_call(call)); }
 
 namespace {
 
@@ -152,16 +168,8 @@ namespace {
 // Bodies of rsccl::group() that this thread is in.
 thread_local int bodies = 0;
 
-const char* name_of_call(detail::Kind kind) {
-    static constexpr const char* names[] = {"all_reduce", "broadcast",    "reduce",           "all_gather",   "reduce_scatter", "all_to_all",
-                                            "gather",     "scatter",      "barrier",          "send",         "recv",           "all_gather_v",
-                                            "reduce_scatter_v", "all_to_all_v", "gather_v",   "scatter_v",    "scan",           "exscan"};
-    const auto place = static_cast<std::size_t>(kind);
-    return place < std::size(names) ? names[place] : "send_recv";
-}
-
 [[noreturn]] void refuse_beside_group(detail::Kind kind, int rank) {
-    const std::string name = name_of_call(kind);
+    const std::string name = detail::name_of_call(kind);
     throw InvalidUsage("comm." + name + "() inside the body of rsccl::group() would run at once, and not with the group: call calls.on(comm)." +
                            name + "(), where `calls` is the body's argument",
                        rank, {}, name);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -299,6 +300,10 @@ void vectors(Communicator& comm, std::size_t step) {
     for (std::size_t peer = 0; peer < ranks; ++peer) {
         from.insert(from.end(), (rank + peer) * step, static_cast<int>(peer));
     }
+    require(comm.exchange_counts(to) == std::vector<std::size_t>(to.begin(), to.end()), "exchange_counts of a symmetric exchange");
+    std::vector<int> ordinal(ranks);
+    std::iota(ordinal.begin(), ordinal.end(), 0);
+    require(comm.exchange_counts(ordinal) == std::vector<std::size_t>(ranks, rank), "exchange_counts of r elements for rank r");
     comm.all_to_all_v(outgoing, to, incoming, to);
     require_each(incoming, "all_to_all_v", [&](std::size_t place) { return from[place]; });
 }
@@ -336,6 +341,25 @@ TEST_CASE("every collective, every form: sockets") {
     for (int size : {2, 3}) {
         everything(size, Path::sockets);
     }
+}
+
+TEST_CASE("what has no data type is moved as bytes") {
+    ranks::run(2, [](Communicator& comm) {
+        std::vector<std::complex<double>> numbers(5);
+        bool truths[3] = {};
+        if (comm.rank() == 1) {
+            numbers.assign(5, {1.5, -2.5});
+            truths[1] = true;
+        }
+        comm.broadcast(rsccl::bytes_of(numbers), 1);
+        comm.broadcast(rsccl::bytes_of(truths), 1);
+        require(numbers == std::vector<std::complex<double>>(5, {1.5, -2.5}), "complex numbers");
+        require(!truths[0] && truths[1] && !truths[2], "truths");
+        const std::array<std::int16_t, 2> mine = {static_cast<std::int16_t>(comm.rank()), -7};
+        std::array<std::int16_t, 4> all{};
+        comm.all_gather(rsccl::bytes_of(mine), rsccl::bytes_of(rsccl::view(all.data(), 4)));
+        require(all == std::array<std::int16_t, 4>{0, -7, 1, -7}, "integers of 16 bits");
+    });
 }
 
 TEST_CASE("anything contiguous is a buffer") {

@@ -71,6 +71,24 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         std::vector<int> none;
         const std::array<int, 2> right = {1, 1};
         refused<Wrong>(comm, "shorter output", [&] { comm.all_reduce(four, three); });
+        const auto says = [&](const std::string& call, auto wrong) {
+            try {
+                wrong();
+                require(false, call + ": accepted");
+            } catch (const Wrong& error) {
+                const std::string begins = "rank " + std::to_string(comm.rank()) + ": " + call + ": ";
+                require(std::string(error.what()).rfind(begins, 0) == 0, call + ": another beginning: " + error.what());
+            }
+        };
+        says("all_reduce", [&] { comm.all_reduce(four, three); });
+        says("all_gather", [&] { comm.all_gather_in_place(three); });
+        says("reduce_scatter_v", [&] { comm.reduce_scatter_v(four, three, std::array<int, 2>{-1, 5}); });
+        says("all_to_all_v", [&] { comm.all_to_all_v(four, right, other, right); });
+        says("broadcast", [&] { comm.broadcast(four, 7); });
+        says("send", [&] { comm.send(four, 99); });
+        says("recv", [&] { comm.start().recv(four, 99).wait(); });
+        says("send_recv", [&] { comm.send_recv(four, 99, other, 0); });
+        says("all_reduce", [&] { comm.all_reduce(four.data(), other.data(), 4, static_cast<DataType>(12)); });
         refused<Wrong>(comm, "no output", [&] { comm.all_reduce(four, none); });
         refused<Wrong>(comm, "all_gather", [&] { comm.all_gather(three, four); });
         refused<Wrong>(comm, "blocks", [&] { comm.all_gather_in_place(three); });

@@ -10,15 +10,20 @@ complain() {
     exit 1
 }
 
-"$cpp/install.sh" "$1/a place" --static-only
+mkdir -p "$1"
+"$cpp/install.sh" "$1/a place" --static-only >"$1/said"
 [[ -f "$1/a place/lib/librsccl.a" && ! -e "$1/a place/lib/librsccl.so" ]]
+[[ $("$1/a place/bin/rsccl" --version) == "rsccl "* ]] || complain "the command is not installed"
+# What it says last is what a user needs next, and works as it is said.
+printf '#include <rsccl/rsccl.hpp>\nint main() { rsccl::Communicator::from_env().barrier(); }\n' >"$1/program.cpp"
+(cd "$1" && eval "$(sed -n 's/^compile: //p' said) && $(sed -n 's/^run: *//p' said)") || complain "what install.sh says does not work"
 # As distributions lay it out: several architectures side by side, and a folder that only its owner would be let into.
 multiarch=lib/$("${CXX:-c++}" -print-multiarch 2>/dev/null || true)
 [[ $multiarch != lib/ ]] || multiarch=lib/$(uname -m)-linux-gnu
-(umask 077 && DESTDIR=$1/stage LIBDIR=/usr/$multiarch "$cpp/install.sh" --prefix=/usr --shared-only --includedir include/deep)
+(umask 077 && DESTDIR=$1/stage LIBDIR=/usr/$multiarch "$cpp/install.sh" --prefix=/usr --shared-only --no-command --includedir include/deep)
 staged=$1/stage/usr
 [[ ! -e $staged/$multiarch/librsccl.a && -f $staged/$multiarch/librsccl.so && -f $staged/include/deep/rsccl/rsccl.hpp ]]
-[[ ! -e $staged/lib/librsccl.so ]]
+[[ ! -e $staged/lib/librsccl.so && ! -e $staged/bin ]]
 for readable in "$staged" "$staged/$multiarch/pkgconfig" "$staged/include/deep/rsccl" "$staged/share/rsccl/manifest.txt"; do
     [[ $(stat -c %A "$readable") == ???????r?? ]] || complain "others cannot read $readable"
 done
@@ -76,6 +81,9 @@ for victim in ../victim "$1/victim" share/../../victim; do
 done
 
 "$cpp/install.sh" --help | grep -q -- --libdir
+# Without Rust it is said how to get it.
+if CARGO=no-such-cargo "$cpp/install.sh" "$1/rustless" 2>"$1/said"; then complain "there is no cargo, and install.sh goes on"; fi
+grep -q 'there is no no-such-cargo: rsccl is built by Rust 1' "$1/said" && grep -q 'https://rustup.rs' "$1/said" || complain "$(cat "$1/said")"
 for wrong in '' '--static-only' '/x --shared-only --static-only' '/x /y' '/x --prefix /y' '/x --what' '/x --profile' '/x --libdir=' \
     '/x --libdir /lib' '/x --libdir /x' '/x --includedir a/../b' 'x --destdir /stage' '/nowhere --uninstall' "$1/optional --uninstall"; do
     # shellcheck disable=SC2086

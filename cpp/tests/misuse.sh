@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # misuse.sh COMPILER STANDARD PREFIX: every case of misuse/cases.cpp fails to compile, with the words that it promises, and all
-# compile once their mistakes are mended.
+# compile once their mistakes are mended. Where "refused alone:" stands before the words, the compiler says nothing else.
 set -euo pipefail
 compiler=$1 standard=$2 prefix=$3
 cases=$(cd "$(dirname "$0")" && pwd)/misuse/cases.cpp
@@ -26,14 +26,18 @@ fi
 ((${#lines[@]} > 20)) || { echo "only ${#lines[@]} cases found"; exit 1; }
 for line in "${lines[@]}"; do
     number=$(sed -E 's/.*ON\(([0-9]+)\).*/\1/' <<<"$line")
-    about=$(sed -E 's/.*\/\/ (.*); refused: .*/\1/' <<<"$line")
-    words=$(sed -E 's/.*; refused: //' <<<"$line")
+    about=$(sed -E 's/.*\/\/ (.*); refused( alone)?: .*/\1/' <<<"$line")
+    words=$(sed -E 's/.*; refused( alone)?: //' <<<"$line")
     if "${compile[@]}" -DCASE="$number" "$cases" >"$work/said" 2>&1; then
         echo "case $number compiles, and must not: $about"
         outcome=1
     elif ! grep -qE "error.*($words)" "$work/said"; then
         echo "case $number fails for another reason than \"$words\": $about"
         grep -m 3 error "$work/said"
+        outcome=1
+    elif [[ $line == *"; refused alone: "* ]] && grep ' error: ' "$work/said" | grep -qvE "error.*($words)"; then
+        echo "case $number has errors beside \"$words\": $about"
+        grep ' error: ' "$work/said"
         outcome=1
     fi
 done

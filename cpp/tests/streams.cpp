@@ -138,6 +138,8 @@ TEST_CASE("what cannot go into a stream is refused, and the communicator goes on
             }
             require(!comm.async_error(), "the communicator goes on");
         };
+        rsccl::gpu_buffer<int> shared(4, stream);
+        refused("the stream of the call is the host", [&] { comm.all_reduce_in_place(shared, ReduceOp::sum, Stream::host()); });
         const auto reduce = [&](const void* from, void* into) {
             comm.all_reduce(from, into, 4, DataType::int32, ReduceOp::sum, stream);
         };

@@ -1,8 +1,9 @@
 // Goal: an MPI program that used NCCL, ported line by line. What it was stands above each line as a comment; what has no line any
 // more stands alone. It gives each rank an array, adds the arrays up, passes them round a ring in a group, and checks the results.
 //
-// What changes: the C++ classes take host memory only, so there are no devices and no streams, and a call has ended when it returns;
-// errors are exceptions, so nothing is wrapped in a macro; the objects free themselves.
+// What changes: errors are exceptions, so nothing is wrapped in a macro; the objects free themselves. The arrays are in host memory
+// here, so that the program runs on any machine: such a call has no stream, and has ended when it returns. The lines for GPU memory,
+// with the program's own stream, stand behind "on a GPU:"; examples/cpp/07_gpu.cpp is a whole program of them.
 //
 // Prints:
 //
@@ -29,7 +30,7 @@ int run(int rank, int ranks) {
     // MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
     // MPI_Comm_rank(node, &local_rank);
     // CUDACHECK(cudaSetDevice(local_rank));
-    //   With GPU memory it will be comm.placement().device->ordinal, once comm is there.
+    //   On a GPU: the same, or cudaSetDevice(comm.placement().device->ordinal), once comm is there.
 
     // ncclUniqueId id;
     rsccl::UniqueId id;
@@ -49,15 +50,21 @@ int run(int rank, int ranks) {
     // CUDACHECK(cudaMalloc(&recv, count * sizeof(float)));
     rsccl::buffer<float> send(count);
     rsccl::buffer<float> recv(count);
+    //   On a GPU: cudaStreamCreate and cudaMalloc stay, or rsccl::gpu_buffer<float> send(count, stream), which is ncclMemAlloc.
     // NCCLCHECK(ncclCommRegister(comm, send, count * sizeof(float), &handle));
     comm.register_buffer(send);
     comm.register_buffer(recv);
+    //   On a GPU: rsccl::Window window = comm.register_window(send, count * sizeof(float), stream), collective.
     // CUDACHECK(cudaMemcpy(send, host.data(), count * sizeof(float), cudaMemcpyHostToDevice));
     for (std::size_t place = 0; place < count; ++place) send[place] = static_cast<float>(rank + 1);
 
     // NCCLCHECK(ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, stream));
     comm.all_reduce(send, recv, rsccl::ReduceOp::sum);
+    //   On a GPU: comm.all_reduce(send, recv, count, rsccl::DataType::float32, rsccl::ReduceOp::sum, stream) with pointers, or
+    //   comm.all_reduce(send, recv, rsccl::ReduceOp::sum, stream) with two gpu_buffers. A pointer to GPU memory without the stream
+    //   would be taken for host memory; a gpu_buffer without it does not compile.
     // CUDACHECK(cudaStreamSynchronize(stream));
+    //   On a GPU: stays, as ncclAllReduce's does.
     // CUDACHECK(cudaMemcpy(host.data(), recv, count * sizeof(float), cudaMemcpyDeviceToHost));
     bool right = true;
     for (float value : recv) right = right && value == static_cast<float>(ranks * (ranks + 1) / 2);
@@ -66,6 +73,7 @@ int run(int rank, int ranks) {
     rsccl::Group group;
     // NCCLCHECK(ncclSend(send, count, ncclFloat, (rank + 1) % ranks, comm, stream));
     group.on(comm).send(send, (rank + 1) % ranks);
+    //   On a GPU: group.on(comm).send(send, count, rsccl::DataType::float32, (rank + 1) % ranks, stream), and recv alike.
     // NCCLCHECK(ncclRecv(recv, count, ncclFloat, (rank + ranks - 1) % ranks, comm, stream));
     group.on(comm).recv(recv, (rank + ranks - 1) % ranks);
     // NCCLCHECK(ncclGroupEnd());

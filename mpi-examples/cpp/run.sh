@@ -27,7 +27,7 @@ trap 'rm -rf "$work"' EXIT
 prefix=${RSCCL_PREFIX:-}
 if [[ -z $prefix ]]; then
     prefix=$work/prefix
-    "$here/../../cpp/install.sh" "$prefix" --static-only
+    "$here/../../cpp/install.sh" "$prefix" --static-only --no-command
 fi
 out=${folder:-$work/bin}
 mkdir -p "$out"

@@ -290,11 +290,11 @@ impl Engine {
         if on_a_device(&messages, order) {
             return self.device_messages(messages, None, order);
         }
-        let others = self.copy_to_self(messages)?;
+        let others = self.copy_to_self(messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
-        let name = single.unwrap_or_else(|| "group of messages".to_owned());
+        let name = single.unwrap_or_else(|| GROUP_OF_MESSAGES.to_owned());
         let peers = || needs.iter().map(|need| need.peer).collect();
         self.drive_messages((&needs, Receivers::AreAsked), &mut runs, WaitingFor::Messages(&peers), &mut NoBackground)
             .map_err(|error| error.during(name))
@@ -755,6 +755,8 @@ fn no_windows() -> Error {
     Error::internal("the host's windows are not open")
 }
 
+/// What errors call messages that run side by side.
+const GROUP_OF_MESSAGES: &str = "group of messages";
 /// How long a worker of requests sleeps between two looks at what is under way and at what is new.
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.

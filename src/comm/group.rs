@@ -98,6 +98,9 @@ pub struct StreamMember<'g, 'a>(Member<'g, 'a>);
 /// Runs the calls that `body` adds as one. Nothing runs before `body` returns, and nothing runs where it returns an
 /// error.
 ///
+/// Only `group.on(&comm)` adds. `comm.send(..)` itself, inside of `body`, is no call of the group: it runs at once and
+/// waits for its peer, who may wait for this group (C++ refuses it there).
+///
 /// # Errors
 /// That of `body`, or the first of the calls'.
 ///
@@ -368,6 +371,15 @@ pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], background: &mu
         rest = left;
     }
     Ok(())
+}
+
+/// The error of a call while a scope, requests or a group have the communicator.
+#[cold]
+pub(super) fn lent_to_requests() -> Error {
+    Error::invalid_usage(
+        "a scope, a request or a group has the communicator: inside a scope a blocking call goes through it, \
+         scope.all_reduce(..)?.wait(); elsewhere it comes after their end",
+    )
 }
 
 /// The error of a call while another one has the communicator.

@@ -1,7 +1,7 @@
 //! Finds the known name that the user probably meant.
 
 /// The candidate with the fewest edits from `name`, if they are few enough to be a typing mistake.
-pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.is_empty() {
         return None;
     }

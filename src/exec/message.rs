@@ -251,7 +251,7 @@ pub fn check_to_self(me: Rank, messages: &[Message<'_>]) -> Result<()> {
             (Some(send), Some(recv)) if (send.count, send.data_type) == (recv.count, recv.data_type) => {}
             (Some(send), Some(recv)) => {
                 return Err(Error::invalid_argument(format!(
-                    "this rank sends itself {} {} and receives {} {}",
+                    "this rank's send to itself has {} {}, and its recv from itself has {} {}",
                     send.count, send.data_type, recv.count, recv.data_type
                 )));
             }

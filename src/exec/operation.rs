@@ -76,30 +76,30 @@ pub fn describe(label: Label) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
     let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
-    let count = match Collective::from_code(byte(0)) {
+    let mut parts = match Collective::from_code(byte(0)) {
+        // Nobody passes elements.
+        Some(Collective::Barrier) if label[1] == 0 => Vec::new(),
         // The label of a vector form has a hash in the place of the counts.
-        Some(Collective::AllGatherV | Collective::ReduceScatterV) => format!("counts with check sum {:016x}", label[1]),
-        Some(Collective::AllToAllV) => "counts of each pair".to_owned(),
-        _ => format!("count {}", label[1]),
+        Some(Collective::AllGatherV | Collective::ReduceScatterV) => {
+            vec![format!("counts with check sum {:016x}", label[1]), data_type.to_owned()]
+        }
+        Some(Collective::AllToAllV) => vec!["counts of each pair".to_owned(), data_type.to_owned()],
+        _ => vec![format!("count {}", label[1]), data_type.to_owned()],
     };
-    let mut text = format!("{kind} #{} ({count}, {data_type}", sequence(label));
-    if let Some(op) = ReduceOp::name_of_code(byte(16)) {
-        text.push_str(", ");
-        text.push_str(op);
-    }
+    parts.extend(ReduceOp::name_of_code(byte(16)).map(str::to_owned));
     if label[0] >> DEVICE_BIT != 0 {
-        text.push_str(", on a device");
+        parts.push("on a device".to_owned());
     }
     let windows = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
     if windows != 0 {
-        text.push_str(&format!(", in windows at places with check sum {windows:04x}"));
+        parts.push(format!("in windows at places with check sum {windows:04x}"));
     }
     let root = label[0] >> 24 & ROOT;
     if root != 0 {
-        text.push_str(&format!(", root {}", root - 1));
+        parts.push(format!("root {}", root - 1));
     }
-    text.push(')');
-    text
+    let details = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    format!("{kind} #{}{details}", sequence(label))
 }
 
 const NONE: u64 = 0xff;
@@ -136,6 +136,12 @@ mod tests {
             error.message(),
             "this rank called all_reduce #17 (count 4, float, sum), rank 1 called broadcast #17 (count 8, float, root 2)"
         );
+        // No rank passes elements to a barrier.
+        let barrier =
+            Operation { collective: Collective::Barrier, op: None, count: 0, data_type: DataType::U8, ..mine };
+        assert_eq!(describe(barrier.label()), "barrier #17");
+        let apart = Operation { on_device: true, ..barrier };
+        assert_eq!(describe(apart.label()), "barrier #17 (on a device)");
         let apart = Operation { on_device: true, ..theirs };
         assert_eq!(describe(apart.label()), "broadcast #17 (count 8, float, on a device, root 2)");
         let placed = Operation { windows: 0xa0f, ..apart };

@@ -30,7 +30,7 @@ pub(super) unsafe fn work(
 ) -> Result<Work> {
     let comm = detached.communicator();
     let world = World { rank: Rank::new(comm.rank()), size: comm.size() };
-    let placed = |error: Error| error.at(world.rank);
+    let placed = |error: Error| error.during(name_of(what.kind)).at(world.rank);
     let data_type = data_type(what.data_type).map_err(placed)?;
     if what.kind == CallCode::SendRecv.repr {
         // SAFETY: the caller's promise.
@@ -62,6 +62,16 @@ pub(super) unsafe fn work(
                 .map(Work::Collective)
                 .map_err(placed)
         }
+    }
+}
+
+/// The name of a call, for its errors.
+#[cold]
+fn name_of(kind: u8) -> &'static str {
+    match Collective::from_code(kind) {
+        _ if kind == CallCode::SendRecv.repr => "send_recv",
+        Some(collective) => collective.name(),
+        None => "a call",
     }
 }
 

@@ -23,6 +23,12 @@ pub fn hostname() -> Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
 }
 
+/// The user whose rights this process has.
+pub fn user_id() -> u32 {
+    // SAFETY: the call takes nothing, and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// A text that changes with each boot of the kernel; `None` if the system has none.
 pub fn boot_id() -> Option<String> {
     known_boot_id().ok().flatten()

@@ -137,6 +137,11 @@ impl Terrain {
         }
     }
 
+    /// [`Terrain::of_hosts`] of processes, which share their host's memory.
+    pub fn of_processes(hosts: &[Vec<Rank>], costs: &Costs) -> Terrain {
+        Terrain::of_hosts(hosts, TransportKind::Shm, costs)
+    }
+
     /// A rank on each GPU of `system`, domain by domain. Every domain stands for `times` equal domains, which follow
     /// each other, so that many equal hosts need one graph.
     ///

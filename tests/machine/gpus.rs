@@ -13,7 +13,7 @@ use std::sync::Once;
 /// The GPUs that the driver told of, if there are at least as many as the test needs. `None`: the test is skipped.
 ///
 /// # Panics
-/// On a virtual machine where there are fewer.
+/// On a virtual machine where there are fewer, and where `RSCCL_TEST_REAL_GPU` says that there is a real GPU.
 pub(crate) fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>) -> Option<&'static [T]> {
     let why = match told {
         Ok(gpus) if gpus.len() >= needed => {
@@ -25,6 +25,7 @@ pub(crate) fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>
         Err(error) => error.to_string(),
     };
     assert!(variable("VCUDA_STATE").is_empty(), "a virtual machine has GPUs, but: {why}");
+    assert!(variable("RSCCL_TEST_REAL_GPU") != "1", "RSCCL_TEST_REAL_GPU says that there is a GPU, but: {why}");
     static TOLD: Once = Once::new();
     TOLD.call_once(|| say(&format!("skipped: no GPU for the tests of this program that need one: {why}")));
     None

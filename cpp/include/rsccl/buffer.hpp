@@ -106,7 +106,7 @@ class buffer {
 /// A buffer of `T` in the memory of a GPU, zero at first, which other processes of this host can map (NCCL: `ncclMemAlloc`).
 ///
 /// Registered by Communicator::register_window, calls of ranks in several processes or on several GPUs work in it in place. The host cannot read its
-/// elements: every call that gets the buffer needs a Stream of the GPU, and a kernel or a copy of the program's own gets data().
+/// elements: every call that gets the buffer needs a Stream of the GPU, or does not compile, and a kernel or a copy of the program's own gets data().
 /// Moved-from buffers are empty. It takes whole granules of 2 MiB: allocate few, large ones.
 template <class T>
 class gpu_buffer {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -145,6 +146,19 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Communicator local();
     /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks.
     Communicator cross();
+    /// Tells every rank how many elements this rank will send to it, `send_counts[r]` to rank r; yields how many each will send here: the
+    /// `recv_counts` of all_to_all_v(). All ranks call it.
+    /// @throws InvalidArgument where there is not one count for each rank
+    template <class C = std::initializer_list<std::size_t>>
+    std::vector<std::size_t> exchange_counts(const C& send_counts) {
+        const std::vector<std::size_t> sent = detail::counts_of(send_counts, rank(), detail::Kind::all_to_all_v);
+        if (sent.size() != static_cast<std::size_t>(size())) {
+            detail::refuse_counts(rank(), detail::Kind::all_to_all_v, sent.size(), size());
+        }
+        std::vector<std::size_t> received(sent.size());
+        all_to_all(sent, received);
+        return received;
+    }
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
     /// same list. Ranks keep their order. Where the configuration says non-blocking, it returns at once, as split() does.
     /// @throws InvalidArgument where this rank or no rank is excluded

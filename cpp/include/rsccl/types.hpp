@@ -226,9 +226,10 @@ inline constexpr ReduceOp ReduceOp::bxor{7};
 
 /// Where an operation runs. The default is the host: the call returns when the buffers hold the result. With a CUDA stream the buffers
 /// are memory of its GPU, and the call returns once the operation is in the stream, behind what the stream held before: the buffers
-/// may be used by the host when the stream has done it, and the stream must live until then. Host memory with a stream throws
-/// InvalidArgument, a machine without a GPU driver SystemError, and a library that was built without CUDA InvalidUsage. A call of
-/// start() takes no stream: a call on a stream returns at once anyway.
+/// may be used by the host when the stream has done it, and the stream must live until then. A gpu_buffer without a stream does not
+/// compile; a pointer to GPU memory without one is taken for host memory. Host memory with a stream throws InvalidArgument, a machine
+/// without a GPU driver SystemError, and a library that was built without CUDA InvalidUsage. A call of start() takes no stream: a call
+/// on a stream returns at once anyway.
 class Stream {
   public:
     /// The host.

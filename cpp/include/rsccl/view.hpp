@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if __cplusplus >= 202002L
@@ -19,6 +21,9 @@
 #include <rsccl/types.hpp>
 
 namespace rsccl {
+
+template <class T>
+class gpu_buffer;
 
 /// A pointer and a count of elements: a buffer that somebody else owns. What `std::span` is from C++20 on.
 template <class T>
@@ -124,6 +129,26 @@ struct IsVectorOfBool : std::false_type {};
 template <class Allocator>
 struct IsVectorOfBool<std::vector<bool, Allocator>> : std::true_type {};
 
+/// Where the elements of a buffer begin. Null for what is no buffer: check_buffer() says that, and no error stands beside its.
+template <class C>
+constexpr auto data_of(C& buffer) noexcept {
+    if constexpr (IsBuffer<C&>::value) {
+        return std::data(buffer);
+    } else {
+        return static_cast<void*>(nullptr);
+    }
+}
+
+/// How many elements a buffer has; 0 for what is no buffer, as in data_of().
+template <class C>
+constexpr std::size_t count_in(const C& buffer) noexcept {
+    if constexpr (IsBuffer<const C&>::value) {
+        return static_cast<std::size_t>(std::size(buffer));
+    } else {
+        return 0;
+    }
+}
+
 template <class C, bool = IsBuffer<C>::value>
 struct ElementOf {
     using type = void;
@@ -140,7 +165,9 @@ using element_of = typename ElementOf<C>::type;
 /// The data type of T. Of a T that buffers may not hold, any: check_buffer() and the like say that, and no other error stands before theirs.
 template <class T>
 constexpr DataType data_type_or_any() noexcept {
-    if constexpr (is_element_v<T>) {
+    if constexpr (std::is_void_v<T>) {
+        return DataType::uint8;
+    } else if constexpr (is_element_v<T>) {
         return data_type_of<T>::value;
     } else {
         return DataType::uint8;
@@ -168,13 +195,24 @@ constexpr void check_buffer() {
                   "std::array, an array, std::span, rsccl::view");
 }
 
+/// Whether a T may be an element, or is none because there is no buffer, which check_buffer() says.
+template <class T>
+constexpr bool is_element_or_void() noexcept {
+    if constexpr (std::is_void_v<T>) {
+        return true;
+    } else {
+        return is_element_v<T>;
+    }
+}
+
 /// C as it was passed: `V&` for an lvalue, `V` for a temporary. Does not compile where C cannot be an input.
 template <class C, Lifetime Use>
 constexpr void check_input() {
     check_buffer<C>();
-    static_assert(!IsBuffer<C>::value || is_element_v<element_of<C>>,
-                  "rsccl: buffers hold integers of 1, 4 or 8 bytes, float, double, the small floats, or a type with a data_type_of");
-    static_assert(Use == Lifetime::call || std::is_lvalue_reference_v<C> || is_view<plain<C>>::value,
+    static_assert(is_element_or_void<element_of<C>>(),
+                  "rsccl: buffers hold integers of 1, 4 or 8 bytes, float, double, the small floats, or a type with a data_type_of; what "
+                  "is only moved (complex numbers, 16-bit integers, bool, plain structs) goes as rsccl::bytes_of(buffer)");
+    static_assert(!IsBuffer<C>::value || Use == Lifetime::call || std::is_lvalue_reference_v<C> || is_view<plain<C>>::value,
                   "rsccl: this buffer is used after the call, and a temporary container ends with it: name it, or pass a view");
 }
 
@@ -190,7 +228,7 @@ constexpr void check_output() {
 
 template <class Send, class Recv>
 constexpr void check_same() {
-    static_assert(std::is_same_v<element_of<Send>, element_of<Recv>>,
+    static_assert(!IsBuffer<Send>::value || !IsBuffer<Recv>::value || std::is_same_v<element_of<Send>, element_of<Recv>>,
                   "rsccl: input and output must hold elements of one type");
 }
 
@@ -200,12 +238,57 @@ constexpr T* behind(T* data, std::size_t count) noexcept {
     return data == nullptr ? nullptr : data + count;
 }
 
+template <class C>
+struct IsGpuBuffer : std::false_type {};
+template <class T>
+struct IsGpuBuffer<gpu_buffer<T>> : std::true_type {};
+
+/// Says that a gpu_buffer was passed with the host in place of a stream.
+[[noreturn]] void refuse_host_for_gpu();
+
+/// The stream of a call with these buffers. Where it is left out it is the host, which does not compile with a gpu_buffer.
+template <class... Buffers>
+class StreamOf {
+    static constexpr bool on_gpu = (IsGpuBuffer<plain<Buffers>>::value || ...);
+
+  public:
+    constexpr StreamOf() noexcept {
+        static_assert(!on_gpu, "rsccl: a gpu_buffer is memory of a GPU: the call needs a Stream of that GPU (a cudaStream_t) as its last "
+                               "argument");
+    }
+    /// What a Stream is made of: a Stream, a cudaStream_t, nullptr.
+    template <class S, std::enable_if_t<!std::is_same_v<plain<S>, StreamOf> && std::is_convertible_v<S, Stream>, int> = 0>
+    constexpr StreamOf(S&& stream) : stream_(std::forward<S>(stream)) {
+        if constexpr (on_gpu) {
+            if (stream_.is_host()) {
+                refuse_host_for_gpu();
+            }
+        }
+    }
+    constexpr StreamOf(CUstream_st* handle) noexcept : stream_(handle) {}
+    constexpr operator Stream() const noexcept { return stream_; }
+
+  private:
+    Stream stream_;
+};
+
+// The compiler must not look for the buffers' types in the stream.
+template <class... Buffers>
+struct StreamBeside {
+    using type = StreamOf<Buffers...>;
+};
+template <class... Buffers>
+using StreamFor = typename StreamBeside<Buffers...>::type;
+
+/// What a call does.
+enum class Kind : std::uint8_t;
+
 /// Says that a count is negative.
-[[noreturn]] void refuse_negative_count(int rank);
+[[noreturn]] void refuse_negative_count(int rank, Kind call);
 
 /// The counts of the ranks, whatever integers they came as.
 template <class C>
-std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank) {
+std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank, [[maybe_unused]] Kind call) {
     using Count = plain<decltype(*std::begin(counts))>;
     static_assert(std::is_integral_v<Count>, "rsccl: counts are integers");
     std::vector<std::size_t> all;
@@ -213,7 +296,7 @@ std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank) {
     for (Count count : counts) {
         if constexpr (std::is_signed_v<Count>) {
             if (count < 0) {
-                refuse_negative_count(rank);
+                refuse_negative_count(rank, call);
             }
         }
         all.push_back(static_cast<std::size_t>(count));
@@ -222,4 +305,22 @@ std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank) {
 }
 
 } // namespace detail
+
+/// The bytes of a buffer whose elements have no data type, for calls that only move them: `comm.broadcast(bytes_of(complex), 0)`. The
+/// elements must be trivially copyable; ranks with other compilers or processors must have the same layout.
+template <class C>
+constexpr auto bytes_of(C&& buffer) noexcept {
+    detail::check_buffer<C>();
+    static_assert(std::is_lvalue_reference_v<C> || is_view<detail::plain<C>>::value,
+                  "rsccl: the bytes are used after this, and a temporary container ends with it: name it, or pass a view");
+    if constexpr (detail::IsBuffer<C>::value) {
+        using T = std::remove_pointer_t<detail::pointer_of<std::remove_reference_t<C>>>;
+        static_assert(std::is_trivially_copyable_v<T>, "rsccl: only bytes of trivially copyable elements mean the same elsewhere");
+        using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+        return View<Byte>(reinterpret_cast<Byte*>(std::data(buffer)), static_cast<std::size_t>(std::size(buffer)) * sizeof(T));
+    } else {
+        return View<std::byte>(nullptr, 0);
+    }
+}
+
 } // namespace rsccl

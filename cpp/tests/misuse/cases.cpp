@@ -1,9 +1,11 @@
 // Misuse that must not compile. tests/misuse.sh compiles each case as it stands, which must fail with the words behind "refused:" (a
-// regular expression), and all of them (case 0) with MENDED, which must compile.
+// regular expression; with "refused alone:" nothing else is an error), and all of them (case 0) with MENDED, which must compile.
 #include <array>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <vector>
 
 #include <rsccl/rsccl.hpp>
@@ -28,18 +30,18 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
     [[maybe_unused]] std::vector<Pair> pairs(4);
     (void)comm, (void)other, (void)group, (void)floats, (void)doubles, (void)constant;
 
-#if ON(1) // an element type that has no data type; refused: buffers hold integers
+#if ON(1) // an element type that has no data type; refused alone: buffers hold integers
     {
         comm.all_reduce(MISTAKE(pairs, floats), MISTAKE(pairs, floats));
     }
 #endif
-#if ON(2) // 16-bit integers; refused: buffers hold integers
+#if ON(2) // 16-bit integers; refused alone: buffers hold integers
     {
         MISTAKE(std::vector<std::int16_t>, std::vector<std::int32_t>) narrow(4);
         comm.all_reduce_in_place(narrow);
     }
 #endif
-#if ON(3) // bool; refused: buffers hold integers
+#if ON(3) // bool; refused alone: buffers hold integers
     {
         std::array<MISTAKE(bool, unsigned char), 4> truths{};
         comm.broadcast(truths, 0);
@@ -121,7 +123,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         MISTAKE(, rsccl::Request request =) comm.start().barrier();
     }
 #endif
-#if ON(18) // what is not contiguous; refused: no matching (member )?function|data
+#if ON(18) // a number by the name of a container; refused alone: this is one number, and a buffer is wanted
     {
         MISTAKE(float, std::vector<float>) scalar(4);
         comm.all_reduce_in_place(scalar);
@@ -149,7 +151,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         (void)op;
     }
 #endif
-#if ON(23) // all_to_all_v of a vector in a vector; refused: buffers hold integers
+#if ON(23) // all_to_all_v of a vector in a vector; refused alone: buffers hold integers
     {
         std::vector<std::vector<float>> nested(4);
         comm.all_to_all(MISTAKE(nested, floats), MISTAKE(nested, floats));
@@ -166,7 +168,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         (void)sizeof(MISTAKE(rsccl::ffi::Status, rsccl::Communicator));
     }
 #endif
-#if ON(26) // vector<bool>, which is no array; refused: std::vector<bool> has no bools in memory
+#if ON(26) // vector<bool>, which is no array; refused alone: std::vector<bool> has no bools in memory
     {
         std::vector<MISTAKE(bool, unsigned char)> truths(4);
         comm.all_reduce_in_place(truths);
@@ -189,34 +191,75 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         comm.all_reduce_in_place(rsccl::view(pieces.begin(), pieces.end()));
     }
 #endif
-#if ON(30) // one number in place of a buffer; refused: this is one number, and a buffer is wanted
+#if ON(30) // one number in place of a buffer; refused alone: this is one number, and a buffer is wanted
     {
         float number = 1;
         comm.all_reduce_in_place(MISTAKE(number, rsccl::view(&number, 1)));
     }
 #endif
-#if ON(31) // a constant number in place of a buffer; refused: this is one number, and a buffer is wanted
+#if ON(31) // a constant number in place of a buffer; refused alone: this is one number, and a buffer is wanted
     {
         const int number = 1;
         comm.send(MISTAKE(number, rsccl::view(&number, 1)), 0);
     }
 #endif
-#if ON(32) // a pointer alone; refused: a pointer alone does not say how many elements there are
+#if ON(32) // a pointer alone; refused alone: a pointer alone does not say how many elements there are
     {
         comm.all_reduce(MISTAKE(floats.data(), floats), floats);
     }
 #endif
-#if ON(33) // a container in pieces; refused: a buffer has its elements one behind the other
+#if ON(33) // a container in pieces; refused alone: a buffer has its elements one behind the other
     {
         MISTAKE(std::deque<float>, std::vector<float>) pieces(4);
         comm.broadcast(pieces, 0);
     }
 #endif
-#if ON(34) // a request into one number; refused: this is one number, and a buffer is wanted
+#if ON(34) // a request into one number; refused alone: this is one number, and a buffer is wanted
     {
         int number = 1;
         rsccl::Request request = comm.start().recv(MISTAKE(number, rsccl::view(&number, 1)), 0);
         request.wait();
+    }
+#endif
+#if ON(35) // GPU memory and no stream; refused alone: a gpu_buffer is memory of a GPU: the call needs a Stream
+    {
+        rsccl::gpu_buffer<float> memory(4, nullptr);
+        MISTAKE(comm.all_reduce(memory, memory), comm.all_reduce(memory, memory, rsccl::ReduceOp::sum, nullptr));
+    }
+#endif
+#if ON(36) // a message from GPU memory and no stream; refused alone: a gpu_buffer is memory of a GPU: the call needs a Stream
+    {
+        const rsccl::gpu_buffer<float> memory(4, nullptr);
+        MISTAKE(comm.send(memory, 0), comm.send(memory, 0, static_cast<CUstream_st*>(nullptr)));
+    }
+#endif
+#if ON(37) // GPU memory in a group and no stream; refused alone: a gpu_buffer is memory of a GPU: the call needs a Stream
+    {
+        rsccl::gpu_buffer<float> memory(4, nullptr);
+        MISTAKE(group.on(comm).gather(floats, memory, 0), group.on(comm).gather(floats, memory, 0, rsccl::Stream(nullptr)));
+    }
+#endif
+#if ON(38) // complex numbers that are only moved; refused alone: goes as rsccl::bytes_of
+    {
+        std::vector<std::complex<double>> numbers(4);
+        comm.broadcast(MISTAKE(numbers, rsccl::bytes_of(numbers)), 0);
+    }
+#endif
+#if ON(39) // the bytes of a temporary; refused: a temporary container ends with it
+    {
+        comm.send(rsccl::bytes_of(MISTAKE(std::vector<std::int16_t>(4), floats)), 0);
+    }
+#endif
+#if ON(40) // the bytes of what owns memory; refused: only bytes of trivially copyable elements
+    {
+        std::vector<MISTAKE(std::vector<int>, int)> nested(4);
+        comm.send(rsccl::bytes_of(nested), 0);
+    }
+#endif
+#if ON(41) // a list, whose elements are in pieces; refused alone: a buffer has its elements one behind the other
+    {
+        MISTAKE(std::list<int>, std::vector<int>) pieces(4);
+        comm.all_reduce_in_place(pieces);
     }
 #endif
 }

@@ -1,13 +1,12 @@
 //! `rsccl env`: the table of variables.
 
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use rsccl::Result;
 use rsccl::config::{CONF_FILE_DOC, Config, Environment, Launch, Note, Setting, StoreAddress};
-use rsccl::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::EXIT_USAGE;
+use crate::{EXIT_USAGE, print};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -27,21 +26,17 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         true => format!("{:#}\n", as_json(&settings, launch.as_ref(), &notes)),
         false => as_table(&settings, &launchers(&environment), launch.as_ref()),
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has closed the pipe (`rsccl env | head`).
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.map_err(|error| Error::system("writing the table", error))?,
-    }
+    print::out("the table", &text)?;
     for note in notes.iter().filter(|_| !arguments.json) {
         match note {
-            Note::Warning(text) => eprintln!("rsccl: warning: {text}"),
-            Note::Information(text) => eprintln!("rsccl: {text}"),
+            Note::Warning(text) => print::complain(&format!("rsccl: warning: {text}")),
+            Note::Information(text) => print::complain(&format!("rsccl: {text}")),
             _ => {}
         }
     }
     let problems: Vec<&String> = settings.iter().filter_map(|setting| setting.problem.as_ref()).collect();
     for problem in &problems {
-        eprintln!("rsccl: error: {problem}");
+        print::complain(&format!("rsccl: error: {problem}"));
     }
     match resolved {
         Ok(_) => Ok(ExitCode::SUCCESS),

@@ -2,14 +2,17 @@
 
 mod env;
 mod perf;
+mod print;
 mod run;
 mod sim;
 mod topo;
 mod tune;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rsccl::Result;
 use rsccl::error::Kind;
 
 /// Collective communication for host and GPU memory.
@@ -38,19 +41,47 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match CommandLine::parse_from(run::with_long_names(std::env::args_os().collect())).command {
+    let words = std::env::args_os().collect();
+    let parsed = match run::words::translated(words).map(CommandLine::try_parse_from) {
+        Ok(Ok(line)) => Ok(line.command),
+        Ok(Err(told)) => return tell(&told),
+        Err(error) => Err(error),
+    };
+    let outcome = parsed.and_then(execute);
+    outcome.unwrap_or_else(|error| {
+        print::complain(&format!("rsccl: {error}"));
+        // What the caller can mend has clap's code for a wrong command line.
+        if error.kind() == Kind::InvalidArgument { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+    })
+}
+
+fn execute(command: Command) -> Result<ExitCode> {
+    match command {
         Command::Env(arguments) => env::execute(&arguments),
         Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),
         Command::Sim(arguments) => sim::execute(&arguments),
         Command::Topo(arguments) => topo::execute(&arguments),
         Command::Tune(arguments) => tune::execute(&arguments),
-    };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("rsccl: {error}");
-        // What the caller can mend has clap's code for a wrong command line.
-        if error.kind() == Kind::InvalidArgument { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
-    })
+    }
+}
+
+/// Prints what clap says instead of running a command: help and version on standard output, what is wrong with the
+/// command line on standard error.
+fn tell(told: &clap::Error) -> ExitCode {
+    let code = u8::try_from(told.exit_code()).unwrap_or(EXIT_USAGE);
+    if told.use_stderr() || std::io::stdout().is_terminal() {
+        // With clap's colours. If that cannot be written there is nobody left to tell, and the code stays.
+        drop(told.print());
+        return ExitCode::from(code);
+    }
+    match print::out("the help", &told.render().to_string()) {
+        Ok(()) => ExitCode::from(code),
+        Err(error) => {
+            print::complain(&format!("rsccl: {error}"));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The code with which clap ends at a wrong command line; for wrong variables too.

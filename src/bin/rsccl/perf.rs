@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 pub(crate) use job::parse_bytes;
 use rsccl::Result;
+pub(crate) use verify::Program;
 
 /// Times collectives and checks their results, as nccl-tests does.
 ///

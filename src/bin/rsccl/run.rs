@@ -6,6 +6,7 @@ mod bind;
 mod input;
 mod job;
 mod output;
+pub(crate) mod words;
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -20,6 +21,7 @@ use rsccl::internals::sys::process::{Group, Signals};
 use rsccl::internals::sys::{limits, random};
 use rsccl::{Error, Result};
 
+use crate::print;
 use bind::Bind;
 use job::Job;
 
@@ -32,13 +34,19 @@ use job::Job;
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which then have 30 seconds to end; a second signal
 /// kills them. SIGUSR1 and SIGUSR2 are passed on. A signal that this command ignored from its start stays ignored, here
 /// and in the ranks: SIGHUP under nohup, SIGINT in a shell script's background job. SIGTERM ends the job there.
+///
+/// Options of mpirun, srun and torchrun that mean something on one host are taken too: -np, -n2, -x, -genv, --bind-to,
+/// -H localhost. Those that do not are refused with what to use.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many ranks to start; also -np
-    #[arg(short = 'n', long = "ranks", visible_aliases = ["np", "nproc-per-node"], alias = "nproc_per_node", value_name = "N",
+    /// How many ranks to start; also -np, --np, --nproc-per-node
+    #[arg(short = 'n', long = "ranks", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
     ranks: u32,
-    /// The processors of each rank: a core of its own, those of a NUMA node, or all
+    /// A variable for the ranks: NAME=VALUE; they have those of this command anyway. May be given several times
+    #[arg(short = 'x', long = "env", value_name = "NAME=VALUE", value_parser = assignment)]
+    variables: Vec<(String, Option<String>)>,
+    /// The processors of each rank: a core of its own, those of a NUMA node, or all; also --bind-to
     #[arg(long, value_enum, default_value_t = Bind::None)]
     bind: Bind,
     /// Also writes each rank's output to rank-0.log, rank-1.log, .. in this folder, without prefixes
@@ -68,7 +76,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             Ok(group) => groups.push(group),
             Err(error) => {
                 let name = arguments.program[0].to_string_lossy();
-                eprintln!("rsccl run: cannot start {name} as rank {rank}: {error}");
+                print::complain(&format!("rsccl run: cannot start {name} as rank {rank}: {error}"));
                 // Dropping the groups ends the ranks that have started.
                 return Ok(ExitCode::from(match error.kind() {
                     ErrorKind::NotFound => EXIT_NOT_FOUND,
@@ -109,11 +117,12 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     // A background process that reads the terminal is stopped, so rank 0 gets a pipe that the launcher fills.
     let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.envs(arguments.variables.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))));
     // Set torchrun's names, which other programs read, and our own, which override them.
-    for name in ["RSCCL_RANK", "RSCCL_LOCAL_RANK", "RANK", "LOCAL_RANK"] {
+    for name in RANK_NAMES {
         command.env(name, rank.to_string());
     }
-    for name in ["RSCCL_WORLD_SIZE", "RSCCL_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
+    for name in SIZE_NAMES {
         command.env(name, arguments.ranks.to_string());
     }
     command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", meeting.port.to_string());
@@ -140,27 +149,16 @@ fn open_logs(folder: &Path, ranks: u32) -> Result<Vec<File>> {
     (0..ranks).map(open).collect()
 }
 
-/// Replaces `-np` of `rsccl run`, as mpirun spells it, by `-n`: an option of one letter would take the `p` for its
-/// value. The program's arguments stay unchanged.
-pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
-    if words.get(1).is_none_or(|word| word != "run") {
-        return words;
+/// `NAME=VALUE`, or the `NAME` of a variable that is set here, which ranks inherit anyway.
+fn assignment(text: &str) -> std::result::Result<(String, Option<String>), String> {
+    let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value.to_owned())));
+    let is_name = !name.is_empty() && !name.contains(|letter: char| letter.is_whitespace() || letter == '\0');
+    let is_own = RANK_NAMES.iter().chain(&SIZE_NAMES).chain(&MEETING_NAMES).any(|own| *own == name);
+    match (is_name, is_own) {
+        (true, false) => Ok((name.to_owned(), value)),
+        (true, true) => Err(format!("`rsccl run` gives {name} to each rank itself")),
+        (false, _) => Err("allowed: NAME=VALUE, or NAME".to_owned()),
     }
-    let mut place = 2;
-    while let Some(word) = words.get_mut(place) {
-        let text = word.to_string_lossy().into_owned();
-        if text == "-np" {
-            *word = OsString::from("-n");
-        } else if text == "--" || !text.starts_with('-') {
-            break;
-        }
-        // An option is followed by its value, unless it contains the value or asks for help.
-        let is_whole = text.contains('=')
-            || ["-h", "--help"].contains(&&*text)
-            || (text.starts_with("-n") && text != "-np" && text.len() > 2);
-        place += if is_whole { 1 } else { 2 };
-    }
-    words
 }
 
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
@@ -168,6 +166,12 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     number.map(Duration::from_secs_f64).ok_or(format!("allowed: seconds above 0, at most {MAX_TIMEOUT_SECONDS}"))
 }
 
+/// The variables that hold a rank's number,
+const RANK_NAMES: [&str; 4] = ["RSCCL_RANK", "RSCCL_LOCAL_RANK", "RANK", "LOCAL_RANK"];
+/// the number of ranks,
+const SIZE_NAMES: [&str; 4] = ["RSCCL_WORLD_SIZE", "RSCCL_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"];
+/// and where ranks meet.
+const MEETING_NAMES: [&str; 5] = ["MASTER_ADDR", "MASTER_PORT", "RSCCL_STORE", "RSCCL_SECRET", "RSCCL_RUN"];
 /// The most ranks on one host: the usual hard limit of open files allows two pipes for each.
 const MAX_RANKS: i64 = 4096;
 const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
@@ -182,21 +186,3 @@ const OWN_FILES: u64 = 32;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// The code that shells use.
 const EXIT_NOT_FOUND: u8 = 127;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_letters_of_mpirun_are_taken_before_the_program_and_not_behind() {
-        let changed = |line: &str| {
-            let words = with_long_names(line.split(' ').map(OsString::from).collect());
-            words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(changed("rsccl run -np 4 program -np 3"), "rsccl run -n 4 program -np 3");
-        assert_eq!(changed("rsccl run --timeout 5 -np 4 -- -np"), "rsccl run --timeout 5 -n 4 -- -np");
-        assert_eq!(changed("rsccl run --bind=core -n2 program -np 3"), "rsccl run --bind=core -n2 program -np 3");
-        assert_eq!(changed("rsccl perf -np 4"), "rsccl perf -np 4");
-        assert_eq!(changed("rsccl"), "rsccl");
-    }
-}

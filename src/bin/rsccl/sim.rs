@@ -1,26 +1,27 @@
 //! `rsccl sim`: a collective on a modelled system.
 
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::channels::SystemChannels;
-use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::description::{Function, Machine, Nic, walk};
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, System};
 use rsccl::internals::tune::{
-    Ask, Choice, Fidelity, Filters, Folding, LinkLoad, Modelled, SLOT_BYTES, Simulated, Terrain,
+    Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, SLOT_BYTES, Simulated, Terrain,
 };
 use rsccl::plan::Windows;
 use rsccl::types::{Collective, Filter, Rank};
 use rsccl::{Config, Error, Result};
 use serde_json::{Value, json};
 
-use crate::perf::parse_bytes;
-use crate::topo;
+use crate::perf::{Program, parse_bytes};
+use crate::{print, topo};
 
-/// Runs a collective's plans on the links of a modelled system, with a rank on each GPU.
+/// Runs a collective's plans on the links of a modelled system, with a rank on each GPU, or on each processor of a
+/// machine without GPUs.
 ///
 /// The simulation runs the same plans as communicators do, step by step. Only time is modelled: links and GPU memory by
 /// their bandwidth, messages and flags by the latencies of NCCL's tuner. The tuner chooses the algorithm, with costs
@@ -30,6 +31,10 @@ use crate::topo;
 /// plan is a ring or an all-to-all exchange without a root. Trees of equal hosts are simulated on as many hosts as 512
 /// ranks fill, rounded down to a power of two, and on half as many: each level that a tree gets deeper adds the same
 /// time, by which the time on all hosts is told (within 6 % at 256 ranks). Everything else is simulated rank by rank.
+///
+/// Of hosts without GPUs the processors' copies, the shared memory and the network are modelled, by the usual constants
+/// or those of RSCCL_TUNE_FILE (`rsccl tune`): `--hosts 16 --ranks 8 --network 25` are 128 ranks on 16 hosts of
+/// 25 Gbit/s.
 ///
 /// Rings and trees over slots, those of a single domain and of GPUs that do not reach each other's memory, follow the
 /// channels that `rsccl topo` shows.
@@ -47,6 +52,12 @@ pub(crate) struct Arguments {
     /// The number of hosts, each as the file says; if the file has several hosts, the number of copies of all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     hosts: u32,
+    /// Ranks on each host of a machine without GPUs [default: one for each of its processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: Option<u32>,
+    /// What each host of a machine without GPUs sends over the network, in Gbit/s [default: what its fastest NIC does]
+    #[arg(long, value_name = "GBIT", value_parser = gigabits)]
+    network: Option<f64>,
     /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean
     /// 2¹⁰, 2²⁰ and 2³⁰
     #[arg(short, long, value_name = "SIZE", value_delimiter = ',', default_value = "1G", value_parser = parse_bytes)]
@@ -76,8 +87,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
     let system = System::new(&machine)?;
-    let terrain = Terrain::of_gpus(&system, arguments.hosts, topo::levels(&config)?)?;
-    let modelled = on_channels(Modelled::new(terrain), &machine, arguments.hosts, config.cross_nic)?;
+    let modelled = match system.gpus().is_empty() {
+        true => Modelled::new(on_processors(arguments, &machine, &config)?),
+        false => on_gpus(arguments, (&machine, &system), &config)?,
+    };
     let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
     let filters = Filters {
         algorithms: Filter::parse(algorithms)?,
@@ -102,15 +115,82 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         as_text(&system, &modelled, &runs, arguments)
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader of the output has read enough (`rsccl sim … | head`).
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.map_err(|error| Error::system("writing what the simulation found", error))?,
-    }
+    print::out("what the simulation found", &text)?;
     for note in notes.iter().filter(|_| !arguments.json) {
-        eprintln!("rsccl: {note}");
+        print::complain(&format!("rsccl: {note}"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A rank on each GPU.
+fn on_gpus(arguments: &Arguments, (machine, system): (&Machine, &System), config: &Config) -> Result<Modelled> {
+    for (option, given) in [("--ranks", arguments.ranks.is_some()), ("--network", arguments.network.is_some())] {
+        if given {
+            return Err(Error::invalid_argument(format!(
+                "{option} is for machines without GPUs: here a rank stands on each GPU, and links are those of the file"
+            )));
+        }
+    }
+    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::levels(config)?)?;
+    on_channels(Modelled::new(terrain), machine, arguments.hosts, config.cross_nic)
+}
+
+/// Ranks on the processors of hosts, none of which has a GPU. The ranks of a host share its memory, and one NIC.
+fn on_processors(arguments: &Arguments, machine: &Machine, config: &Config) -> Result<Terrain> {
+    let mut costs = match &config.tune_file {
+        None => Costs::default(),
+        Some(path) => {
+            let text = text_file::read(path, "the tuning file", "RSCCL_TUNE_FILE")?;
+            Calibration::parse(&path.display().to_string(), &text)?.costs
+        }
+    };
+    let of_machine = machine.hosts();
+    let hosts = of_machine.len() * arguments.hosts as usize;
+    if let Some(gigabits) = arguments.network.or_else(|| fastest_nic(machine)) {
+        // A bit in a nanosecond is 125 bytes in a microsecond.
+        costs.net.bytes_per_us = gigabits * 125.0;
+    } else if hosts > 1 && config.tune_file.is_none() {
+        return Err(Error::invalid_argument(
+            "no NIC of the machine says how fast it is: give --network GBIT, what each host sends over the network",
+        ));
+    }
+    let mut ranks = Vec::with_capacity(hosts);
+    let mut next = 0u32;
+    for host in of_machine.iter().cycle().take(hosts) {
+        let count = arguments.ranks.unwrap_or_else(|| processors(machine, *host).max(1));
+        let end = next.checked_add(count).filter(|end| *end <= MOST_RANKS).ok_or_else(|| {
+            Error::invalid_argument(format!("{count} ranks on each host: at most {MOST_RANKS} ranks can be simulated"))
+        })?;
+        ranks.push((next..end).map(Rank::new).collect());
+        next = end;
+    }
+    Ok(Terrain::of_processes(&ranks, &costs))
+}
+
+/// How many processors a host's NUMA nodes list in their masks.
+fn processors(machine: &Machine, host: u64) -> u32 {
+    let nodes = machine.cpus.iter().filter(|cpu| cpu.host == host);
+    nodes.flat_map(|cpu| cpu.affinity.chars()).filter_map(|digit| digit.to_digit(16)).map(u32::count_ones).sum()
+}
+
+/// Gbit/s of the fastest port, in the host whose fastest is the slowest: communicators use one NIC.
+fn fastest_nic(machine: &Machine) -> Option<f64> {
+    let of_host = |host: &u64| {
+        let mut megabits = 0;
+        for cpu in machine.cpus.iter().filter(|cpu| cpu.host == *host) {
+            let mut see = |nic: &Nic| nic.ports.iter().for_each(|port| megabits = megabits.max(port.megabits));
+            cpu.nics.iter().for_each(&mut see);
+            walk(&cpu.devices, &mut |device| {
+                if let Function::Nic(nic) = &device.function {
+                    see(nic);
+                }
+            });
+        }
+        megabits
+    };
+    #[expect(clippy::cast_precision_loss, reason = "megabits of a NIC need no more than 53 bits")]
+    let gigabits = machine.hosts().iter().map(of_host).min().filter(|megabits| *megabits > 0)? as f64 / 1e3;
+    Some(gigabits)
 }
 
 /// The system with the channels that were searched for, where rings and trees go over slots: inside a single domain,
@@ -126,6 +206,11 @@ fn on_channels(modelled: Modelled, machine: &Machine, hosts: u32, cross: u32) ->
         Some(orders) => modelled.with_channels(orders),
         None => Ok(modelled),
     }
+}
+
+fn gigabits(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (LEAST_GIGABITS..=MOST_GIGABITS).contains(number));
+    number.ok_or(format!("allowed: Gbit/s from {LEAST_GIGABITS} to {MOST_GIGABITS}"))
 }
 
 /// Every rank is simulated.
@@ -194,7 +279,13 @@ impl Run {
 fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> String {
     let mut text = String::new();
     let (ranks, domains) = (modelled.terrain().size(), modelled.terrain().domains().len());
-    line(&mut text, format_args!("{} on {ranks} GPUs in {}", arguments.collective, standing(domains)));
+    let on = if system.gpus().is_empty() {
+        let noun = if domains == 1 { "host" } else { "hosts" };
+        format!("{ranks} ranks of {domains} {noun} without GPUs")
+    } else {
+        format!("{ranks} GPUs in {}", standing(domains))
+    };
+    line(&mut text, format_args!("{} on {on}", arguments.collective));
     line(
         &mut text,
         format_args!(
@@ -230,12 +321,10 @@ fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
             );
         }
     }
-    if arguments.collective == Collective::AllReduce {
-        let bound = modelled.all_reduce_bound() / 1e3;
-        line(
-            &mut text,
-            format_args!("busbw can be at most {bound:.2} GB/s: what leaves hosts by NICs, and GPUs by links"),
-        );
+    let bound = modelled.all_reduce_bound() / 1e3;
+    if arguments.collective == Collective::AllReduce && bound.is_finite() {
+        let what = if system.gpus().is_empty() { "" } else { ", and GPUs by links" };
+        line(&mut text, format_args!("busbw can be at most {bound:.2} GB/s: what leaves hosts by NICs{what}"));
     }
     text
 }
@@ -277,7 +366,8 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         "ranks": modelled.terrain().size(),
         "hosts": arguments.hosts,
         "domains": modelled.terrain().domains().len(),
-        "all_reduce_bound_gbps": modelled.all_reduce_bound() / 1e3,
+        // Nothing bounds it where neither network nor links are passed; JSON has no infinity.
+        "all_reduce_bound_gbps": Some(modelled.all_reduce_bound() / 1e3).filter(|bound| bound.is_finite()),
         "runs": runs.iter().map(run).collect::<Vec<_>>(),
     })
 }
@@ -288,9 +378,10 @@ fn standing(domains: usize) -> String {
 
 /// What people call both ends of a link.
 fn ends(system: &System, modelled: &Modelled, load: LinkLoad) -> (String, String) {
-    let ends = modelled.terrain().ends(load.domain, load.link);
-    let (from, to) = ends.map_or_else(Default::default, |(from, to)| (system.name(from), system.name(to)));
-    (format!("domain {} {from}", load.domain), to)
+    match modelled.terrain().ends(load.domain, load.link) {
+        Some((from, to)) => (format!("domain {} {}", load.domain, system.name(from)), system.name(to)),
+        None => (format!("host {}", load.domain), "network".to_owned()),
+    }
 }
 
 fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
@@ -308,7 +399,8 @@ fn elements(collective: Collective, bytes: u64, ranks: u32) -> u64 {
 }
 
 fn collective(text: &str) -> std::result::Result<Collective, String> {
-    let known = Collective::from_name(text).filter(|collective| PLANNED.contains(collective));
+    // As `rsccl perf` reads it: nccl-tests' spellings too.
+    let known = Program::from_name(text).and_then(Program::collective).filter(|known| PLANNED.contains(known));
     known.ok_or_else(|| format!("allowed are {}", PLANNED.map(Collective::name).join(", ")))
 }
 
@@ -328,3 +420,7 @@ const PLANNED: [Collective; 9] = [
 const ELEMENT_BYTES: u32 = 4;
 /// NCCL's most.
 const MOST_CHANNELS: u32 = 64;
+/// A world's most, as in communicators.
+const MOST_RANKS: u32 = 65_536;
+const LEAST_GIGABITS: f64 = 0.001;
+const MOST_GIGABITS: f64 = 100_000.0;

@@ -4,7 +4,6 @@ mod found;
 mod picture;
 mod show;
 
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +17,7 @@ use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use rsccl::internals::topo::{graphs, overlay, xml};
 use rsccl::{Config, Error, Result};
 
+use crate::print;
 use found::Found;
 
 #[derive(Debug, clap::Args)]
@@ -86,13 +86,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         (None, false, true) => show::paths(&system),
         (None, false, false) => show::tree(&machine, &system, &found),
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader of the output has read enough (`rsccl topo | head`).
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.map_err(|error| Error::system("writing the topology", error))?,
-    }
+    print::out("the topology", &text)?;
     for note in notes.iter().filter(|_| !arguments.json) {
-        eprintln!("rsccl: {note}");
+        print::complain(&format!("rsccl: {note}"));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,6 @@
 //! `rsccl tune`: what things cost on this machine.
 
 use std::hint::black_box;
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +10,8 @@ use rsccl::internals::device;
 use rsccl::internals::sys::{clock, cpu, numa, thread};
 use rsccl::internals::tune::{Calibration, Costs};
 use rsccl::{Communicator, Config, Error, Result, local};
+
+use crate::print;
 
 /// Measures what copies, reductions, flags and messages cost on this machine, and writes a file for RSCCL_TUNE_FILE.
 ///
@@ -48,7 +49,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             costs.flag_us = flag(far, effort.rounds)?;
             say("a flag between far cores", costs.flag_us, "us")?;
         }
-        None => eprintln!("rsccl: this process may use one core: the usual cost of a flag between cores is kept"),
+        None => print::complain("rsccl: this process may use one core: the usual cost of a flag between cores is kept"),
     }
     let config = Config::default().with_socket_interfaces(&*arguments.interface).with_timeout(TIMEOUT);
     let shared = config.clone().with_p2p_disable(true);
@@ -67,7 +68,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     // What was measured is read as ranks will read it: figures out of range are found here.
     Calibration::parse(&path.display().to_string(), &text)?;
     std::fs::write(path, &text).map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
-    print(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
+    show(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -81,15 +82,11 @@ struct Effort {
 }
 
 fn say(what: &str, value: f64, unit: &str) -> Result<()> {
-    print(&format!("{what:<34} {value:>12.3} {unit}\n"))
+    show(&format!("{what:<34} {value:>12.3} {unit}\n"))
 }
 
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has read enough; the file is what was asked for.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|error| Error::system("writing the figures", error)),
-    }
+fn show(text: &str) -> Result<()> {
+    print::out("the figures", text)
 }
 
 /// Microseconds that `body` takes, and no less than a nanosecond.

@@ -7,7 +7,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::table::{sum, with_member};
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
-use crate::sys::{poller, random};
+use crate::sys::{host, poller, random};
 use crate::wire::{Reader, Writer};
 
 /// A folder of values. Whoever can read the folder can read the values, so only its owner may.
@@ -158,7 +158,26 @@ impl FileStore {
     }
 
     fn named(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
-        Error::system(format!("{what} {} of the file store", path.display()), error)
+        let is_refused = error.kind() == ErrorKind::PermissionDenied;
+        let named = Error::system(format!("{what} {} of the file store", path.display()), error);
+        if is_refused { named.advising(&self.whose(path)) } else { named }
+    }
+
+    /// Who may use what this process may not: the owner of `path`, or of the folder where that cannot be looked at.
+    fn whose(&self, path: &Path) -> String {
+        let me = host::user_id();
+        let told = [path, self.folder.as_path()].into_iter().find_map(|path| Some((path, path.metadata().ok()?.uid())));
+        match told {
+            Some((path, owner)) if owner != me => format!(
+                "{} belongs to user {owner}, and this process is of user {me}: ranks of different users cannot share a \
+                 file store; give the job a folder of its own",
+                path.display()
+            ),
+            Some((path, _)) => {
+                format!("{} belongs to user {me}, as this process does: look at its mode", path.display())
+            }
+            None => format!("this process is of user {me}"),
+        }
     }
 }
 
@@ -250,6 +269,21 @@ impl Store for FileStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_not_use_a_store_is_told_whose_it_is() {
+        // Nobody but root owns this one.
+        let store = FileStore { folder: PathBuf::from("/proc") };
+        let told = |name: &str| store.named("opening", Path::new(name), ErrorKind::PermissionDenied.into()).to_string();
+        let me = host::user_id();
+        let expected = match me {
+            0 => "/proc belongs to user 0, as this process does: look at its mode".to_owned(),
+            _ => format!("/proc belongs to user 0, and this process is of user {me}: ranks of different users cannot"),
+        };
+        assert!(told("/proc/no_such_lock").contains(&expected), "{}", told("/proc/no_such_lock"));
+        let other = store.named("opening", Path::new("/proc"), ErrorKind::NotFound.into()).to_string();
+        assert!(!other.contains("belongs"), "{other}");
+    }
 
     #[test]
     fn a_file_holds_what_was_put_in_and_nothing_else_passes() {

@@ -11,7 +11,7 @@ use rsccl::{Error, Result};
 use super::job::Job;
 use super::report::Row;
 use super::verify::Op;
-use scene::{Anchor, Scene};
+use scene::{Anchor, Pen, Scene};
 
 /// What a plot's file can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,16 +44,24 @@ pub(crate) fn draw(format: Format, job: &Job, rows: &[Row]) -> Result<Vec<u8>> {
     if lines.is_empty() {
         return Err(Error::invalid_usage("--plot: no size above 0 was timed, so there is nothing to draw"));
     }
-    let mut scene = Scene::new(SIZE);
+    // What the legend takes is added: charts stay as high as they are.
+    let height = CHART_HEIGHT;
+    let whole = HEAD + 2.0 * height + LEGEND * (lines.len() as f64 + 1.0);
+    if whole > MOST_HEIGHT {
+        return Err(Error::invalid_usage(format!(
+            "--plot: {} lines do not fit into one picture: choose fewer collectives, types or operators",
+            lines.len()
+        )));
+    }
+    let mut scene = Scene::new((WIDTH, whole));
     let title = format!("rsccl perf: {} ranks, {}", job.ranks, job.transport.name());
-    scene.text((SIZE.0 / 2.0, 24.0), Anchor::Middle, &title);
-    let height = (SIZE.1 - 48.0 - LEGEND * (lines.len() as f64 + 1.0)) / 2.0;
-    chart(&mut scene, (48.0, height), "time (us)", &lines, |point| point.time_us);
-    chart(&mut scene, (48.0 + height, height), "bus bandwidth (GB/s)", &lines, |point| point.busbw);
+    scene.text((WIDTH / 2.0, 24.0), Anchor::Middle, &title);
+    chart(&mut scene, (HEAD, height), "time (us)", &lines, |point| point.time_us);
+    chart(&mut scene, (HEAD + height, height), "bus bandwidth (GB/s)", &lines, |point| point.busbw);
     for (place, line) in lines.iter().enumerate() {
-        let y = 48.0 + 2.0 * height + LEGEND * (place as f64 + 0.5);
-        scene.line((LEFT, y), (LEFT + 24.0, y), color(place));
-        scene.text((LEFT + 32.0, y + 4.0), Anchor::Start, &line.name);
+        let y = HEAD + 2.0 * height + LEGEND * (place as f64 + 0.5);
+        scene.line((LEFT, y), (LEFT + 40.0, y), pen(place));
+        scene.text((LEFT + 48.0, y + 4.0), Anchor::Start, &line.name);
     }
     Ok(match format {
         Format::Svg => scene.to_svg().into_bytes(),
@@ -98,19 +106,19 @@ fn lines(rows: &[Row]) -> Vec<Line> {
 fn chart(scene: &mut Scene, (top, height): (f64, f64), name: &str, lines: &[Line], value: impl Fn(&Point) -> f64) {
     let points = || lines.iter().flat_map(|line| &line.points).filter(|point| value(point) > 0.0);
     let (from, to) = (top + 12.0, top + height - 44.0);
-    let x = Axis::over(points().map(|point| point.bytes), 2.0, (LEFT, SIZE.0 - 24.0));
+    let x = Axis::over(points().map(|point| point.bytes), 2.0, (LEFT, WIDTH - 24.0));
     let y = Axis::over(points().map(&value), 10.0, (to, from));
     for (tick, at) in x.ticks(MOST_X_TICKS) {
         scene.line((at, from), (at, to), GRID);
         scene.text((at, to + 16.0), Anchor::Middle, &bytes(tick));
     }
     for (tick, at) in y.ticks(MOST_Y_TICKS) {
-        scene.line((LEFT, at), (SIZE.0 - 24.0, at), GRID);
+        scene.line((LEFT, at), (WIDTH - 24.0, at), GRID);
         scene.text((LEFT - 8.0, at + 4.0), Anchor::End, &number(tick));
     }
     scene.line((LEFT, from), (LEFT, to), BLACK);
-    scene.line((LEFT, to), (SIZE.0 - 24.0, to), BLACK);
-    scene.text(((LEFT + SIZE.0 - 24.0) / 2.0, to + 34.0), Anchor::Middle, "size (bytes)");
+    scene.line((LEFT, to), (WIDTH - 24.0, to), BLACK);
+    scene.text(((LEFT + WIDTH - 24.0) / 2.0, to + 34.0), Anchor::Middle, "size (bytes)");
     scene.vertical_text((16.0, f64::midpoint(from, to)), name);
     for (place, line) in lines.iter().enumerate() {
         let drawn: Vec<(f64, f64)> = line
@@ -120,9 +128,9 @@ fn chart(scene: &mut Scene, (top, height): (f64, f64), name: &str, lines: &[Line
             .map(|point| (x.place(point.bytes), y.place(value(point))))
             .collect();
         for pair in drawn.windows(2) {
-            scene.line(pair[0], pair[1], color(place));
+            scene.line(pair[0], pair[1], pen(place));
         }
-        drawn.iter().for_each(|point| scene.dot(*point, color(place)));
+        drawn.iter().for_each(|point| scene.dot(*point, pen(place).color));
     }
 }
 
@@ -174,20 +182,47 @@ fn number(value: f64) -> String {
     if (1e-3..1e5).contains(&value) { format!("{value}") } else { format!("{value:e}") }
 }
 
-fn color(place: usize) -> scene::Color {
-    COLORS[place % COLORS.len()]
+/// The pen of a line, which no other line has: the colours that are told apart best, then others, and whole or dashed
+/// lines in turn.
+fn pen(place: usize) -> Pen {
+    let round = place / COLORS.len();
+    let color = if round < DASHES.len() { COLORS[place % COLORS.len()] } else { further_color(place) };
+    Pen { color, dashes: DASHES[round % DASHES.len()] }
+}
+
+/// Hues that are far from those before: each is the golden angle on from the last, in three lightnesses.
+fn further_color(place: usize) -> scene::Color {
+    let hue = (place as f64 * GOLDEN_DEGREES) % 360.0;
+    let lightness = [0.35, 0.5, 0.65][place % 3];
+    let reach = 0.65 * f64::min(lightness, 1.0 - lightness);
+    let part = |shift: f64| {
+        let turn = (shift + hue / 30.0) % 12.0;
+        let value = lightness - reach * (turn - 3.0).min(9.0 - turn).clamp(-1.0, 1.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 255")]
+        let byte = (value.clamp(0.0, 1.0) * 255.0).round() as u8;
+        byte
+    };
+    (part(0.0), part(8.0), part(4.0))
 }
 
 /// Pixels.
-const SIZE: (f64, f64) = (960.0, 900.0);
+const WIDTH: f64 = 960.0;
+/// The title.
+const HEAD: f64 = 48.0;
+const CHART_HEIGHT: f64 = 400.0;
+/// The most that readers of pictures take.
+const MOST_HEIGHT: f64 = 32_000.0;
 /// Where the axes of values stand.
 const LEFT: f64 = 88.0;
 /// The height of a line of the legend.
 const LEGEND: f64 = 18.0;
 const MOST_X_TICKS: f64 = 16.0;
 const MOST_Y_TICKS: f64 = 8.0;
-const BLACK: scene::Color = (0, 0, 0);
-const GRID: scene::Color = (224, 224, 224);
+const BLACK: Pen = Pen::solid((0, 0, 0));
+const GRID: Pen = Pen::solid((224, 224, 224));
+const GOLDEN_DEGREES: f64 = 137.508;
+/// Pixels that are drawn and left out, in turn.
+const DASHES: [&[u8]; 4] = [&[], &[8, 4], &[2, 3], &[10, 3, 2, 3]];
 const COLORS: [scene::Color; 8] = [
     (31, 119, 180),
     (255, 127, 14),
@@ -202,6 +237,16 @@ const COLORS: [scene::Color; 8] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_lines_are_drawn_alike() {
+        let mut pens: Vec<Pen> = (0..1000).map(pen).collect();
+        pens.sort_unstable();
+        pens.dedup();
+        assert_eq!(pens.len(), 1000);
+        // Nothing is drawn in white.
+        assert!(pens.iter().all(|pen| u32::from(pen.color.0) + u32::from(pen.color.1) + u32::from(pen.color.2) < 690));
+    }
 
     #[test]
     fn axes_hold_all_values_between_whole_powers() {

@@ -1,12 +1,13 @@
 //! Results as values, and as JSON.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use rsccl::comm::Chosen;
 use rsccl::{DataType, Error, Result};
 use serde_json::{Value, json};
+
+use crate::print;
 
 use super::job::{Job, is_standard_output};
 use super::machine;
@@ -107,10 +108,7 @@ pub(crate) fn write_csv(path: &Path, job: &Job, rows: &[Row]) -> Result<()> {
 /// Writes a report to its file, or to standard output.
 fn write_text(path: &Path, text: &str) -> Result<()> {
     if is_standard_output(path) {
-        return std::io::stdout()
-            .lock()
-            .write_all(text.as_bytes())
-            .map_err(|error| Error::system("writing to standard output", error));
+        return print::out("the report", text);
     }
     fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }

@@ -1,9 +1,11 @@
 //! The table of nccl-tests, and the progress bar.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rsccl::{Error, Result};
+use rsccl::Result;
+
+use crate::print;
 
 use super::job::{Iterations, Job, WarmUp};
 use super::measure::Measured;
@@ -131,18 +133,13 @@ impl<'a> Table<'a> {
             self.bar.suspend(|| complain(line));
             return Ok(());
         }
-        let print = || {
-            let mut out = io::stdout().lock();
-            writeln!(out, "{line}")?;
-            out.flush()
-        };
-        self.bar.suspend(print).map_err(|error| Error::system("writing to standard output", error))
+        self.bar.suspend(|| print::out("the table", &format!("{line}\n")))
     }
 }
 
 /// Prints a line on standard error.
 pub(crate) fn complain(line: &str) {
-    eprintln!("{line}");
+    print::complain(line);
 }
 
 /// One half of a row; N/A where the collective has no such form, or nothing was measured.

@@ -9,7 +9,7 @@ use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_re
 use rsccl::{Error, Result};
 
 use super::input::Input;
-use super::output::{Inlet, Outlet};
+use super::output::{Inlet, Outlet, OutputEnd};
 
 /// The ranks, their output, and the phase of the job.
 #[derive(Debug)]
@@ -28,6 +28,10 @@ pub(crate) struct Job {
     failures: Vec<(usize, Exit)>,
     /// The user's signal to end the job, once it was passed on.
     asked: Option<Signal>,
+    /// When to say that the ranks have not ended since, and what a second signal does.
+    hint_at: Option<Instant>,
+    /// Why standard output cannot be written, once that was said.
+    lost_output: Option<String>,
     /// The bytes that have come from the ranks' pipes after all ranks had ended.
     drained_bytes: usize,
 }
@@ -111,6 +115,8 @@ impl Job {
             code: None,
             failures: Vec::new(),
             asked: None,
+            hint_at: None,
+            lost_output: None,
             drained_bytes: 0,
         })
     }
@@ -132,15 +138,34 @@ impl Job {
                     }
                 }
             }
-            if self.outlets[STDOUT].is_closed() && self.phase.is_running() {
-                // The reader of the ranks' output has gone (`rsccl run .. | head`): the job ends, as a rank's own write
-                // would end it.
-                self.code.get_or_insert(exit_code(Exit::Signal(Signal::PIPE)));
-                self.end(Signal::TERMINATE, GRACE);
-            }
+            self.look_at_output();
             self.keep_deadlines(clock::now());
         }
-        Ok(self.code.unwrap_or(0))
+        // What ranks have said on a standard error that cannot be written is lost, and there is nobody to tell.
+        let is_lost = matches!(self.outlets[STDERR].end(), Some(OutputEnd::Failed(_)));
+        Ok(self.code.unwrap_or(u8::from(is_lost)))
+    }
+
+    /// Ends the job when standard output takes no more, as a rank's own write to it would.
+    fn look_at_output(&mut self) {
+        let end = match self.outlets[STDOUT].end() {
+            // All ranks may have ended before their last words were found not to fit.
+            Some(OutputEnd::Failed(error)) if self.lost_output.is_none() => error.to_string(),
+            // The reader of the ranks' output has gone (`rsccl run .. | head`).
+            Some(OutputEnd::ReaderGone) if self.phase.is_running() => {
+                self.code.get_or_insert(exit_code(Exit::Signal(Signal::PIPE)));
+                return self.end(Signal::TERMINATE, GRACE);
+            }
+            Some(OutputEnd::Failed(_) | OutputEnd::ReaderGone) | None => return,
+        };
+        self.code.get_or_insert(1);
+        let running = self.phase.is_running() && self.ranks.iter().any(|rank| rank.exit.is_none());
+        let rest = if running { "; all ranks are ended" } else { "" };
+        self.say(&format!("standard output cannot be written: {end}{rest}"));
+        self.lost_output = Some(end);
+        if running {
+            self.end(Signal::TERMINATE, GRACE);
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -172,7 +197,7 @@ impl Job {
             Phase::Running | Phase::Killed => None,
         };
         let timeout_at = self.timeout_at.filter(|_| self.phase.is_running());
-        let moments = [phase_at, timeout_at];
+        let moments = [phase_at, timeout_at, self.hint_at, self.show_at()];
         let next = moments.into_iter().flatten().min().map(|moment| moment.saturating_duration_since(now));
         let wants: Vec<_> = parts.iter().map(|(_, fd, want)| (*fd, *want)).collect();
         let ready = wait_ready(&wants, next)?;
@@ -209,6 +234,7 @@ impl Job {
                 _ if self.asked.is_some() => self.kill(),
                 _ => {
                     self.asked = Some(signal);
+                    self.hint_at = Some(clock::now() + HINT_AFTER);
                     self.end(signal, USER_GRACE);
                 }
             }
@@ -259,7 +285,36 @@ impl Job {
         self.say(&format!("rank {number} of {ranks} (process {id}) {how}{rest}"));
     }
 
+    /// When the next line that has begun is to be shown without its end.
+    fn show_at(&self) -> Option<Instant> {
+        let inlets = self.ranks.iter().flat_map(|rank| rank.inlets.iter().zip(&self.outlets));
+        inlets.filter(|(_, outlet)| outlet.is_watched()).filter_map(|(inlet, _)| inlet.as_ref()?.show_at()).min()
+    }
+
+    /// Shows lines that have begun and whose ends do not come; says what a second signal does, if the first has not
+    /// ended the ranks.
+    fn keep_company(&mut self, now: Instant) {
+        for rank in &mut self.ranks {
+            for (inlet, outlet) in rank.inlets.iter_mut().zip(&mut self.outlets) {
+                if let (Some(inlet), true) = (inlet, outlet.is_watched()) {
+                    inlet.show_begun(now, outlet);
+                }
+            }
+        }
+        if self.hint_at.is_some_and(|moment| now >= moment) {
+            self.hint_at = None;
+            if let (Phase::Ending(moment), Some(signal)) = (self.phase, self.asked) {
+                let left_s = moment.saturating_duration_since(now).as_secs_f64().round();
+                let (running, name) = (self.running(), signal.name());
+                self.say(&format!(
+                    "{running} did not end at {name} so far: killed in {left_s} s (the signal again: at once)"
+                ));
+            }
+        }
+    }
+
     fn keep_deadlines(&mut self, now: Instant) {
+        self.keep_company(now);
         match self.phase {
             Phase::Settling(moment) if now >= moment => {
                 self.name_failure();
@@ -361,6 +416,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(3);
 /// How long ranks may take to end when the user asks them to, for instance to write a checkpoint.
 const USER_GRACE: Duration = Duration::from_secs(30);
+/// How long ranks may take to end at the user's signal before a word is said about it.
+const HINT_AFTER: Duration = Duration::from_secs(1);
 /// How long the launcher waits for a pipe that an escaped process holds open.
 const DRAIN: Duration = Duration::from_secs(1);
 /// The most that two pipes of a rank hold when it ends.

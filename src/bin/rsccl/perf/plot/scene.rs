@@ -6,6 +6,34 @@ use super::{font, png};
 
 /// Red, green, blue.
 pub(super) type Color = (u8, u8, u8);
+
+/// How a line is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Pen {
+    pub(super) color: Color,
+    /// Pixels that are drawn and left out, in turn; empty for a whole line.
+    pub(super) dashes: &'static [u8],
+}
+
+impl Pen {
+    pub(super) const fn solid(color: Color) -> Pen {
+        Pen { color, dashes: &[] }
+    }
+
+    /// Whether the line is drawn `at` pixels from its beginning.
+    fn draws(self, at: f64) -> bool {
+        let whole: f64 = self.dashes.iter().copied().map(f64::from).sum();
+        let mut rest = if whole > 0.0 { at % whole } else { return true };
+        for (place, length) in self.dashes.iter().enumerate() {
+            if rest < f64::from(*length) {
+                return place % 2 == 0;
+            }
+            rest -= f64::from(*length);
+        }
+        true
+    }
+}
+
 type Point = (f64, f64);
 
 /// Which end of a text its place is.
@@ -25,7 +53,7 @@ pub(super) struct Scene {
 
 #[derive(Debug)]
 enum Shape {
-    Line { from: Point, to: Point, color: Color },
+    Line { from: Point, to: Point, pen: Pen },
     Dot { at: Point, color: Color },
     Text { at: Point, anchor: Anchor, upwards: bool, text: String },
 }
@@ -35,8 +63,8 @@ impl Scene {
         Scene { size, shapes: Vec::new() }
     }
 
-    pub(super) fn line(&mut self, from: Point, to: Point, color: Color) {
-        self.shapes.push(Shape::Line { from, to, color });
+    pub(super) fn line(&mut self, from: Point, to: Point, pen: Pen) {
+        self.shapes.push(Shape::Line { from, to, pen });
     }
 
     pub(super) fn dot(&mut self, at: Point, color: Color) {
@@ -71,7 +99,7 @@ impl Scene {
         let mut pixels = Pixels::new(self.size);
         for shape in &self.shapes {
             match shape {
-                Shape::Line { from, to, color } => pixels.line(*from, *to, *color),
+                Shape::Line { from, to, pen } => pixels.line(*from, *to, *pen),
                 Shape::Dot { at: (x, y), color } => pixels.fill((x - 2.0, y - 2.0), (5, 5), *color),
                 Shape::Text { at, anchor, upwards, text } => pixels.text(*at, *anchor, *upwards, text),
             }
@@ -83,9 +111,14 @@ impl Scene {
 fn write_shape(out: &mut String, shape: &Shape) -> std::fmt::Result {
     let paint = |(r, g, b): &Color| format!("#{r:02x}{g:02x}{b:02x}");
     match shape {
-        Shape::Line { from: (x1, y1), to: (x2, y2), color } => {
-            let color = paint(color);
-            writeln!(out, "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{color}\"/>")
+        Shape::Line { from: (x1, y1), to: (x2, y2), pen } => {
+            let color = paint(&pen.color);
+            write!(out, "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{color}\"")?;
+            if !pen.dashes.is_empty() {
+                let dashes: Vec<String> = pen.dashes.iter().map(u8::to_string).collect();
+                write!(out, " stroke-dasharray=\"{}\"", dashes.join(" "))?;
+            }
+            writeln!(out, "/>")
         }
         Shape::Dot { at: (x, y), color } => {
             writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{}\"/>", paint(color))
@@ -126,12 +159,15 @@ impl Pixels {
         }
     }
 
-    fn line(&mut self, (x1, y1): Point, (x2, y2): Point, color: Color) {
+    fn line(&mut self, (x1, y1): Point, (x2, y2): Point, pen: Pen) {
         let steps = (x2 - x1).abs().max((y2 - y1).abs()).ceil().max(1.0);
+        let length = (x2 - x1).hypot(y2 - y1);
         let mut step = 0.0;
         while step <= steps {
             let part = step / steps;
-            self.fill((x1 + (x2 - x1) * part, y1 + (y2 - y1) * part), (1, 1), color);
+            if pen.draws(length * part) {
+                self.fill((x1 + (x2 - x1) * part, y1 + (y2 - y1) * part), (1, 1), pen.color);
+            }
             step += 1.0;
         }
     }
