@@ -126,7 +126,7 @@ impl Engine {
         if log::hears_calls() {
             self.log_call(call, &operation);
         }
-        self.session.history.begin(operation.label());
+        self.session.history.begin(&operation);
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
@@ -399,7 +399,7 @@ impl Engine {
         let collective = Collective::AllToAllV;
         let operation =
             Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device, windows: 0 };
-        session.history.begin(operation.label());
+        session.history.begin(&operation);
         operation
     }
 

@@ -269,7 +269,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Kind::InvalidUsage`] where the memory of a window is no longer there.
-    pub(super) fn window_label(&self, call: &Call<'_>) -> Result<u16> {
+    pub(super) fn window_label(&self, call: &Call<'_>) -> Result<u64> {
         let Some(side) = &self.device_side else { return Ok(0) };
         let Some(placed) = side.windows.find(call, self.session.world) else { return Ok(0) };
         side.windows.check(&placed)?;
