@@ -16,6 +16,8 @@ mod faults;
 #[path = "matrix/gpu.rs"]
 mod gpu;
 #[cfg(feature = "cuda")]
+#[path = "matrix/float_modes.rs"]
+mod float_modes;
 #[path = "matrix/gpu_between.rs"]
 mod gpu_between;
 #[cfg(feature = "cuda")]

@@ -67,12 +67,13 @@ impl Engine {
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
+        let last_call = LastCall::new(settings.reproducible);
         Engine {
             session: Arc::new(session),
             mover: CallMover::new(fabric, patience, progress),
             windows: None,
             chooser,
-            last_call: LastCall::default(),
+            last_call,
             flat,
             mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),

@@ -16,7 +16,8 @@
 //! # Results
 //! The fold is element by element, so every vector width, alignment and block border gives the same bits. Nothing is
 //! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with
-//! one source and nothing to multiply or divide is a copy and keeps all bits.
+//! one source and nothing to multiply or divide is a copy and keeps all bits. What is said here holds in the standard
+//! floating-point mode; [`Kernel::in_standard_mode`] sets it.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -39,6 +40,7 @@ pub use measured::add;
 pub use store_policy::{StorePolicy, TimedCopy};
 
 use crate::error::{Error, Result};
+use crate::sys::float_mode;
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
 
 use fold::{And, Max, Min, Or, Prod, ScaledSum, Sum, Xor};
@@ -67,6 +69,8 @@ pub struct Kernel {
     scalar: Option<Scalar>,
     /// What finished results are divided by.
     divisor: Option<Divisor>,
+    /// Whether passes that compute do so in the standard floating-point mode, whatever the thread's is.
+    standard_mode: bool,
     /// For devices with kernels of their own.
     data_type: DataType,
     op: Option<ReduceOp>,
@@ -143,6 +147,14 @@ impl Kernel {
         // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
         unsafe { body(self, pass) }
     }
+    /// This kernel in the [standard](float_mode) floating-point mode: it sets that around each pass that computes, so
+    /// that the bits do not depend on the mode of the thread.
+    #[must_use]
+    pub fn in_standard_mode(self) -> Kernel {
+        let floats = self.op.is_some_and(|op| !op.bitwise()) && self.data_type.is_float();
+        Kernel { standard_mode: floats, ..self }
+    }
+
 
     /// Whether a pass with one source of this `raw` and `finish` would change no bit.
     #[inline]
@@ -159,6 +171,7 @@ impl Kernel {
     pub fn op(&self) -> Option<ReduceOp> {
         self.op
     }
+        let _mode = self.standard_mode.then(float_mode::standard);
 
     /// What raw sources are multiplied by: the bits of the accumulators' type, which is f32 for narrow floats.
     pub fn scalar_bits(&self) -> Option<u64> {
@@ -187,8 +200,20 @@ impl Kernel {
     fn copy_at(level: Level, data_type: DataType) -> Kernel {
         let copy = machine::bind_copy(level);
         let size = bytes_of(data_type);
-        Kernel { reduce: copy, copy, lanes: size, size, scalar: None, divisor: None, data_type, op: None }
+        Kernel {
+            reduce: copy,
+            copy,
+            lanes: size,
+            size,
+            scalar: None,
+            divisor: None,
+            standard_mode: false,
+            data_type,
+            op: None,
+        }
     }
+        // A launch is rare and dear enough to convert alike on all ranks in every mode.
+        let _mode = float_mode::standard();
 
     /// [`Kernel::reduce`] at a chosen level, which the machine must have.
     fn reduce_at(level: Level, data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {

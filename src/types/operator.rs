@@ -198,7 +198,18 @@ macro_rules! scalar_from {
 scalar_from! {
     Signed: i8 i16 i32 i64,
     Unsigned: u8 u16 u32 u64,
-    Float: f32 f64 f16 bf16,
+    Float: f64 f16 bf16,
+}
+
+impl From<f32> for Scalar {
+    fn from(value: f32) -> Scalar {
+        // The number of units in the last place of subnormal numbers is small enough to be converted as an integer:
+        // a thread that takes subnormal operands for zero has the same scalar.
+        let magnitude = value.to_bits() & !SIGN_OF_F32;
+        let is_subnormal = magnitude < f32::MIN_POSITIVE.to_bits();
+        let subnormal = (f64::from(magnitude) * LEAST_F32).copysign(value.into());
+        Scalar::Float(if is_subnormal { subnormal } else { value.into() })
+    }
 }
 
 impl From<isize> for Scalar {
@@ -253,6 +264,17 @@ mod tests {
             (1usize.into(), &[U8, U64, I64, F16], &[]),
             (f16::from_f32(448.0).into(), &[F8E4M3, I64, F16], &[U8]),
         ];
+    #[test]
+    fn a_scalar_of_f32_is_exact() {
+        for bits in [0, 1, 2, 0x7f_ffff, 0x80_0000, 0x3f80_0001, 0x7f7f_ffff, 0x7f80_0000] {
+            for value in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let Scalar::Float(scalar) = Scalar::from(value) else { panic!("a float") };
+                assert_eq!(scalar.to_bits(), f64::from(value).to_bits(), "{value}");
+            }
+        }
+        assert!(Scalar::from(f32::NAN).as_f64().is_nan());
+    }
+
         for (scalar, fits, refused) in cases {
             for data_type in *fits {
                 assert!(scalar.is_value_of(*data_type), "{scalar} of {data_type}");
