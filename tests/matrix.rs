@@ -4,6 +4,8 @@
 //! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed,
 //! which `RSCCL_TEST_SEED` sets.
 
+#[path = "matrix/averages.rs"]
+mod averages;
 #[path = "matrix/case.rs"]
 mod case;
 #[path = "matrix/devices.rs"]

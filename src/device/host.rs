@@ -7,7 +7,7 @@
 //! ```text
 //! for each block (512 bytes of accumulators):
 //!     accumulators = fold of the sources' elements, in order      narrow floats widened to f32
-//!     accumulators = accumulators / world                         a finished average
+//!     accumulators = accumulators / world                         a finished average; see `Average`
 //!     staging      = accumulators narrowed                        rounded once
 //!     each target  = staging                                      ordinary or non-temporal stores
 //! ```
@@ -90,8 +90,27 @@ pub struct Pass<'a> {
     pub count: usize,
     /// Whether the result is final, so that [`ReduceOp::Avg`] divides now.
     pub finish: bool,
+    /// How averages of floats are kept from overflowing.
+    pub average: Average,
     /// How to write.
     pub store: Store,
+}
+
+/// How a pass of [`ReduceOp::Avg`] on floats adds up: the average of finite numbers is finite, but their sum may not be.
+/// Without effect for other operators and for integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Average {
+    /// The sum, which a pass that finishes divides by the number of ranks. It may overflow.
+    #[default]
+    Sum,
+    /// All inputs come together in this one pass: as `Sum`, but where the sum is no finite number, it is added up once
+    /// more, scaled as in `Parts`. So nothing is lost to the scale, and all other results are those of `Sum`.
+    Whole,
+    /// Partial results go from rank to rank. They are scaled: bit i says that source i is an input, which is multiplied
+    /// by a power of two, at most half of one over the number of ranks, before it is added. All other sources are scaled
+    /// already. A pass that finishes takes the scale back as it divides. As `Sum` for floats of 8 bits, which saturate:
+    /// they have too few exponents to be scaled, and no finite sum of theirs becomes infinite.
+    Parts(u128),
 }
 
 /// Whether written data stays in the caches.
@@ -128,6 +147,14 @@ impl Kernel {
         Kernel::reduce_at(Level::detect(), data_type, op, world)
     }
 
+    /// This kernel in the [standard](float_mode) floating-point mode: it sets that around each pass that computes, so
+    /// that the bits do not depend on the mode of the thread.
+    #[must_use]
+    pub fn in_standard_mode(self) -> Kernel {
+        let floats = self.op.is_some_and(|op| !op.bitwise()) && self.data_type.is_float();
+        Kernel { standard_mode: floats, ..self }
+    }
+
     /// Does one pass.
     ///
     /// # Safety
@@ -142,24 +169,23 @@ impl Kernel {
             debug_assert!(pass.count == 0, "a pass needs a source");
             return;
         }
-        let idle = (self.scalar.is_none() || pass.raw != Some(0)) && (self.divisor.is_none() || !pass.finish);
+        let idle = self.is_copy(pass.raw, pass.finish, pass.average);
         let body = if pass.sources.len() == 1 && idle { self.copy } else { self.reduce };
+        let _mode = self.standard_mode.then(float_mode::standard);
         // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
         unsafe { body(self, pass) }
     }
-    /// This kernel in the [standard](float_mode) floating-point mode: it sets that around each pass that computes, so
-    /// that the bits do not depend on the mode of the thread.
-    #[must_use]
-    pub fn in_standard_mode(self) -> Kernel {
-        let floats = self.op.is_some_and(|op| !op.bitwise()) && self.data_type.is_float();
-        Kernel { standard_mode: floats, ..self }
-    }
 
-
-    /// Whether a pass with one source of this `raw` and `finish` would change no bit.
+    /// Whether a pass with one source of this `raw`, `finish` and `average` would change no bit.
     #[inline]
-    pub fn is_copy(&self, raw: Option<usize>, finish: bool) -> bool {
-        (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish)
+    pub fn is_copy(&self, raw: Option<usize>, finish: bool, average: Average) -> bool {
+        let is_scaled = match average {
+            Average::Sum | Average::Whole => false,
+            Average::Parts(inputs) => {
+                inputs & 1 != 0 && self.divisor.is_some() && self.data_type.is_float() && self.data_type.size() > 1
+            }
+        };
+        (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish) && !is_scaled
     }
 
     /// The element type.
@@ -171,12 +197,13 @@ impl Kernel {
     pub fn op(&self) -> Option<ReduceOp> {
         self.op
     }
-        let _mode = self.standard_mode.then(float_mode::standard);
 
     /// What raw sources are multiplied by: the bits of the accumulators' type, which is f32 for narrow floats.
     pub fn scalar_bits(&self) -> Option<u64> {
         use lane::Wide;
         let scalar = self.scalar?;
+        // A launch is rare and dear enough to convert alike on all ranks in every mode.
+        let _mode = float_mode::standard();
         Some(match self.data_type {
             DataType::I8 => i8::from_scalar(scalar).cast_unsigned().into(),
             DataType::U8 => u8::from_scalar(scalar).into(),
@@ -212,8 +239,6 @@ impl Kernel {
             op: None,
         }
     }
-        // A launch is rare and dear enough to convert alike on all ranks in every mode.
-        let _mode = float_mode::standard();
 
     /// [`Kernel::reduce`] at a chosen level, which the machine must have.
     fn reduce_at(level: Level, data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {
