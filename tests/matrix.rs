@@ -12,14 +12,16 @@ mod case;
 mod devices;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
+#[path = "matrix/extremes.rs"]
+mod extremes;
 #[path = "matrix/faults.rs"]
 mod faults;
+#[path = "matrix/float_modes.rs"]
+mod float_modes;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu.rs"]
 mod gpu;
 #[cfg(feature = "cuda")]
-#[path = "matrix/float_modes.rs"]
-mod float_modes;
 #[path = "matrix/gpu_between.rs"]
 mod gpu_between;
 #[cfg(feature = "cuda")]
