@@ -26,6 +26,7 @@ mod far_ends;
 mod filters;
 mod group;
 mod init;
+mod last_words;
 mod launched;
 mod line_ways;
 mod meeting;
@@ -107,7 +108,8 @@ use status::{Making, Status};
 ///
 /// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank
 /// that does not is named in an error on all of them. Dropping the handle says goodbye to the others;
-/// [`Communicator::finalize`] does so and reports errors.
+/// [`Communicator::finalize`] does so and reports errors. A mismatch of which no call has told is told on standard error
+/// where the handle is dropped, except by a rank that panics.
 ///
 /// # Errors
 /// All calls: after [`Kind::InvalidArgument`], [`Kind::InvalidUsage`] and [`Kind::InProgress`] the communicator is as
@@ -347,7 +349,11 @@ impl Communicator {
         if let Err(error) = self.check_process() {
             return Some(error);
         }
-        self.status.error().map(|error| self.at(error))
+        let error = self.status.error().map(|error| self.at(error));
+        if error.as_ref().is_some_and(|error| error.kind().ends()) {
+            self.status.abort.set_heard(true);
+        }
+        error
     }
 
     /// Waits for this communicator's calls on streams, says goodbye to the other ranks and frees everything. The others
@@ -419,7 +425,7 @@ impl Communicator {
         if let Home::Starting(_) | Home::Away(_) = &*home {
             self.settle_start(&mut home);
         }
-        let Home::Ready(engine) = &mut *home else { return Err(self.at(unusable(&home))) };
+        let Home::Ready(engine) = &mut *home else { return Err(self.refused(&home)) };
         if self.status.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
@@ -427,6 +433,15 @@ impl Communicator {
             Ok(value) => Ok(value),
             Err(error) => Err(self.settle(&mut home, error)),
         }
+    }
+
+    /// The error of a call for which there is no engine.
+    #[cold]
+    fn refused(&self, home: &Home) -> Error {
+        if matches!(home, Home::Failed(..)) {
+            self.status.abort.set_heard(true);
+        }
+        self.at(unusable(home))
     }
 
     /// Runs `body` on the engine, also where the communicator has failed.
@@ -535,6 +550,7 @@ impl Communicator {
             error = engine.fail(error);
             *home = Home::Failed(Some(engine), error.duplicate());
         }
+        self.status.abort.set_heard(true);
         self.at(error)
     }
 }
@@ -566,6 +582,29 @@ impl Drop for Communicator {
             std::mem::forget(home);
             return;
         }
+        self.let_go(home);
+    }
+}
+
+impl Communicator {
+    /// Closes a communicator that nobody finalizes, where other threads may still have it.
+    ///
+    /// # Errors
+    /// Where it is not here to be closed: in use, closed, or another process's.
+    #[cfg(feature = "cpp")]
+    fn discard(&self) -> Result<()> {
+        self.check_process()?;
+        let mut turn = self.take_turn()?;
+        if let Home::Lent | Home::Closed = &*turn {
+            return Err(self.at(unusable(&turn)));
+        }
+        self.status.close();
+        self.let_go(std::mem::replace(&mut *turn, Home::Closed));
+        Ok(())
+    }
+
+    /// Ends what `home` holds of a communicator that is dropped.
+    fn let_go(&self, home: Home) {
         let home = match home {
             // The child needs the engine a moment longer, and the engine is to say goodbye.
             Home::Away(away) => away.wait(),
@@ -574,9 +613,9 @@ impl Drop for Communicator {
         match home {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye
             // says so.
-            Home::Ready(mut engine) | Home::Failed(Some(mut engine), _) if !std::thread::panicking() => {
-                // The peers are told of an error; here there is nobody to tell.
-                let _ended = engine.leave();
+            Home::Ready(mut engine) if !std::thread::panicking() => last_words::leave(&mut engine),
+            Home::Failed(Some(mut engine), error) if !std::thread::panicking() => {
+                last_words::leave_failed(&mut engine, error, false);
             }
             Home::Starting(start) => {
                 self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));

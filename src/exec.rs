@@ -37,7 +37,8 @@ mod rendezvous;
 pub mod run;
 mod stages;
 mod window_copies;
-pub mod windowed;
+pub mod stream_callers;
+mod windowed;
 
 pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};

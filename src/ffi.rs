@@ -259,6 +259,7 @@ mod bridge {
             request: &mut Waiting,
         ) -> *mut Failure;
         fn wait(request: &Waiting) -> *mut Failure;
+        fn await_end(request: &Waiting);
         fn is_finished(request: &Waiting) -> bool;
 
         type Batch;
@@ -593,8 +594,8 @@ fn discard(comm: &Comm, deserted: bool) {
         }
         failure::drop_failure(known);
     }
-    // A destructor has nobody to tell.
-    failure::drop_failure(finalize(comm));
+    // A destructor has nobody to tell; of a mismatch it tells on standard error.
+    failure::drop_failure(comm.on(Detached::discard));
 }
 
 fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure {
@@ -679,6 +680,14 @@ unsafe fn begin(
 
 fn wait(request: &Waiting) -> *mut Failure {
     guard(|| request.0.as_ref().map_or(Ok(()), Pending::wait))
+}
+
+/// For a destructor, which cannot give the program an error.
+fn await_end(request: &Waiting) {
+    failure::drop_failure(guard(|| {
+        request.0.iter().for_each(Pending::await_end);
+        Ok(())
+    }));
 }
 
 fn is_finished(request: &Waiting) -> bool {

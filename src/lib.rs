@@ -123,7 +123,7 @@ pub mod internals {
     }
     pub mod sys {
         pub use crate::sys::{
-            clock, cpu, devices, host, limits, numa, nvml, poller, process, random, text_file, thread,
+            clock, cpu, devices, float_mode, host, limits, numa, nvml, poller, process, random, text_file, thread,
         };
     }
     pub mod topo {

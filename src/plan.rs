@@ -138,6 +138,14 @@ pub struct Spec {
     pub limits: Limits,
 }
 
+impl Spec {
+    /// Whether partial results go from rank to rank, on some of them at least; otherwise all inputs of an element come
+    /// together in one step. The same on all ranks.
+    pub fn carries_partials(&self) -> bool {
+        self.algorithm != Algorithm::Direct || team::hierarchical(self)
+    }
+}
+
 /// The count of a collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Count {
@@ -234,7 +242,8 @@ pub struct Combine {
     pub block: u32,
     /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
     pub times: u32,
-    /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it.
+    /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it. Any
+    /// rank's input is unscaled, where an average scales what [carries](Spec::carries_partials) partial results.
     pub sources: Vec<Operand>,
     /// Where the result goes.
     pub targets: Vec<Operand>,

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod cpu;
 pub mod descriptor;
 pub mod devices;
+pub mod float_mode;
 pub mod fork;
 #[cfg(not(all(loom, test)))]
 pub mod futex;

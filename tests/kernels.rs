@@ -21,7 +21,7 @@ use flat::{Flat, Parameters, config, launch};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use rsccl::ReduceOp;
 use rsccl::internals::device::records::{self, ControlLayout, EnterLine, OperandRecord, StatusPage, StepRecord};
-use rsccl::internals::device::{Kernel, Pass, Store};
+use rsccl::internals::device::{Average, Kernel, Pass, Store};
 use rsccl::types::{DataType, Scalar};
 use vcuda::ptx::Module;
 
@@ -206,6 +206,7 @@ impl Case {
             targets: &targets,
             count,
             finish: self.finish,
+            average: Average::Sum,
             store: Store::Cached,
         };
         // SAFETY: sources and target have the count's bytes, and nobody else uses them.
@@ -215,7 +216,7 @@ impl Case {
 
     /// The entry point: one source that nothing changes is copied.
     fn entry(&self) -> usize {
-        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish);
+        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish, Average::Sum);
         if copies { COPY } else { entry_of(self.op) }
     }
 

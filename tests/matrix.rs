@@ -4,14 +4,20 @@
 //! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed,
 //! which `RSCCL_TEST_SEED` sets.
 
+#[path = "matrix/averages.rs"]
+mod averages;
 #[path = "matrix/case.rs"]
 mod case;
 #[path = "matrix/devices.rs"]
 mod devices;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
+#[path = "matrix/extremes.rs"]
+mod extremes;
 #[path = "matrix/faults.rs"]
 mod faults;
+#[path = "matrix/float_modes.rs"]
+mod float_modes;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu.rs"]
 mod gpu;

@@ -387,11 +387,8 @@ Request::~Request() {
         // Nobody works at it here.
         std::move(pending_->waiting).into_raw();
     } else if (pending_) {
-        ffi::Failure* failure = ffi::wait(*pending_->waiting);
-        if (failure != nullptr) {
-            // A destructor has nobody to tell; the communicator remembers what ended it.
-            const auto freed = rust::Box<ffi::Failure>::from_raw(failure);
-        }
+        // A destructor has nobody to tell; the communicator remembers what ended it.
+        ffi::await_end(*pending_->waiting);
     }
 }
 

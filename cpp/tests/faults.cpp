@@ -5,6 +5,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -557,6 +559,67 @@ int ends_after_main(const std::vector<std::string>&) {
 const ranks::Named ending_worker("ends_after_main", ends_after_main);
 
 } // namespace
+
+namespace {
+
+/// What `body` writes to standard error.
+std::string standard_error_of(const std::function<void()>& body) {
+    std::FILE* const file = std::tmpfile();
+    require(file != nullptr, "a file");
+    std::fflush(stderr);
+    const int usual = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    body();
+    dup2(usual, STDERR_FILENO);
+    close(usual);
+    std::rewind(file);
+    std::string text;
+    for (int letter = std::fgetc(file); letter != EOF; letter = std::fgetc(file)) {
+        text.push_back(static_cast<char>(letter));
+    }
+    std::fclose(file);
+    return text;
+}
+
+/// Two ranks that are both the root of a small broadcast, which waits for nobody.
+void both_are_roots(Communicator& comm) {
+    std::array<int, 4> words{};
+    for (int root = 0; root < 2; ++root) {
+        comm.broadcast(words, root);
+    }
+    comm.broadcast(words, comm.rank());
+}
+
+} // namespace
+
+TEST_CASE("a mismatch that no call has thrown is told by the destructor, and only there") {
+    const std::string dropped = standard_error_of([] { ranks::run(2, quick(), both_are_roots); });
+    CHECK(dropped.find("rsccl: warning: communicator ") != std::string::npos);
+    CHECK(dropped.find("root 0") != std::string::npos);
+    CHECK(dropped.find("root 1") != std::string::npos);
+    const std::string requested = standard_error_of([] {
+        ranks::run(2, quick(), [](Communicator& comm) {
+            std::vector<int> words(comm.rank() == 0 ? 3 : 4);
+            // Waited for by its destructor, which has nobody to tell.
+            const rsccl::Request forgotten = comm.start().all_reduce_in_place(words, ReduceOp::sum);
+        });
+    });
+    CHECK(requested.find("rsccl: warning: communicator ") != std::string::npos);
+    const std::string finalized = standard_error_of([] {
+        ranks::errors_of(2, quick(), [](Communicator& comm) {
+            both_are_roots(comm);
+            comm.finalize();
+        });
+    });
+    CHECK(finalized == "");
+    const std::string thrown = standard_error_of([] {
+        ranks::errors_of(2, quick(), [](Communicator& comm) {
+            both_are_roots(comm);
+            comm.barrier();
+        });
+    });
+    CHECK(thrown == "");
+}
 
 TEST_CASE("a forked child does nothing to its parent's communicators: no goodbye, no hang") {
     for (ranks::Path path : {ranks::Path::pointers, ranks::Path::shared_memory, ranks::Path::sockets}) {

@@ -19,6 +19,7 @@ use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
+use crate::sys::float_mode;
 use crate::topo::Topology;
 use crate::topo::channels::{self, SystemChannels};
 use crate::topo::description::Machine;
@@ -91,7 +92,11 @@ pub(super) fn find(
         fused.into_iter().for_each(|(first, news)| told[first] = news);
     }
     let hosts = hosts_in_order(topology, layout);
-    let joined = join(session.world, (&hosts, &told), settings.cross)?;
+    let joined = {
+        // Every rank searches for itself, and all must find the same.
+        let _mode = float_mode::standard();
+        join(session.world, (&hosts, &told), settings.cross)?
+    };
     if me == Rank::new(0) {
         report(session, joined.as_ref());
     }

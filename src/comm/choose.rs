@@ -13,6 +13,7 @@ use crate::exec::lower::MessageWay;
 use crate::exec::{Call, CallCount, Message, Program};
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
+use crate::sys::float_mode;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
 use crate::types::{
@@ -204,7 +205,7 @@ impl Chooser {
                 channels: tune::channels(self.settings.channels),
             }));
         }
-        let chosen = tune::choose(&self.query(asked, hierarchy), &self.filters, &self.costs)?;
+        let chosen = self.choose(&self.query(asked, hierarchy), &self.filters)?;
         let mapped = match chosen.algorithm {
             Algorithm::Ring | Algorithm::Tree => hierarchy,
             Algorithm::Direct => direct,
@@ -299,7 +300,13 @@ impl Chooser {
         }
         let query = Query { protocols, ..self.query(asked, false) };
         let filters = Filters { protocols: Filter::default(), ..self.filters.clone() };
-        tune::choose(&query, &filters, &self.costs).map(Path::Slots)
+        self.choose(&query, &filters).map(Path::Slots)
+    }
+
+    /// [`tune::choose`], alike on all ranks whatever the floating-point modes of their threads.
+    fn choose(&self, query: &Query, filters: &Filters) -> Result<Choice> {
+        let _mode = float_mode::standard();
+        tune::choose(query, filters, &self.costs)
     }
 
     /// Those of the protocols `possible` that the user leaves for all of these collectives.

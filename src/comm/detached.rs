@@ -16,7 +16,7 @@ use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, work};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::worker::{check_message, check_messages};
-use crate::comm::{Buffer, Communicator, Placement, forked, group, placement};
+use crate::comm::{Buffer, Communicator, Placement, forked, group, last_words, placement};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
@@ -191,6 +191,18 @@ impl Detached {
         self.communicator.close()
     }
 
+    /// Waits for the requests that are under way, and closes a communicator that nobody finalizes.
+    ///
+    /// # Errors
+    /// Where it is not here to be closed.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn discard(&self) -> Result<()> {
+        if let Some(worker) = self.turn()?.take() {
+            bring_home(&self.communicator, worker);
+        }
+        self.communicator.discard()
+    }
+
     /// Whether it was finalized.
     #[cfg(feature = "cpp")]
     pub(crate) fn is_closed(&self) -> bool {
@@ -215,8 +227,9 @@ impl Detached {
         }
         let gone = || Error::internal("the thread of requests has ended early").at(self.communicator.me());
         let open = worker.as_mut().ok_or_else(gone)?;
-        // Forgets requests that have ended, so that the list holds only those under way.
-        open.unfinished.retain(|outcome| !outcome.is_set());
+        // Forgets requests that have ended well, so that the list holds only those under way, and the one that ended
+        // them all.
+        open.unfinished.retain(|outcome| !outcome.is_set() || outcome.has_failed());
         open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
         sender.send(job).map_err(|_| gone())?;
@@ -393,8 +406,10 @@ fn is_resting(unfinished: &[Arc<Outcome>], resting: &AtomicBool) -> bool {
 /// Waits for a worker's requests and gives its engine back to `communicator`.
 fn bring_home(communicator: &Communicator, mut worker: Worker) {
     if let Some((engine, result)) = worker.end() {
+        let is_heard = communicator.status.abort.is_heard() || worker.is_heard();
         // The requests have reported the error; the communicator keeps it for the next call.
         drop(communicator.take_back(engine, result));
+        communicator.status.abort.set_heard(is_heard);
     } else {
         let error = Error::internal("the thread of requests panicked").at(communicator.me());
         communicator.lose(error);
@@ -406,6 +421,11 @@ impl Worker {
     fn has_failed(&self) -> bool {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         ended || self.unfinished.iter().any(|outcome| outcome.has_failed())
+    }
+
+    /// Whether a request has given the program the error that ended them all.
+    fn is_heard(&self) -> bool {
+        self.unfinished.iter().any(|outcome| outcome.is_heard())
     }
 
     /// Closes the queue and waits for the thread. `None` where the thread panicked.
@@ -429,10 +449,10 @@ impl Drop for Worker {
         if let Some((mut engine, result)) = self.end()
             && !std::thread::panicking()
         {
-            // The request has reported the error.
-            drop(result);
-            // The peers are told of an error of a stream; here there is nobody to tell.
-            let _ended = engine.leave();
+            match result {
+                Ok(()) => last_words::leave(&mut engine),
+                Err(error) => last_words::leave_failed(&mut engine, error, self.is_heard()),
+            }
         }
     }
 }
@@ -444,6 +464,15 @@ impl Pending {
     /// The operation's.
     pub(crate) fn wait(&self) -> Result<()> {
         if self.birthplace.is_here() { self.outcome.wait(&self.hooks) } else { Err(forked()) }
+    }
+
+    /// The same for whoever does not tell the program of an error.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn await_end(&self) {
+        if self.birthplace.is_here() {
+            // The communicator remembers what ended it.
+            drop(self.outcome.await_end(&self.hooks));
+        }
     }
 
     /// Whether the operation has ended, well or not. Never waits.

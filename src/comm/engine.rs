@@ -67,12 +67,13 @@ impl Engine {
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
+        let last_call = LastCall::new(settings.reproducible);
         Engine {
             session: Arc::new(session),
             mover: CallMover::new(fabric, patience, progress),
             windows: None,
             chooser,
-            last_call: LastCall::default(),
+            last_call,
             flat,
             mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),
@@ -126,7 +127,7 @@ impl Engine {
         if log::hears_calls() {
             self.log_call(call, &operation);
         }
-        self.session.history.begin(operation.label());
+        self.session.history.begin(&operation);
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
@@ -399,7 +400,7 @@ impl Engine {
         let collective = Collective::AllToAllV;
         let operation =
             Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device, windows: 0 };
-        session.history.begin(operation.label());
+        session.history.begin(&operation);
         operation
     }
 

@@ -124,7 +124,7 @@ mod tests {
             on_device: false,
             windows: 0,
         };
-        mine.history.begin(operation.label());
+        mine.history.begin(&operation);
         let has_looked = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let monitor = scope.spawn(|| {

@@ -269,7 +269,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Kind::InvalidUsage`] where the memory of a window is no longer there.
-    pub(super) fn window_label(&self, call: &Call<'_>) -> Result<u16> {
+    pub(super) fn window_label(&self, call: &Call<'_>) -> Result<u64> {
         let Some(side) = &self.device_side else { return Ok(0) };
         let Some(placed) = side.windows.find(call, self.session.world) else { return Ok(0) };
         side.windows.check(&placed)?;
@@ -412,6 +412,9 @@ impl Engine {
         // Not before: what a graph keeps depends on whether the launch has any.
         let attention = side.far.take_attention();
         let (put, captured) = asked?;
+        if put.is_ok() && matches!(order, Order::Stream(_)) {
+            stream.has_call_of(&session.abort, &side.status, captured);
+        }
         match (put, order) {
             // Captured work runs later, and as often as the program likes: there is nothing to wait for.
             (Ok(_), Order::Stream(_)) if captured => Ok(()),

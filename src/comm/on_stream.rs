@@ -16,8 +16,9 @@ use crate::types::World;
 ///
 /// # Errors
 /// A method returns errors that this rank can see alone, and the error that has ended the communicator before. An error
-/// that ends it later, while the stream runs, is returned by the next call and by [`Communicator::async_error`]; the
-/// stream goes on.
+/// that ends it later, while the stream runs, is returned by the next call, by [`Communicator::async_error`], and by
+/// [`DeviceStream::synchronize`] and [`DeviceStream::download`]; the stream goes on. Other ways to wait for the stream,
+/// such as the driver's own, do not know of it.
 #[derive(Debug, Clone, Copy)]
 pub struct OnStream<'comm> {
     comm: &'comm Communicator,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
 use crate::bootstrap::{Event, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
-use crate::exec::{History, Operation, mismatch, same_call, sequence};
+use crate::exec::{History, Operation, same_call, sequence};
 use crate::sync::NoteReader;
 use crate::sync::ring::Label;
 use crate::sys::clock;
@@ -173,7 +173,7 @@ impl PeerStatus {
 /// Compares the collective in which a peer is stuck with this rank's of the same number.
 fn compare(history: &History, from: Rank, theirs: Label) -> Result<()> {
     match history.at(sequence(theirs)) {
-        Some(mine) if !same_call(mine, theirs) => Err(mismatch(mine, from, theirs)),
+        Some(mine) if !same_call(mine, theirs) => Err(history.differs(mine, from, theirs)),
         _ => Ok(()),
     }
 }
@@ -359,8 +359,8 @@ mod tests {
     fn a_stalled_peer_with_another_call_is_a_mismatch() {
         let mut peers = PeerStatus::default();
         let history = History::default();
-        history.begin(operation(4, 0).label());
-        history.begin(operation(4, 1).label());
+        history.begin(&operation(4, 0));
+        history.begin(&operation(4, 1));
         assert!(peers.read_note(Rank::new(2), &stall_note(operation(4, 1).label()), &history).is_ok());
         assert!(peers.read_note(Rank::new(2), &stall_note(operation(9, 7).label()), &history).is_ok());
         let error = peers.read_note(Rank::new(2), &stall_note(operation(5, 1).label()), &history).unwrap_err();
@@ -372,9 +372,9 @@ mod tests {
     fn a_peer_that_asks_is_told_the_first_call_that_differs() {
         let (mine, theirs) = (History::default(), History::default());
         for (history, count) in [(&mine, 4), (&theirs, 5)] {
-            history.begin(operation(1, 0).label());
-            history.begin(operation(count, 1).label());
-            history.begin(operation(1, 2).label());
+            history.begin(&operation(1, 0));
+            history.begin(&operation(count, 1));
+            history.begin(&operation(1, 2));
         }
         let note = comparison_note(operation(1, 2).label(), 0, &theirs);
         let error = PeerStatus::default().read_note(Rank::new(2), &note, &mine).unwrap_err();

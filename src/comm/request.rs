@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use crate::comm::forked;
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::fork::Birthplace;
 
 /// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their
@@ -44,6 +44,8 @@ impl Request<'_> {
 pub(super) struct Outcome {
     ended: Mutex<Option<Result<()>>>,
     changed: Condvar,
+    /// Whether the program has got the error with which the request ended.
+    is_heard: AtomicBool,
 }
 
 impl Outcome {
@@ -65,8 +67,19 @@ impl Outcome {
         self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
     }
 
-    /// Waits until the request has ended. The thread that works at it has a deadline, so this wait ends too.
+    /// Whether the program has got the error with which the request ended.
+    pub(super) fn is_heard(&self) -> bool {
+        // Relaxed: nothing is read because of it.
+        self.is_heard.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the request has ended, and gives the program its error.
     pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
+        self.await_end(hooks).inspect_err(|_| self.is_heard.store(true, Ordering::Relaxed))
+    }
+
+    /// Waits until the request has ended. The thread that works at it has a deadline, so this wait ends too.
+    pub(super) fn await_end(&self, hooks: &WaitingHooks) -> Result<()> {
         let mut ended = self.lock();
         loop {
             match &*ended {

@@ -164,13 +164,13 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// What stands for these places in a call's label: never 0. Places that differ have the same with probability
-    /// 1/65,535.
-    pub(super) fn check_sum(&self) -> u16 {
+    /// What stands for these places in a call's label: never 0. Of calls that work in one buffer, two places in one
+    /// window never have the same; of all others one pair in 2^64 has.
+    pub(super) fn check_sum(&self) -> u64 {
         let words = self.places().flat_map(|place| [u64::from(place.number), place.offset]);
         let mixed = words.fold(1_u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(SPREAD));
-        let [.., low, high] = mixed.to_le_bytes();
-        u16::from_le_bytes([low, high]).max(1)
+        // The high bits of a product depend on all bits of the factors. A label shows the low ones.
+        mixed.rotate_left(u16::BITS).max(1)
     }
 
     fn places(&self) -> impl Iterator<Item = InWindow> {
@@ -533,7 +533,43 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::exec;
+    use crate::types::{Collective, DataType};
+
+    /// The label of a call at this place.
+    fn label_at(offset: u64, count: u64) -> crate::sync::ring::Label {
+        let place = InWindow { place: 0, number: 3, offset };
+        let operation = exec::Operation {
+            collective: Collective::AllGather,
+            data_type: DataType::F32,
+            op: None,
+            root: None,
+            count,
+            sequence: 7,
+            past: 0,
+            on_device: true,
+            windows: Placed { input: None, output: Some(place) }.check_sum(),
+        };
+        operation.label()
+    }
+
+    /// Regression: one place in 65,535 had the check sum of the promised one, and ranks worked in each other's memory at
+    /// different places.
+    #[test]
+    fn ranks_at_different_places_always_have_different_labels() {
+        const PLACES: u64 = 400_000;
+        let labels: HashSet<_> = (0..PLACES).map(|place| label_at(place * 16, 100)).collect();
+        assert_eq!(labels.len() as u64, PLACES);
+        // The short sums of so many places are not all different: the test would see labels that have no more.
+        let short: HashSet<_> = labels.iter().map(|label| label[0]).collect();
+        assert!(short.len() as u64 <= 1 << 16);
+        // Nor does another count make up for another place.
+        let others = (0..PLACES).filter(|place| labels.contains(&label_at(place * 16, 101))).count();
+        assert_eq!(others, 0);
+    }
 
     #[test]
     fn what_ranks_tell_comes_back_and_what_cannot_be_is_refused() {

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use far::Far;
 
-use crate::device::{Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store};
+use crate::device::{
+    Average, Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store,
+};
 use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -151,8 +153,15 @@ fn a_queue_folds_and_keeps_its_order_and_that_of_events() {
         two.after(&one.record().unwrap()).unwrap();
         let sources = [0, 1].map(|at: usize| regions[at].base().as_ptr().cast_const());
         let targets = [regions[2].base().as_ptr()];
-        let pass =
-            Pass { sources: &sources, raw: None, targets: &targets, count: 1024, finish: true, store: Store::Cached };
+        let pass = Pass {
+            sources: &sources,
+            raw: None,
+            targets: &targets,
+            count: 1024,
+            finish: true,
+            average: Average::Sum,
+            store: Store::Cached,
+        };
         // SAFETY: each region has 1024 elements, and lives until the event is done.
         unsafe { two.fold(&kernel, &pass).unwrap() };
         finish(&*two.record().unwrap());

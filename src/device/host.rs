@@ -7,7 +7,7 @@
 //! ```text
 //! for each block (512 bytes of accumulators):
 //!     accumulators = fold of the sources' elements, in order      narrow floats widened to f32
-//!     accumulators = accumulators / world                         a finished average
+//!     accumulators = accumulators / world                         a finished average; see `Average`
 //!     staging      = accumulators narrowed                        rounded once
 //!     each target  = staging                                      ordinary or non-temporal stores
 //! ```
@@ -16,7 +16,8 @@
 //! # Results
 //! The fold is element by element, so every vector width, alignment and block border gives the same bits. Nothing is
 //! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with
-//! one source and nothing to multiply or divide is a copy and keeps all bits.
+//! one source and nothing to multiply or divide is a copy and keeps all bits. What is said here holds in the standard
+//! floating-point mode; [`Kernel::in_standard_mode`] sets it.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -39,6 +40,7 @@ pub use measured::add;
 pub use store_policy::{StorePolicy, TimedCopy};
 
 use crate::error::{Error, Result};
+use crate::sys::float_mode;
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
 
 use fold::{And, Max, Min, Or, Prod, ScaledSum, Sum, Xor};
@@ -67,6 +69,8 @@ pub struct Kernel {
     scalar: Option<Scalar>,
     /// What finished results are divided by.
     divisor: Option<Divisor>,
+    /// Whether passes that compute do so in the standard floating-point mode, whatever the thread's is.
+    standard_mode: bool,
     /// For devices with kernels of their own.
     data_type: DataType,
     op: Option<ReduceOp>,
@@ -86,8 +90,27 @@ pub struct Pass<'a> {
     pub count: usize,
     /// Whether the result is final, so that [`ReduceOp::Avg`] divides now.
     pub finish: bool,
+    /// How averages of floats are kept from overflowing.
+    pub average: Average,
     /// How to write.
     pub store: Store,
+}
+
+/// How a pass of [`ReduceOp::Avg`] on floats adds up: the average of finite numbers is finite, but their sum may not be.
+/// Without effect for other operators and for integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Average {
+    /// The sum, which a pass that finishes divides by the number of ranks. It may overflow.
+    #[default]
+    Sum,
+    /// All inputs come together in this one pass: as `Sum`, but where the sum is no finite number, it is added up once
+    /// more, scaled as in `Parts`. So nothing is lost to the scale, and all other results are those of `Sum`.
+    Whole,
+    /// Partial results go from rank to rank. They are scaled: bit i says that source i is an input, which is multiplied
+    /// by a power of two, at most half of one over the number of ranks, before it is added. All other sources are scaled
+    /// already. A pass that finishes takes the scale back as it divides. As `Sum` for floats of 8 bits, which saturate:
+    /// they have too few exponents to be scaled, and no finite sum of theirs becomes infinite.
+    Parts(u128),
 }
 
 /// Whether written data stays in the caches.
@@ -124,6 +147,14 @@ impl Kernel {
         Kernel::reduce_at(Level::detect(), data_type, op, world)
     }
 
+    /// This kernel in the [standard](float_mode) floating-point mode: it sets that around each pass that computes, so
+    /// that the bits do not depend on the mode of the thread.
+    #[must_use]
+    pub fn in_standard_mode(self) -> Kernel {
+        let floats = self.op.is_some_and(|op| !op.bitwise()) && self.data_type.is_float();
+        Kernel { standard_mode: floats, ..self }
+    }
+
     /// Does one pass.
     ///
     /// # Safety
@@ -138,16 +169,23 @@ impl Kernel {
             debug_assert!(pass.count == 0, "a pass needs a source");
             return;
         }
-        let idle = (self.scalar.is_none() || pass.raw != Some(0)) && (self.divisor.is_none() || !pass.finish);
+        let idle = self.is_copy(pass.raw, pass.finish, pass.average);
         let body = if pass.sources.len() == 1 && idle { self.copy } else { self.reduce };
+        let _mode = self.standard_mode.then(float_mode::standard);
         // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
         unsafe { body(self, pass) }
     }
 
-    /// Whether a pass with one source of this `raw` and `finish` would change no bit.
+    /// Whether a pass with one source of this `raw`, `finish` and `average` would change no bit.
     #[inline]
-    pub fn is_copy(&self, raw: Option<usize>, finish: bool) -> bool {
-        (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish)
+    pub fn is_copy(&self, raw: Option<usize>, finish: bool, average: Average) -> bool {
+        let is_scaled = match average {
+            Average::Sum | Average::Whole => false,
+            Average::Parts(inputs) => {
+                inputs & 1 != 0 && self.divisor.is_some() && self.data_type.is_float() && self.data_type.size() > 1
+            }
+        };
+        (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish) && !is_scaled
     }
 
     /// The element type.
@@ -164,6 +202,8 @@ impl Kernel {
     pub fn scalar_bits(&self) -> Option<u64> {
         use lane::Wide;
         let scalar = self.scalar?;
+        // A launch is rare and dear enough to convert alike on all ranks in every mode.
+        let _mode = float_mode::standard();
         Some(match self.data_type {
             DataType::I8 => i8::from_scalar(scalar).cast_unsigned().into(),
             DataType::U8 => u8::from_scalar(scalar).into(),
@@ -187,7 +227,17 @@ impl Kernel {
     fn copy_at(level: Level, data_type: DataType) -> Kernel {
         let copy = machine::bind_copy(level);
         let size = bytes_of(data_type);
-        Kernel { reduce: copy, copy, lanes: size, size, scalar: None, divisor: None, data_type, op: None }
+        Kernel {
+            reduce: copy,
+            copy,
+            lanes: size,
+            size,
+            scalar: None,
+            divisor: None,
+            standard_mode: false,
+            data_type,
+            op: None,
+        }
     }
 
     /// [`Kernel::reduce`] at a chosen level, which the machine must have.

@@ -1,6 +1,6 @@
 //! Collectives of a world of one rank.
 
-use crate::device::{Pass, Store};
+use crate::device::{Average, Pass, Store};
 use crate::error::Result;
 use crate::exec::call::Begun;
 
@@ -9,10 +9,18 @@ pub fn run(begun: &Begun<'_>) -> Result<()> {
     let Begun { call, kernel, lengths: (input, output), .. } = *begun;
     let count = input.index().min(output.index());
     let (source, target) = (call.buffers.source(), call.buffers.target());
-    if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true)) {
+    if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true, Average::Whole)) {
         return Ok(());
     }
-    let pass = Pass { sources: &[source], raw: Some(0), targets: &[target], count, finish: true, store: Store::Cached };
+    let pass = Pass {
+        sources: &[source],
+        raw: Some(0),
+        targets: &[target],
+        count,
+        finish: true,
+        average: Average::Whole,
+        store: Store::Cached,
+    };
     // SAFETY: the engine has checked that both buffers have `count` elements; `Buffers` vouches for them.
     unsafe { kernel.run(&pass) };
     Ok(())

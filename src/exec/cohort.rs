@@ -9,9 +9,11 @@
 use std::sync::PoisonError;
 
 use crate::device::records::LaunchPart;
-use crate::device::{self, CaptureId, Event, Home, Place, Queue, Surroundings};
+use crate::device::{self, CaptureId, Event, Home, Place, Queue, StatusPage, Surroundings};
 use crate::error::{Error, Result};
 use crate::exec::rendezvous::captured_apart;
+use crate::exec::stream_callers::StreamCallers;
+use crate::sync::AbortFlag;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::types::Rank;
 
@@ -24,6 +26,7 @@ pub struct DeviceStream {
     queue: Arc<Mutex<Box<dyn Queue>>>,
     surroundings: Option<Arc<dyn Surroundings>>,
     home: Home,
+    callers: Arc<StreamCallers>,
 }
 
 // Programs that catch panics around calls on a stream count on it.
@@ -46,12 +49,25 @@ impl DeviceStream {
     /// The stream that puts work into `queue`.
     pub(crate) fn of(home: Home, queue: Box<dyn Queue>) -> DeviceStream {
         let surroundings = queue.surroundings();
-        DeviceStream { queue: Arc::new(Mutex::new(queue)), surroundings, home }
+        DeviceStream { queue: Arc::new(Mutex::new(queue)), surroundings, home, callers: Arc::default() }
     }
 
     /// Where it works.
     pub(crate) fn home(&self) -> Home {
         self.home
+    }
+
+    /// A call of the communicator of this flag and page was put into the stream, or `captured` from it.
+    pub(crate) fn has_call_of(&self, abort: &AbortFlag, status: &Arc<StatusPage>, captured: bool) {
+        self.callers.add(abort, status, captured);
+    }
+
+    /// Says, once all that was put into the stream is done, whether calls of a communicator may have ended early.
+    ///
+    /// # Errors
+    /// What has ended the communicator.
+    pub(super) fn check_calls(&self) -> Result<()> {
+        self.callers.check()
     }
 
     /// Locks its queue, to ask it something or to put work into it. Callers hold the lock for that long only.

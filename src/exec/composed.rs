@@ -4,7 +4,7 @@
 //! A scan doubles the reach of what each rank knows in every round: in the round of distance d, rank r sends the
 //! reduction of its last d inputs to rank r + d, and folds what comes from rank r − d before its own.
 
-use crate::device::{Kernel, Pass, Store};
+use crate::device::{Average, Kernel, Pass, Store};
 use crate::error::Result;
 use crate::exec::{Call, CallCount, Message};
 use crate::types::{Collective, Rank, World};
@@ -114,8 +114,15 @@ impl<'a> Scan<'a> {
     }
 
     fn fold(&self, sources: &[*const u8], target: *mut u8) {
-        let pass =
-            Pass { sources, raw: None, targets: &[target], count: self.count, finish: false, store: Store::Cached };
+        let pass = Pass {
+            sources,
+            raw: None,
+            targets: &[target],
+            count: self.count,
+            finish: false,
+            average: Average::Sum,
+            store: Store::Cached,
+        };
         // SAFETY: `known` and `arriving` have `count` elements and are this scan's own, and so has the output, as
         // `Call::check` has seen; a target that is a source too starts where that does.
         unsafe { self.kernel.run(&pass) };

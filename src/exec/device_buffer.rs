@@ -251,7 +251,8 @@ impl DeviceStream {
     /// Copies `from` out of the device's memory, behind what the stream holds; returns when it is here.
     ///
     /// # Errors
-    /// As [`DeviceStream::upload`].
+    /// As [`DeviceStream::upload`]; and as [`DeviceStream::synchronize`] where a call in the stream may have ended early,
+    /// so that what was copied may be wrong.
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
         from.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
@@ -259,13 +260,18 @@ impl DeviceStream {
         // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for; every bit pattern is an
         // element.
         self.on_thread(|| unsafe { self.copy(from.place, place) })?;
-        self.finish_copy()
+        self.finish_copy()?;
+        self.check_calls()
     }
 
     /// Waits until all that was put into the stream is done, at most as long as `RSCCL_TIMEOUT_MS` allows for an
     /// operation ([`Config::timeout`]).
     ///
     /// # Errors
+    /// The error that has ended a communicator whose calls were put into the stream
+    /// ([`Communicator::on`](crate::Communicator::on)) since the last wait for it: the calls may have ended early. It is
+    /// returned again until the program gets it from the communicator too, by a call or
+    /// [`Communicator::async_error`](crate::Communicator::async_error), or puts a call of another one into the stream.
     /// [`crate::error::Kind::Timeout`] where it takes longer: what is in the stream goes on; where the device has
     /// failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.
     pub fn synchronize(&self) -> Result<()> {
@@ -287,7 +293,8 @@ impl DeviceStream {
             let (home, seconds) = (self.home(), most.as_secs_f64());
             Err(Error::timeout(format!("timed out after {seconds:.1} s waiting for the work in a stream of {home}")))
         };
-        self.wait_until_done(look)
+        self.wait_until_done(look)?;
+        self.check_calls()
     }
 
     /// Waits until all that was put into the stream is done; `look` may end the wait.

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use crate::device::{Kernel, Pass, Store};
+use crate::device::{Average, Kernel, Pass, Store};
 use crate::error::Result;
 use crate::exec::{FlagWait, Operation, is_same, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
@@ -222,6 +222,16 @@ impl<'a> Exchange<'a> {
         !self.reproducible || self.teams.is_some_and(|teams| teams.count == 1)
     }
 
+    /// How a fold of [`Exchange::meet`] that is `last`, or of one team, adds up averages.
+    pub fn average(&self, last: bool) -> Average {
+        match (self.teams.is_none_or(|teams| teams.count == 1), last) {
+            (true, _) => Average::Whole,
+            // A team's slots are inputs; what teams have made of theirs are not.
+            (false, false) => Average::Parts(u128::MAX),
+            (false, true) => Average::Parts(0),
+        }
+    }
+
     fn meet_in_teams(
         &self,
         teams: Teams,
@@ -354,7 +364,15 @@ impl<'a> Exchange<'a> {
             let data = self.read(place, bytes, wait_context)?;
             *source = data.as_ptr().wrapping_add(offset);
         }
-        let pass = Pass { sources, raw: None, targets: &[target], count, finish: true, store: Store::Cached };
+        let pass = Pass {
+            sources,
+            raw: None,
+            targets: &[target],
+            count,
+            finish: true,
+            average: Average::Whole,
+            store: Store::Cached,
+        };
         // SAFETY: each source is a slot of at least `offset` + count elements that its owner does not touch before
         // everyone is done; the target is the caller's.
         unsafe { kernel.run(&pass) };

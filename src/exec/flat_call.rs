@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use crate::device::{Pass, Store};
+use crate::device::{Average, Pass, Store};
 use crate::error::{Error, Result};
 use crate::exec::call::Begun;
 use crate::exec::drive::WaitContext;
@@ -27,9 +27,17 @@ pub fn run(
     let mut turn = wait_context.fabric.links().staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
+        let pass = Pass {
+            sources,
+            raw: Some(0),
+            targets,
+            count: input.index(),
+            finish: false,
+            average: Average::Whole,
+            store: turn.store,
+        };
         turn.begin();
-        if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
+        if !kernel.is_copy(Some(0), false, Average::Whole) || turn.store == Store::Streaming {
             // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large
             // enough.
             unsafe { kernel.run(&pass) };
@@ -106,7 +114,8 @@ fn meet_all(
     };
     let folds = call.collective.reduces() && exchange.may_fold();
     let mut fold = |sources: &[*const u8], target: *mut u8, finish: bool| {
-        let pass = Pass { sources, raw: None, targets: &[target], count, finish, store: Store::Cached };
+        let average = exchange.average(finish);
+        let pass = Pass { sources, raw: None, targets: &[target], count, finish, average, store: Store::Cached };
         // SAFETY: slots of `count` elements, of ranks that have all announced this operation, so that their owners
         // leave them alone; the target is another slot, which this rank alone writes now, since it came last.
         unsafe { kernel.run(&pass) };

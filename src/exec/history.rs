@@ -6,7 +6,7 @@
 //! the mismatch.
 
 use crate::error::Error;
-use crate::exec::operation::{SEQUENCE, describe, is_send, same_call, sequence};
+use crate::exec::operation::{Operation, SEQUENCE, describe_in, is_send, same_call, sequence};
 use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::types::Rank;
@@ -28,32 +28,36 @@ struct Remembered {
     call: AtomicU64,
     count: AtomicU64,
     number: AtomicU64,
+    /// What the count is mixed with: [`Operation::windows`](crate::exec::Operation::windows).
+    windows: AtomicU64,
 }
 
 impl Remembered {
     fn nothing() -> Remembered {
         let [call, count, number] = NO_CALL.map(AtomicU64::new);
-        Remembered { call, count, number }
+        Remembered { call, count, number, windows: AtomicU64::new(0) }
     }
 
     #[inline]
-    fn set(&self, [call, count, number]: Label) {
+    fn set(&self, [call, count, number]: Label, windows: u64) {
         self.number.store(NO_CALL[2], Ordering::Relaxed);
         // Pairs with the acquire fence in `get`: a reader that finds one of the new words finds the number gone.
         fence(Ordering::Release);
         self.call.store(call, Ordering::Relaxed);
         self.count.store(count, Ordering::Relaxed);
+        self.windows.store(windows, Ordering::Relaxed);
         // Pairs with the acquire in `get`: a reader that finds the number finds the words that belong to it.
         self.number.store(number, Ordering::Release);
     }
 
     /// The label; `None` if there is none yet, or if another one was set meanwhile.
-    fn get(&self) -> Option<Label> {
+    fn get(&self) -> Option<(Label, u64)> {
         let number = self.number.load(Ordering::Acquire);
         let (call, count) = (self.call.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
+        let windows = self.windows.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let is_whole = self.number.load(Ordering::Relaxed) == number && number != NO_CALL[2];
-        is_whole.then_some([call, count, number])
+        is_whole.then_some(([call, count, number], windows))
     }
 }
 
@@ -78,8 +82,9 @@ impl History {
 
     /// Remembers the collective that begins. One thread at a time calls this.
     #[inline]
-    pub fn begin(&self, label: Label) {
-        self.labels[place(sequence(label))].set(label);
+    pub fn begin(&self, operation: &Operation) {
+        let label = operation.label();
+        self.labels[place(sequence(label))].set(label, operation.windows);
         let call = label[0] ^ label[1].rotate_left(32);
         let hash = (self.hash.load(Ordering::Relaxed).rotate_left(5) ^ call).wrapping_mul(SPREAD);
         self.hash.store(hash, Ordering::Relaxed);
@@ -87,7 +92,11 @@ impl History {
 
     /// The label of the collective of this number, while it is remembered.
     pub fn at(&self, number: u64) -> Option<Label> {
-        self.labels[place(number)].get().filter(|label| sequence(*label) == number)
+        self.remembered(number).map(|(label, _)| label)
+    }
+
+    fn remembered(&self, number: u64) -> Option<(Label, u64)> {
+        self.labels[place(number)].get().filter(|(label, _)| sequence(*label) == number)
     }
 
     /// The error for a peer whose label is not `mine`. If the label is of an earlier collective, that is the call in
@@ -98,7 +107,15 @@ impl History {
         let then = then.filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
         // Relaxed: the flag stands alone.
         self.is_unnamed.store(same_call(then, theirs), Ordering::Relaxed);
-        mismatch(then, peer, theirs)
+        self.differs(then, peer, theirs)
+    }
+
+    /// The error for a peer that called `theirs` where this rank called `mine`.
+    #[cold]
+    pub fn differs(&self, mine: Label, peer: Rank, theirs: Label) -> Error {
+        let windows =
+            self.remembered(sequence(mine)).filter(|(label, _)| *label == mine).map_or(0, |(_, windows)| windows);
+        mismatch_in(mine, peer, theirs, windows)
     }
 
     /// Whether [`History::mismatch`] could not name the calls that differ: a peer can, when it is told of
@@ -109,7 +126,8 @@ impl History {
 
     /// The labels of the latest `most` collectives, the oldest first.
     pub fn latest(&self, most: usize) -> Vec<Label> {
-        let mut latest: Vec<Label> = self.labels.iter().filter_map(Remembered::get).collect();
+        let mut latest: Vec<Label> =
+            self.labels.iter().filter_map(|label| label.get().map(|(label, _)| label)).collect();
         latest.sort_unstable_by_key(|label| sequence(*label));
         latest.split_off(latest.len().saturating_sub(most))
     }
@@ -118,7 +136,12 @@ impl History {
 /// The error for a peer that called another operation.
 #[cold]
 pub fn mismatch(mine: Label, peer: Rank, theirs: Label) -> Error {
-    let (this, that) = (describe(mine), describe(theirs));
+    mismatch_in(mine, peer, theirs, 0)
+}
+
+/// [`mismatch`] of a call whose places in windows have this check sum here.
+fn mismatch_in(mine: Label, peer: Rank, theirs: Label, windows: u64) -> Error {
+    let (this, that) = (describe_in(mine, windows), describe_in(theirs, windows));
     let text = if same_call(mine, theirs) {
         format!("this rank and rank {peer} called different operations before {this}")
     } else {
@@ -141,7 +164,6 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::exec::Operation;
     use crate::types::{Collective, DataType};
 
     fn call(root: u32, number: u64, history: &History) -> Label {
@@ -156,7 +178,7 @@ mod tests {
             on_device: false,
             windows: 0,
         };
-        history.begin(operation.label());
+        history.begin(&operation);
         operation.label()
     }
 
@@ -214,12 +236,12 @@ mod models {
         model(Membarrier::Works, || {
             let remembered = Arc::new(Remembered::nothing());
             let written = Arc::clone(&remembered);
-            let writer = loom::thread::spawn(move || [1, 2].into_iter().for_each(|word| written.set([word; 3])));
-            if let Some([call, count, number]) = remembered.get() {
-                assert_eq!((call, count), (number, number));
+            let writer = loom::thread::spawn(move || [1, 2].into_iter().for_each(|word| written.set([word; 3], word)));
+            if let Some(([call, count, number], windows)) = remembered.get() {
+                assert_eq!((call, count, windows), (number, number, number));
             }
             writer.join().expect("loom ends the model before a panic comes here");
-            assert_eq!(remembered.get(), Some([2; 3]));
+            assert_eq!(remembered.get(), Some(([2; 3], 2)));
         });
     }
 }

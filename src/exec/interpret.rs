@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use crate::device::{Kernel, Pass, Store, TimedCopy};
+use crate::device::{Average, Kernel, Pass, Store, TimedCopy};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
@@ -39,6 +39,8 @@ pub struct PlanRun<'a> {
     scratch_shift: usize,
     flag_base: u64,
     store: Store,
+    /// [`plan::Spec::carries_partials`](crate::plan::Spec::carries_partials)
+    carries_partials: bool,
     lanes: Vec<LaneState>,
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
@@ -71,6 +73,33 @@ struct LaneState {
     turn: u32,
     turns: u32,
     step: usize,
+}
+
+/// What of a pass follows from its step.
+#[derive(Debug, Clone, Copy)]
+struct PassKind {
+    /// The source that is my own input.
+    raw: Option<usize>,
+    finish: bool,
+    average: Average,
+}
+
+impl PassKind {
+    /// Whether a pass of this kind with one source changes no bit.
+    fn is_copy(self, kernel: &Kernel) -> bool {
+        kernel.is_copy(self.raw, self.finish, self.average)
+    }
+}
+
+/// The sources that are some rank's input, a bit for each: what is neither is a partial result, or was scaled when it
+/// was copied.
+fn inputs(sources: &[Operand]) -> u128 {
+    let is_input = |source: &Operand| match source {
+        Operand::Local(span) | Operand::Window(_, span) => span.buffer == Buffer::Input,
+        Operand::Slot(_) => false,
+    };
+    debug_assert!(sources.len() <= 128, "a team and the rails into it");
+    (0..u128::BITS).zip(sources).fold(0, |inputs, (bit, source)| inputs | u128::from(is_input(source)) << bit)
 }
 
 /// What a [`PlanRun`] needs besides the plan.
@@ -120,6 +149,7 @@ impl<'a> PlanRun<'a> {
             scratch_shift: setting.scratch_shift,
             flag_base: setting.flag_base,
             store: setting.store,
+            carries_partials: plan.spec.carries_partials(),
             lanes,
             sources: Vec::new(),
             targets: Vec::new(),
@@ -178,8 +208,12 @@ impl<'a> PlanRun<'a> {
         let first = |span: &Span| lane.sizes.at(span, combine, round).index();
         let bytes = length * self.element_bytes;
         let own = |source: &Operand| matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
-        let raw = combine.sources.iter().position(own);
-        let is_copy = combine.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
+        let kind = PassKind {
+            raw: combine.sources.iter().position(own),
+            finish: combine.finish,
+            average: if self.carries_partials { Average::Parts(inputs(&combine.sources)) } else { Average::Whole },
+        };
+        let is_copy = combine.sources.len() == 1 && kind.is_copy(&self.kernel);
         let taken = match self.collect_sources(combine, &first, (length, channel), links)? {
             Collected::All => false,
             Collected::LacksOne if is_copy => {
@@ -199,13 +233,13 @@ impl<'a> PlanRun<'a> {
                 if is_copy {
                     self.send_from(from, (bytes, channel), links)?;
                 }
-                self.store_result(combine, raw, length, links);
+                self.store_result(kind, length, links);
                 if !is_copy {
                     self.send_from(from, (bytes, channel), links)?;
                 }
             }
             None => {
-                self.store_result(combine, raw, length, links);
+                self.store_result(kind, length, links);
                 for (peer, _) in &self.slots {
                     links.sender(*peer, channel).publish(bytes, self.label);
                 }
@@ -335,22 +369,22 @@ impl<'a> PlanRun<'a> {
     }
 
     /// Output may pass the caches by; slots and scratch are read soon and stay in them.
-    fn store_result(&mut self, combine: &Combine, raw: Option<usize>, count: usize, links: &mut Links) {
+    fn store_result(&mut self, kind: PassKind, count: usize, links: &mut Links) {
+        let PassKind { raw, finish, average } = kind;
         // In place, a copy of a buffer onto itself is left out, even if there are other targets.
         if let [source] = self.sources[..]
-            && self.kernel.is_copy(raw, combine.finish)
+            && kind.is_copy(&self.kernel)
         {
             self.targets.retain(|target| target.cast_const() != source);
             if self.targets.is_empty() && self.cached.is_empty() {
                 return;
             }
         }
-        let pass =
-            Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
+        let pass = Pass { sources: &self.sources, raw, targets: &[], count, finish, average, store: Store::Cached };
         // With pumps, slots are written through the caches: a pump reads them on this processor to send them.
         if !self.cached.is_empty() && !links.has_pumps() {
             let bytes = count * self.element_bytes;
-            let copies = self.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
+            let copies = self.sources.len() == 1 && kind.is_copy(&self.kernel);
             let mut turn =
                 if copies { links.staging.turn(bytes) } else { TimedCopy::untimed(links.staging.preferred(bytes)) };
             // A timed copy must not write the output in the same pass: the store policy learns from its time.
@@ -361,7 +395,7 @@ impl<'a> PlanRun<'a> {
             }
             let folds_apart = !copies && bytes >= FOLD_APART_BYTES;
             if folds_apart && self.targets.is_empty() && turn.store == Store::Cached {
-                return self.fold_in_room((raw, combine.finish), count, &mut links.fold_room);
+                return self.fold_in_room(kind, count, &mut links.fold_room);
             }
             let output_stays_cached = self.store == Store::Cached;
             if turn.is_timed() || turn.store == Store::Streaming || (folds_apart && output_stays_cached) {
@@ -389,6 +423,7 @@ impl<'a> PlanRun<'a> {
                 targets: &self.targets,
                 count,
                 finish: false,
+                average: Average::Sum,
                 store: self.store,
             };
             // SAFETY: as above; the source is what the pass before has just written.
@@ -405,7 +440,8 @@ impl<'a> PlanRun<'a> {
         if let Some(first) = self.targets.first().filter(|_| !copies) {
             // SAFETY: as in `store_result`.
             unsafe { self.kernel.run(&output) };
-            let copy = Pass { sources: &[first.cast_const()], raw: None, finish: false, ..staged };
+            let copy =
+                Pass { sources: &[first.cast_const()], raw: None, finish: false, average: Average::Sum, ..staged };
             // SAFETY: as in `store_result`; the source is what the pass before has just written.
             return unsafe { self.kernel.run(&copy) };
         }
@@ -421,18 +457,20 @@ impl<'a> PlanRun<'a> {
 
     /// As [`PlanRun::store_apart`] where there is no output: `room` keeps what a fold makes, piece by piece, until it
     /// is copied.
-    fn fold_in_room(&mut self, (raw, finish): (Option<usize>, bool), count: usize, room: &mut Vec<u8>) {
+    fn fold_in_room(&mut self, kind: PassKind, count: usize, room: &mut Vec<u8>) {
+        let PassKind { raw, finish, average } = kind;
         room.resize(ROOM_BYTES, 0);
         let room = room.as_mut_ptr();
         let most = ROOM_BYTES / self.element_bytes;
         let mut left = count;
         while left > 0 {
             let count = left.min(most);
-            let fold = Pass { sources: &self.sources, raw, targets: &[room], count, finish, store: Store::Cached };
+            let fold =
+                Pass { sources: &self.sources, raw, targets: &[room], count, finish, average, store: Store::Cached };
             // SAFETY: as in `store_result`; the room, which nobody else has, is as large as the most elements.
             unsafe { self.kernel.run(&fold) };
             let sources = &[room.cast_const()];
-            let copy = Pass { sources, raw: None, targets: &self.cached, finish: false, ..fold };
+            let copy = Pass { sources, raw: None, targets: &self.cached, finish: false, average: Average::Sum, ..fold };
             // SAFETY: as in `store_result`; the source is what the pass before has just written.
             unsafe { self.kernel.run(&copy) };
             let bytes = count * self.element_bytes;

@@ -15,6 +15,8 @@ pub struct LastCall {
     /// `None` where a call like it is checked again.
     key: Option<Key>,
     accepted: Option<Accepted>,
+    /// Whether kernels compute in the standard floating-point mode.
+    standard_mode: bool,
 }
 
 /// What a check finds out about a call.
@@ -55,6 +57,12 @@ impl Key {
 }
 
 impl LastCall {
+    /// No call yet. Where results are `reproducible`, they do not depend on the floating-point mode of the thread that
+    /// computes them.
+    pub fn new(reproducible: bool) -> LastCall {
+        LastCall { standard_mode: reproducible, ..LastCall::default() }
+    }
+
     /// [`Call::check`] and the call's arithmetic. `world` is the same for all calls.
     ///
     /// # Errors
@@ -63,7 +71,9 @@ impl LastCall {
     pub fn check(&mut self, call: &Call<'_>, world: World) -> Result<&Accepted> {
         let key = Key::of(call);
         if key.is_none() || key != self.key {
-            self.accepted = Some(accept(call, world)?);
+            let Accepted { lengths, kernel } = accept(call, world)?;
+            let kernel = if self.standard_mode { kernel.in_standard_mode() } else { kernel };
+            self.accepted = Some(Accepted { lengths, kernel });
             self.key = key;
         }
         self.accepted.as_ref().ok_or_else(|| Error::internal("a call was accepted and is not remembered"))

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::message::{Direction, Message};
-use crate::device::{Kernel, Pass, Store, TimedCopy};
+use crate::device::{Average, Kernel, Pass, Store, TimedCopy};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
@@ -178,7 +178,15 @@ impl<'a> MessageRun<'a> {
         let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
         let (sources, targets) = (&[source], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };
+        let pass = Pass {
+            sources,
+            raw: None,
+            targets,
+            count: length,
+            finish: false,
+            average: Average::Sum,
+            store: turn.store,
+        };
         // SAFETY: as above; the slot is reserved and as large as its shape says.
         unsafe { self.copy.run(&pass) };
         turn.end();
@@ -285,7 +293,15 @@ impl<'a> MessageRun<'a> {
             unsafe { std::ptr::copy_nonoverlapping(source, target, due) };
         } else {
             let (sources, targets) = (&[source], &[target]);
-            let pass = Pass { sources, raw: None, targets, count: due, finish: false, store: self.store };
+            let pass = Pass {
+                sources,
+                raw: None,
+                targets,
+                count: due,
+                finish: false,
+                average: Average::Sum,
+                store: self.store,
+            };
             // SAFETY: as above.
             unsafe { self.copy.run(&pass) };
         }

@@ -26,7 +26,7 @@ pub struct Operation {
     /// Whether it works in the memory of devices: such ranks and ranks on the host never meet.
     pub on_device: bool,
     /// A check sum of where its buffers lie in windows, which is the same on all ranks; 0 where they lie in none.
-    pub windows: u16,
+    pub windows: u64,
 }
 
 impl Operation {
@@ -37,8 +37,10 @@ impl Operation {
         let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
         let kind = u64::from(self.collective.code());
         let number = self.sequence | self.past;
-        let memory = u64::from(self.on_device) << DEVICE_BIT | u64::from(self.windows) << WINDOWS_AT;
-        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24 | memory, self.count, number]
+        let memory = u64::from(self.on_device) << DEVICE_BIT | short_sum(self.windows) << WINDOWS_AT;
+        let first = kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24 | memory;
+        // All bits of the check sum: ranks that pass one count and other places always have other labels.
+        [first, self.count ^ self.windows, number]
     }
 }
 
@@ -71,28 +73,42 @@ impl fmt::Display for Operation {
     }
 }
 
+/// The bits of a window check sum that stand in a label by themselves: 0 only for calls that work in no window.
+fn short_sum(windows: u64) -> u64 {
+    if windows == 0 { 0 } else { (windows & u64::from(u16::MAX)).max(1) }
+}
+
 /// A label in words, whatever its bits.
 pub fn describe(label: Label) -> String {
+    describe_in(label, 0)
+}
+
+/// A label in words. `windows` is this rank's check sum of the call's places, if it works in windows: it shows the
+/// count of a peer at the same places.
+pub(super) fn describe_in(label: Label, windows: u64) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
     let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
+    let short = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
+    let known = short == short_sum(windows);
+    let counted = label[1] ^ if known { windows } else { 0 };
     let mut parts = match Collective::from_code(byte(0)) {
         // Nobody passes elements.
         Some(Collective::Barrier) if label[1] == 0 => Vec::new(),
         // The label of a vector form has a hash in the place of the counts.
         Some(Collective::AllGatherV | Collective::ReduceScatterV) => {
-            vec![format!("counts with check sum {:016x}", label[1]), data_type.to_owned()]
+            vec![format!("counts with check sum {counted:016x}"), data_type.to_owned()]
         }
         Some(Collective::AllToAllV) => vec!["counts of each pair".to_owned(), data_type.to_owned()],
-        _ => vec![format!("count {}", label[1]), data_type.to_owned()],
+        _ if !known => vec![format!("count and places with check sum {counted:016x}"), data_type.to_owned()],
+        _ => vec![format!("count {counted}"), data_type.to_owned()],
     };
     parts.extend(ReduceOp::name_of_code(byte(16)).map(str::to_owned));
     if label[0] >> DEVICE_BIT != 0 {
         parts.push("on a device".to_owned());
     }
-    let windows = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
-    if windows != 0 {
-        parts.push(format!("in windows at places with check sum {windows:04x}"));
+    if short != 0 {
+        parts.push(format!("in windows at places with check sum {short:04x}"));
     }
     let root = label[0] >> 24 & ROOT;
     if root != 0 {
@@ -144,9 +160,12 @@ mod tests {
         assert_eq!(describe(apart.label()), "barrier #17 (on a device)");
         let apart = Operation { on_device: true, ..theirs };
         assert_eq!(describe(apart.label()), "broadcast #17 (count 8, float, on a device, root 2)");
-        let placed = Operation { windows: 0xa0f, ..apart };
+        let placed = Operation { windows: 0xabcd_0000_0a0f, ..apart };
         let words = "broadcast #17 (count 8, float, on a device, in windows at places with check sum 0a0f, root 2)";
-        assert_eq!(describe(placed.label()), words);
+        assert_eq!(describe_in(placed.label(), placed.windows), words);
+        let elsewhere = "broadcast #17 (count and places with check sum 0000abcd00000a07, float, on a device, \
+             in windows at places with check sum 0a0f, root 2)";
+        assert_eq!(describe(placed.label()), elsewhere);
         assert!(describe([u64::MAX; 3]).contains("unknown"));
         let vector = Operation { collective: Collective::AllGatherV, op: None, count: 0xab, ..mine };
         assert_eq!(describe(vector.label()), "all_gather_v #17 (counts with check sum 00000000000000ab, float)");

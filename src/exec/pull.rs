@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 
-use crate::device::{Pass, Store};
+use crate::device::{Average, Pass, Store};
 use crate::error::Result;
 use crate::exec::call::{Begun, Call, CallCount};
 use crate::exec::drive::WaitContext;
@@ -81,7 +81,15 @@ pub(crate) fn run(
         if source != target.cast_const() {
             let count = usize::try_from(block.elements).expect("checked against the address space");
             let store = if streams { Store::Streaming } else { Store::Cached };
-            let pass = Pass { sources: &[source], raw: None, targets: &[target], count, finish: false, store };
+            let pass = Pass {
+                sources: &[source],
+                raw: None,
+                targets: &[target],
+                count,
+                finish: false,
+                average: Average::Sum,
+                store,
+            };
             // SAFETY: the block lies inside both buffers, as above; they do not overlap but where they are the same.
             unsafe { kernel.run(&pass) };
         }

@@ -510,7 +510,7 @@ pub(crate) fn is_hierarchy(collective: Collective, layout: &Layout) -> bool {
     fit && teams.len() > 1 && teams.iter().any(|ranks| ranks.len() > 1)
 }
 
-fn hierarchical(spec: &Spec) -> bool {
+pub(super) fn hierarchical(spec: &Spec) -> bool {
     spec.windows != Windows::None && is_hierarchy(spec.collective, &spec.layout)
 }
 

@@ -11,6 +11,10 @@ pub struct AbortFlag(Arc<Shared>);
 struct Shared {
     raised: AtomicBool,
     reason: Mutex<Option<Error>>,
+    /// Whether the program has got the reason: a call has returned it, or the program has asked.
+    heard: AtomicBool,
+    /// Whether a wait for a stream has returned it.
+    told: AtomicBool,
     /// The flags that are raised together with this one.
     followers: Mutex<Vec<Weak<Shared>>>,
     /// Words that show the flag to devices, which cannot read the flag itself.
@@ -57,6 +61,27 @@ impl AbortFlag {
         for follower in followers.iter().filter_map(Weak::upgrade) {
             AbortFlag(follower).raise(reason.duplicate());
         }
+    }
+
+    /// Says whether the program has got the reason from a call of the communicator, which it may end without a word then.
+    pub(crate) fn set_heard(&self, heard: bool) {
+        // Relaxed, here and below: nothing is read because of it.
+        self.0.heard.store(heard, Ordering::Relaxed);
+    }
+
+    /// What [`AbortFlag::set_heard`] has said.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.0.heard.load(Ordering::Relaxed)
+    }
+
+    /// Says that a wait for a stream has returned the reason.
+    pub(crate) fn set_told(&self) {
+        self.0.told.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program has got the reason in one of the two ways.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_heard() || self.0.told.load(Ordering::Relaxed)
     }
 
     /// Raises this flag too when `leader` is raised (or now, if it has been raised), until the returned value is

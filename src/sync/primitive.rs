@@ -18,6 +18,11 @@ pub use std::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(sanitize_thread)]
 pub use crate::sync::seen::{Condvar, Mutex, MutexGuard};
 
+/// For words in mapped memory of which no model is made: loom's are larger than the words.
+pub mod mapped {
+    pub use std::sync::atomic::AtomicU64;
+}
+
 /// For statics, which live as long as the process: loom does not reset them between executions.
 pub mod statics {
     #[cfg(feature = "mpi")]

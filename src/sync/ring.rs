@@ -25,7 +25,11 @@
 //! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's
 //! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
 //! the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases the
-//! slot. If the sender withdraws the offer first, it fills the slot as usual.
+//! slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
+//!
+//! A slot changes hands by its flag and by the head, and for that long one end has it alone, but for offers: a receiver
+//! that has seen one may read the line while the sender, which has withdrawn the offer, fills the slot. So the length and
+//! the label are atomic words. The receiver finds out by [`Receiver::take_offer`] that what it has read counts no more.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -33,7 +37,7 @@ use std::ptr::NonNull;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Flag;
 use crate::sync::offer::Offer;
-use crate::sync::primitive::{AtomicU64, Ordering};
+use crate::sync::primitive::{AtomicU64, Ordering, mapped};
 use crate::sys::prefetch;
 use crate::sys::region::{Home, HostRegion, Region};
 
@@ -136,15 +140,18 @@ impl View {
         let word = |offset: usize| {
             let place = self.line(message, offset, size_of::<u64>()).cast::<AtomicU64>();
             // SAFETY: aligned to 8 inside the line of a slot; any bits are valid. An end that reads or writes payload
-            // there has the slot alone.
+            // there has the slot alone: what follows a withdrawn offer is longer than the payload of a line.
             unsafe { place.as_ref() }
         };
         (Offer(word(INLINE_OFFSET)), word(INLINE_OFFSET + size_of::<u64>()))
     }
 
     /// Length and label.
-    fn words(&self, message: u64) -> NonNull<u64> {
-        self.line(message, Flag::BYTES, WORDS * size_of::<u64>()).cast()
+    fn words(&self, message: u64) -> &[mapped::AtomicU64; WORDS] {
+        let place = self.line(message, Flag::BYTES, WORDS * size_of::<u64>()).cast();
+        // SAFETY: aligned to 8 inside the line of a slot of memory of ours that `parts` keeps; any bits are valid, and
+        // both ends touch these bytes as atomic words only.
+        unsafe { place.as_ref() }
     }
 
     /// Where `bytes` of payload lie: an address of the payload's home.
@@ -175,6 +182,8 @@ pub struct Sender {
     view: View,
     next: u64,
     credit_until: u64,
+    /// The last message that was offered.
+    offered: Option<u64>,
     /// Bytes that were published: tests compare them with what a simulation sends.
     bytes: u64,
 }
@@ -228,7 +237,7 @@ impl Sender {
 
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
-        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), bytes: 0 }
+        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), offered: None, bytes: 0 }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place
@@ -255,6 +264,7 @@ impl Sender {
     pub fn publish(&mut self, bytes: usize, label: Label) {
         assert!(self.next < self.credit_until, "publish follows a successful reserve");
         assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
+        debug_assert!(bytes > INLINE_BYTES || self.offered != Some(self.next), "the offer's words may still be read");
         self.describe(bytes as u64, label);
         self.next += 1;
         self.bytes += bytes as u64;
@@ -277,6 +287,7 @@ impl Sender {
         if !self.has_credit() {
             return None;
         }
+        self.offered = Some(self.next);
         self.describe(first, label);
         let (offer, place) = self.view.offer(self.next);
         // Relaxed: the flag publishes it.
@@ -296,12 +307,9 @@ impl Sender {
     }
 
     fn describe(&mut self, first: u64, label: Label) {
-        let words = self.view.words(self.next);
-        for (place, word) in [first, label[0], label[1], label[2]].into_iter().enumerate() {
-            // SAFETY: inside the line of a slot that is ours until its flag is raised.
-            let at = unsafe { words.add(place) };
-            // SAFETY: as above; aligned, because slots are multiples of 64 bytes in page-aligned memory.
-            unsafe { at.write(word) };
+        for (place, word) in self.view.words(self.next).iter().zip([first, label[0], label[1], label[2]]) {
+            // Relaxed: the flag publishes them. A receiver of an offer that is withdrawn may read them meanwhile.
+            place.store(word, Ordering::Relaxed);
         }
     }
 
@@ -362,13 +370,11 @@ impl Receiver {
                 self.known = self.next + 1;
             }
         }
-        let line = self.view.words(self.next);
         let mut words = [0u64; WORDS];
-        for (place, word) in words.iter_mut().enumerate() {
-            // SAFETY: inside the line of a slot that the sender has handed over.
-            let at = unsafe { line.add(place) };
-            // SAFETY: as above; read once, so that a sender that changes it later changes nothing here.
-            *word = unsafe { at.read_volatile() };
+        for (place, word) in self.view.words(self.next).iter().zip(&mut words) {
+            // Relaxed: the flag has published them. Read once, so that a sender that changes them later, by fault or
+            // because it has withdrawn an offer, changes nothing here.
+            *word = place.load(Ordering::Relaxed);
         }
         let bytes = if is_offer { 0 } else { usize::try_from(words[0]).unwrap_or(usize::MAX) };
         if bytes > self.view.shape.slot_bytes as usize {
@@ -388,9 +394,8 @@ impl Receiver {
             self.withdrawn = true;
             return None;
         }
-        // SAFETY: aligned and inside the line, as in `peek`; the sender writes it again only after this end has left.
-        let first = unsafe { self.view.words(self.next).read_volatile() };
-        // Relaxed: the flag has published it.
+        // Relaxed: the flag has published both, and the sender writes them again only after this end has left.
+        let first = self.view.words(self.next)[0].load(Ordering::Relaxed);
         Some(([first, second.load(Ordering::Relaxed)], offer))
     }
 
@@ -445,9 +450,13 @@ const _: () = assert!(INLINE_BYTES == 16 && LINE_BYTES == Flag::LINE);
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::sync::Deadline;
     use crate::sys::memory::SharedMemory;
     use crate::sys::region::DeviceId;
+    use crate::sys::{clock, cpu};
 
     fn pair(slots: u32) -> (Sender, Receiver) {
         let shape = Shape { slots, slot_bytes: 64 };
@@ -533,14 +542,61 @@ mod tests {
         }
     }
 
+    /// What `look` finds within a time that no machine needs.
+    fn found<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(!deadline.passed(clock::now()), "the other end does nothing");
+            cpu::relax();
+        }
+    }
+
+    /// Regression, which ThreadSanitizer shows (`tests/sanitize.sh thread`): a receiver that has seen an offer read its
+    /// line while the sender, which had withdrawn the offer, wrote the line again.
+    #[test]
+    fn an_offer_may_be_withdrawn_while_the_receiver_looks_at_it() {
+        const MESSAGES: u64 = 20_000;
+        let (mut sender, mut receiver) = pair(2);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for message in 0..MESSAGES {
+                    found(|| {
+                        let seen = receiver.peek().unwrap()?;
+                        assert_eq!(seen.label, [message; 3]);
+                        if !seen.is_offer {
+                            receiver.release();
+                        } else if receiver.take_offer().is_some_and(|(at, _)| at == [message, 9]) {
+                            receiver.leave(message);
+                        } else {
+                            return None;
+                        }
+                        Some(())
+                    });
+                }
+            });
+            for message in 0..MESSAGES {
+                let posted = found(|| sender.offer([message, 9], [message; 3]));
+                // Some are withdrawn at once, others while the receiver looks.
+                (0..message % 50).for_each(|_| cpu::relax());
+                if posted.word().withdraw() {
+                    sender.reserve(64).unwrap();
+                    sender.publish(64, [message; 3]);
+                } else {
+                    assert_eq!(found(|| sender.settled(&posted)), message);
+                }
+            }
+        });
+    }
+
     #[test]
     fn a_forged_length_is_the_peers_fault() {
         let (mut sender, mut receiver) = pair(1);
         sender.reserve(1).unwrap();
-        let line = sender.view.words(0);
         sender.publish(1, [0; 3]);
-        // SAFETY: the line of slot 0, aligned.
-        unsafe { line.write(65) };
+        sender.view.words(0)[0].store(65, Ordering::Relaxed);
         assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
     }
 }

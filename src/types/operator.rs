@@ -14,11 +14,21 @@ pub enum ReduceOp {
     Sum,
     /// x₀ · x₁ · …
     Prod,
-    /// The minimum. A NaN on any rank gives NaN.
+    /// The minimum. A NaN on any rank gives the type's one quiet NaN, positive and without payload; of zeros with both
+    /// signs −0 is the minimum. The order of the ranks, the path and the kind of memory change nothing.
     Min,
-    /// The maximum. A NaN on any rank gives NaN.
+    /// The maximum. A NaN on any rank gives NaN, as for [`ReduceOp::Min`]; of zeros with both signs +0 is the maximum.
     Max,
-    /// The sum divided by the number of ranks; integers round towards zero.
+    /// The sum divided by the number of ranks; integers round towards zero, and their sum wraps.
+    ///
+    /// In memory of the host the average of finite floats is finite, also where their sum is too large for the type. If
+    /// all inputs come together on one rank (flat slots, direct reductions, reproducible mode), a sum that is too large is
+    /// added up again, scaled down. If partial results go from rank to rank (ring, tree, PAT, teams), all inputs are scaled
+    /// down by a power of two, which is at most half of one over the number of ranks, and the division takes the scale
+    /// back. That is exact but for numbers near the smallest ones of the type, which lose their last bits: of `f16` on 8
+    /// ranks those below 0.001. Floats of 8 bits are not scaled: their partial results saturate.
+    ///
+    /// In memory of GPUs the sum is divided at the end, and may overflow before.
     Avg,
     /// s₀x₀ + s₁x₁ + …, where each rank has its own scalar: [`ReduceOp::premul_sum`] takes any number.
     PreMulSum(Scalar),
@@ -198,8 +208,24 @@ macro_rules! scalar_from {
 scalar_from! {
     Signed: i8 i16 i32 i64,
     Unsigned: u8 u16 u32 u64,
-    Float: f32 f64 f16 bf16,
+    Float: f64 f16 bf16,
 }
+
+impl From<f32> for Scalar {
+    fn from(value: f32) -> Scalar {
+        // The number of units in the last place of subnormal numbers is small enough to be converted as an integer:
+        // a thread that takes subnormal operands for zero has the same scalar.
+        let magnitude = value.to_bits() & !SIGN_OF_F32;
+        let is_subnormal = magnitude < f32::MIN_POSITIVE.to_bits();
+        let subnormal = (f64::from(magnitude) * LEAST_F32).copysign(value.into());
+        Scalar::Float(if is_subnormal { subnormal } else { value.into() })
+    }
+}
+
+/// The sign bit.
+const SIGN_OF_F32: u32 = 1 << 31;
+/// The smallest positive f32, 2⁻¹⁴⁹.
+const LEAST_F32: f64 = f64::from_bits((1023 - 149) << 52);
 
 impl From<isize> for Scalar {
     fn from(value: isize) -> Scalar {
@@ -236,6 +262,17 @@ mod tests {
         }
         assert_eq!(ReduceOp::name_of_code(ReduceOp::PreMulSum(Scalar::Float(2.0)).code()), Some("mulsum"));
         assert_eq!(ReduceOp::name_of_code(9), None);
+    }
+
+    #[test]
+    fn a_scalar_of_f32_is_exact() {
+        for bits in [0, 1, 2, 0x7f_ffff, 0x80_0000, 0x3f80_0001, 0x7f7f_ffff, 0x7f80_0000] {
+            for value in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let Scalar::Float(scalar) = Scalar::from(value) else { panic!("a float") };
+                assert_eq!(scalar.to_bits(), f64::from(value).to_bits(), "{value}");
+            }
+        }
+        assert!(Scalar::from(f32::NAN).as_f64().is_nan());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rsccl::internals::device::records::{
     COMBINE, ENTER, EVEN_EMPTY, EnterLine, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN,
     OperandRecord, PEER, SIGNAL, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
 };
-use rsccl::internals::device::{Kernel, LaunchFault, Pass, Store};
+use rsccl::internals::device::{Average, Kernel, LaunchFault, Pass, Store};
 
 use super::memory::Memory;
 
@@ -246,7 +246,15 @@ impl<'p> Lane<'p> {
             let raw = (step.raw != NONE).then_some(step.raw as usize);
             let count = usize::try_from(length).expect("64 bits");
             let finish = step.finish == 1;
-            let pass = Pass { sources: &from, raw, targets: &into, count, finish, store: Store::Cached };
+            let pass = Pass {
+                sources: &from,
+                raw,
+                targets: &into,
+                count,
+                finish,
+                average: Average::Sum,
+                store: Store::Cached,
+            };
             // SAFETY: each operand is inside of an allocation, and the plan's proof orders the accesses of all ranks.
             unsafe { self.kernel.run(&pass) };
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use rsccl::internals::device::records::LaunchPart;
-use rsccl::internals::device::{CaptureId, DeviceId, Event, Home, Kernel, Pass, Place, Queue, Store};
+use rsccl::internals::device::{Average, CaptureId, DeviceId, Event, Home, Kernel, Pass, Place, Queue, Store};
 use rsccl::{Error, Result};
 
 use super::memory::Memory;
@@ -243,7 +243,15 @@ fn perform(work: Work, runs: u64) -> std::result::Result<(), String> {
             let sources: Vec<*mut u8> = sources.iter().map(follow).collect::<std::result::Result<_, _>>()?;
             let sources: Vec<*const u8> = sources.into_iter().map(<*mut u8>::cast_const).collect();
             let targets: Vec<*mut u8> = targets.iter().map(follow).collect::<std::result::Result<_, _>>()?;
-            let pass = Pass { sources: &sources, raw, targets: &targets, count, finish, store: Store::Cached };
+            let pass = Pass {
+                sources: &sources,
+                raw,
+                targets: &targets,
+                count,
+                finish,
+                average: Average::Sum,
+                store: Store::Cached,
+            };
             // SAFETY: whoever put the work vouched for the memory until it is done.
             unsafe { kernel.run(&pass) };
         }

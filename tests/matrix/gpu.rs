@@ -690,6 +690,39 @@ pub(crate) mod several {
         assert!(errors.iter().all(|error| error.kind() == Kind::Aborted), "{errors:?}");
     }
 
+    /// Regression: both waits said Ok, and the data were wrong.
+    #[test]
+    fn on_two_waits_for_a_stream_return_the_error_that_has_ended_its_calls() {
+        let launched = std::sync::Barrier::new(2);
+        on_gpus((2, 1), &patient(), |comm, stream| {
+            let mut buffer = stream.alloc::<u32>(64)?;
+            stream.upload(&[7; 64], buffer.slice_mut(..))?;
+            let part = comm.split(Some(0), 0)?.expect("all ranks are in it");
+            comm.on(&stream).barrier()?;
+            part.on(&stream).barrier()?;
+            stream.synchronize()?;
+            if comm.rank() == 1 {
+                launched.wait();
+                part.abort("on purpose");
+                part.barrier().expect_err("it is aborted");
+                return comm.finalize();
+            }
+            part.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)?;
+            launched.wait();
+            let mut values = [0; 64];
+            for waited in [stream.synchronize(), stream.download(buffer.slice(..), &mut values), stream.synchronize()] {
+                let error = waited.expect_err("the sum has ended early");
+                assert!(error.message().contains("on purpose"), "{error}");
+            }
+            // The program goes on when it has asked the communicator.
+            assert!(part.async_error().is_some());
+            stream.upload(&[5; 64], buffer.slice_mut(..))?;
+            stream.download(buffer.slice(..), &mut values)?;
+            assert_eq!(values, [5; 64]);
+            comm.finalize()
+        });
+    }
+
     #[test]
     fn on_four_a_sample_runs() {
         for (ranks, sizes) in [(1, &[5, 1_003][..]), (2, &[201])] {

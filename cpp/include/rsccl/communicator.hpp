@@ -78,7 +78,8 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
 /// its requests do nothing; a child makes a communicator of its own.
 ///
 /// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
-/// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong.
+/// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong. Of a
+/// mismatch that no call has thrown, the destructor tells on standard error.
 class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail::Lifetime::call> {
   public:
     /// No communicator.

@@ -29,7 +29,9 @@ struct Config {
     std::optional<std::chrono::milliseconds> timeout = {};
     /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
     std::optional<std::chrono::milliseconds> init_timeout = {};
-    /// The same bits whatever the size, algorithm, channels and transport. `RSCCL_REPRODUCIBLE`; false.
+    /// The same bits whatever the size, algorithm, channels and transport, and whatever the floating-point modes of the ranks' threads
+    /// (flush to zero, rounding), which this mode sets and puts back around its arithmetic in memory of the host. `RSCCL_REPRODUCIBLE`;
+    /// false.
     std::optional<bool> reproducible = {};
     /// How long a wait stays awake (spins, then yields) before it sleeps. `RSCCL_SPIN_US`; 1 ms.
     std::optional<std::chrono::microseconds> spin = {};

@@ -1,7 +1,7 @@
 //! What a launch hands to a kernel: the records of `kernels/abi.h`, and the shape of the grid.
 
 use super::kernels::{BitOp, EntryPoint, FoldOp};
-use crate::device::{Kernel, Pass};
+use crate::device::{Average, Kernel, Pass};
 use crate::types::{DataType, ReduceOp};
 
 /// Threads of a block at most, as the kernels are compiled (`kernels/launch.h`).
@@ -164,7 +164,7 @@ impl PassKind {
     pub(super) fn new(kernel: &Kernel, sources: usize, raw: Option<usize>, finish: bool) -> PassKind {
         let (data_type, op) = (kernel.data_type(), kernel.op());
         let element = u64::from(data_type.size());
-        let copies = sources == 1 && kernel.is_copy(raw, finish);
+        let copies = sources == 1 && kernel.is_copy(raw, finish, Average::Sum);
         let entry = op.filter(|_| !copies).map_or(EntryPoint::Copy, |op| entry_of(data_type, op));
         let mut work = PassKind { entry, unit: 1, scalar: 0, raw: None, divisor: 0, element };
         if let EntryPoint::Fold(..) = entry {

@@ -5,9 +5,9 @@ use std::slice;
 
 use crate::device::host::copy::{Alignment, put};
 use crate::device::host::fold::Fold;
-use crate::device::host::lane::{Lane, Wide};
+use crate::device::host::lane::{Divisor, Lane, Wide};
 use crate::device::host::vectors::{LINE, Vectors};
-use crate::device::host::{Kernel, Pass, Store};
+use crate::device::host::{Average, Kernel, Pass, Store};
 
 /// The bytes of a block's accumulators: few enough that a vector level keeps them in registers and that the machine
 /// overlaps the loads of one block with the stores of another. Measured: 512 is faster than 1024 and 2048, by a third
@@ -85,12 +85,32 @@ unsafe fn written<T>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
 unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>, start: usize, length: usize) {
     let (mut wide, mut scratch) = (Room::new(), Room::new());
     let wide = wide.values(length);
+    // Floats of 8 bits are not scaled.
+    let is_scaled = const { size_of::<L::Raw>() > 1 };
+    let inputs = match pass.average {
+        Average::Parts(inputs) if O::SCALES && is_scaled => Inputs::Some(inputs),
+        Average::Sum | Average::Whole | Average::Parts(_) => Inputs::None,
+    };
     // SAFETY: the caller vouches for the sources and the level; start + length is within the count.
-    unsafe { fold::<V, L, O>(kernel, pass, start, wide, &mut scratch) };
+    unsafe { fold::<V, L, O>((kernel, inputs), pass, start, wide, &mut scratch) };
     // SAFETY: `fold` has written each of them.
     let wide = unsafe { written(wide) };
-    if O::SCALES && pass.finish {
-        divide(kernel, wide);
+    if O::SCALES
+        && pass.finish
+        && let Some(divisor) = &kernel.divisor
+    {
+        match pass.average {
+            Average::Whole if wide.iter().any(|value| !value.is_number()) => {
+                // SAFETY: as above.
+                unsafe { average_again::<V, L, O>((kernel, divisor), pass, start, wide) };
+            }
+            Average::Parts(_) if is_scaled => {
+                wide.iter_mut().for_each(|value| *value = value.over_scaled(divisor, L::LARGEST))
+            }
+            Average::Sum | Average::Whole | Average::Parts(_) => {
+                wide.iter_mut().for_each(|value| *value = value.over(divisor));
+            }
+        }
     }
     let at = |target: *mut u8| {
         // SAFETY: start is within the target's count.
@@ -131,12 +151,65 @@ unsafe fn narrow<V: Vectors, L: Lane>(wide: &[L::Wide], target: &mut [MaybeUnini
     }
 }
 
-/// Divides the accumulators if the kernel has a divisor.
-#[inline(always)]
-fn divide<W: Wide>(kernel: &Kernel, wide: &mut [W]) {
-    if let Some(divisor) = kernel.divisor {
-        for value in wide {
-            *value = value.over(&divisor);
+/// Makes averages of the sums in `wide`. Where a sum is no number, maybe because it was too large, the inputs are added
+/// up again, scaled down.
+///
+/// # Safety
+/// As [`fold`].
+#[cold]
+#[inline(never)]
+unsafe fn average_again<V: Vectors, L: Lane, O: Fold<L::Wide>>(
+    (kernel, divisor): (&Kernel, &Divisor),
+    pass: &Pass<'_>,
+    start: usize,
+    wide: &mut [L::Wide],
+) {
+    let (mut again, mut scratch) = (Room::new(), Room::new());
+    let again = again.values(wide.len());
+    // SAFETY: the caller's contract.
+    unsafe { fold::<V, L, O>((kernel, Inputs::All), pass, start, again, &mut scratch) };
+    // SAFETY: `fold` has written each of them.
+    let again = unsafe { written(again) };
+    for (sum, scaled) in wide.iter_mut().zip(again) {
+        let whole = sum.is_number();
+        *sum = if whole { sum.over(divisor) } else { scaled.over_scaled(divisor, L::LARGEST) };
+    }
+}
+
+/// The sources that a fold scales down.
+#[derive(Debug, Clone, Copy)]
+enum Inputs {
+    None,
+    All,
+    Some(u128),
+}
+
+impl Inputs {
+    #[inline(always)]
+    fn has(self, source: usize) -> bool {
+        match self {
+            Inputs::None => false,
+            Inputs::All => true,
+            Inputs::Some(inputs) => u32::try_from(source).is_ok_and(|bit| inputs.unbounded_shr(bit) & 1 != 0),
+        }
+    }
+}
+
+/// What a source is multiplied by first.
+#[derive(Debug, Clone, Copy)]
+enum Factor<'a, W> {
+    /// By a scalar; the product is rounded to the element type.
+    Scalar(W),
+    /// By the scale of an average's shares.
+    Share(&'a Divisor),
+}
+
+impl<W: Wide> Factor<'_, W> {
+    #[inline(always)]
+    fn apply<L: Lane<Wide = W>>(self, value: W) -> W {
+        match self {
+            Factor::Scalar(scalar) => scaled::<L>(value, scalar),
+            Factor::Share(divisor) => value.scaled_down(divisor),
         }
     }
 }
@@ -147,7 +220,7 @@ fn divide<W: Wide>(kernel: &Kernel, wide: &mut [W]) {
 /// Each source is readable up to `start + wide.len()` lanes, and the machine has the level.
 #[inline(always)]
 unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
-    kernel: &Kernel,
+    (kernel, inputs): (&Kernel, Inputs),
     pass: &Pass<'_>,
     start: usize,
     wide: &mut [MaybeUninit<L::Wide>],
@@ -162,11 +235,17 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     };
     let scalar = if O::SCALES { kernel.scalar.map(L::Wide::from_scalar) } else { None };
     let raw = if scalar.is_some() { pass.raw } else { None };
+    let shares = if O::SCALES { kernel.divisor.as_ref() } else { None };
+    let factor = |source: usize| match (scalar, shares) {
+        (Some(scalar), _) if raw == Some(source) => Some(Factor::Scalar(scalar)),
+        (_, Some(divisor)) if inputs.has(source) => Some(Factor::Share(divisor)),
+        _ => None,
+    };
     let mut done = 1;
     let first = block(pass.sources[0]);
     // SAFETY: the caller vouches for the level.
     let widened = unsafe { L::widen_all::<V>(first, wide) };
-    if !widened && pass.sources.len() > 1 && raw.is_none_or(|raw| raw > 1) {
+    if !widened && pass.sources.len() > 1 && factor(0).is_none() && factor(1).is_none() {
         for ((value, a), b) in wide.iter_mut().zip(first).zip(block(pass.sources[1])) {
             value.write(O::fold(L::widen(*a), L::widen(*b)));
         }
@@ -178,28 +257,27 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     }
     // SAFETY: either the level's instructions or one of the branches above has written each of them.
     let wide = unsafe { written(wide) };
-    if let Some(scalar) = scalar
-        && raw == Some(0)
+    if done == 1
+        && let Some(factor) = factor(0)
     {
         for value in wide.iter_mut() {
-            *value = scaled::<L>(*value, scalar);
+            *value = factor.apply::<L>(*value);
         }
     }
     for (index, source) in pass.sources.iter().enumerate().skip(done) {
-        let scalar = if raw == Some(index) { scalar } else { None };
         // SAFETY: the caller vouches for the level.
-        unsafe { fold_one::<V, L, O>(block(*source), scalar, wide, scratch) };
+        unsafe { fold_one::<V, L, O>(block(*source), factor(index), wide, scratch) };
     }
 }
 
-/// Folds one more source into `wide`; multiplies it first if it has a scalar.
+/// Folds one more source into `wide`; multiplies it first if it has a factor.
 ///
 /// # Safety
 /// The machine has the level.
 #[inline(always)]
 unsafe fn fold_one<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     source: &[L::Raw],
-    scalar: Option<L::Wide>,
+    factor: Option<Factor<'_, L::Wide>>,
     wide: &mut [L::Wide],
     scratch: &mut Room,
 ) {
@@ -208,13 +286,13 @@ unsafe fn fold_one<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     if unsafe { L::widen_all::<V>(source, values) } {
         // SAFETY: true says that each of them has been written.
         let values = unsafe { written(values) };
-        match scalar {
-            Some(scalar) => each(wide, values, |sum, next| O::fold(sum, scaled::<L>(next, scalar))),
+        match factor {
+            Some(factor) => each(wide, values, |sum, next| O::fold(sum, factor.apply::<L>(next))),
             None => each(wide, values, |sum, next| O::fold(sum, next)),
         }
     } else {
-        match scalar {
-            Some(scalar) => each(wide, source, |sum, next| O::fold(sum, scaled::<L>(L::widen(next), scalar))),
+        match factor {
+            Some(factor) => each(wide, source, |sum, next| O::fold(sum, factor.apply::<L>(L::widen(next)))),
             None => each(wide, source, |sum, next| O::fold(sum, L::widen(next))),
         }
     }

@@ -22,6 +22,14 @@ pub(super) trait Wide: Copy + 'static {
     fn greater(self, other: Self) -> Self;
     /// The quotient; integers round towards zero.
     fn over(self, divisor: &Divisor) -> Self;
+    /// Whether it is a number of finite size, as all integers are.
+    fn is_number(self) -> bool;
+    /// A float as a share of an average whose partial results travel: the exact product with the scale of the world,
+    /// unless it is subnormal. Integers stay.
+    fn scaled_down(self, divisor: &Divisor) -> Self;
+    /// The average for a sum of shares that were scaled down; `largest` is the largest number of the element type, which
+    /// no average of numbers exceeds but by rounding.
+    fn over_scaled(self, divisor: &Divisor, largest: Self) -> Self;
 }
 
 /// An element type: its form in memory and its accumulator.
@@ -30,6 +38,8 @@ pub(super) trait Lane: 'static {
     type Raw: Copy + 'static;
     /// The type of the accumulator.
     type Wide: Wide;
+    /// The largest number.
+    const LARGEST: Self::Wide;
 
     /// The value of an element.
     fn widen(raw: Self::Raw) -> Self::Wide;
@@ -100,6 +110,14 @@ impl Divisor {
         self.world
     }
 
+    /// The binary exponent of the scale: a sum of the world's shares is half of the largest of them at most, which
+    /// leaves room for what rounding adds.
+    #[inline(always)]
+    fn scale_exponent(&self) -> i32 {
+        let bits = u32::BITS - (self.world - 1).leading_zeros();
+        -1 - bits.cast_signed()
+    }
+
     /// `value / world`
     #[inline(always)]
     fn divide_32(&self, value: u32) -> u32 {
@@ -117,7 +135,7 @@ impl Divisor {
 
 /// The minimum and maximum of floats, with signed zeros ordered and NaN kept.
 macro_rules! float {
-    ($($type:ident)+) => {$(
+    ($($type:ident: $power:ident;)+) => {$(
         impl Wide for $type {
             #[inline(always)]
             #[allow(clippy::cast_possible_truncation, reason = "the documented conversion is that of `as`")]
@@ -162,11 +180,46 @@ macro_rules! float {
                 let world = divisor.world as $type;
                 self / world
             }
+
+            #[inline(always)]
+            fn is_number(self) -> bool {
+                self.is_finite()
+            }
+
+            #[inline(always)]
+            fn scaled_down(self, divisor: &Divisor) -> $type {
+                self * $power(divisor.scale_exponent())
+            }
+
+            #[inline(always)]
+            fn over_scaled(self, divisor: &Divisor, largest: $type) -> $type {
+                #[allow(clippy::cast_lossless, reason = "as in `over`")]
+                let world = divisor.world as $type * $power(divisor.scale_exponent());
+                let quotient = self / world;
+                let above = if quotient > largest { largest } else { quotient };
+                let bounded = if above < -largest { -largest } else { above };
+                if self.is_finite() { bounded } else { quotient }
+            }
         }
     )+};
 }
 
-float!(f32 f64);
+float! {
+    f32: power_of_two_f32;
+    f64: power_of_two_f64;
+}
+
+/// 2 to the power of a normal number's exponent.
+#[inline(always)]
+fn power_of_two_f32(exponent: i32) -> f32 {
+    f32::from_bits((127 + exponent).cast_unsigned() << 23)
+}
+
+/// The same.
+#[inline(always)]
+fn power_of_two_f64(exponent: i32) -> f64 {
+    f64::from_bits(u64::from((1023 + exponent).cast_unsigned()) << 52)
+}
 
 macro_rules! integer {
     ($($type:ident as $unsigned:ident: $over:expr;)+) => {$(
@@ -212,11 +265,27 @@ macro_rules! integer {
                 let over: fn($type, &Divisor) -> $type = $over;
                 over(self, divisor)
             }
+
+            #[inline(always)]
+            fn is_number(self) -> bool {
+                true
+            }
+
+            #[inline(always)]
+            fn scaled_down(self, _divisor: &Divisor) -> $type {
+                self
+            }
+
+            #[inline(always)]
+            fn over_scaled(self, divisor: &Divisor, _largest: $type) -> $type {
+                self.over(divisor)
+            }
         }
 
         impl Lane for $type {
             type Raw = [u8; size_of::<$type>()];
             type Wide = $type;
+            const LARGEST: $type = $type::MAX;
 
             #[inline(always)]
             fn widen(raw: Self::Raw) -> $type {
@@ -256,6 +325,7 @@ integer! {
 impl Lane for f32 {
     type Raw = [u8; 4];
     type Wide = f32;
+    const LARGEST: f32 = f32::MAX;
 
     #[inline(always)]
     fn widen(raw: [u8; 4]) -> f32 {
@@ -271,6 +341,7 @@ impl Lane for f32 {
 impl Lane for f64 {
     type Raw = [u8; 8];
     type Wide = f64;
+    const LARGEST: f64 = f64::MAX;
 
     #[inline(always)]
     fn widen(raw: [u8; 8]) -> f64 {
@@ -286,6 +357,7 @@ impl Lane for f64 {
 impl Lane for f16 {
     type Raw = [u8; 2];
     type Wide = f32;
+    const LARGEST: f32 = 65_504.0;
 
     #[inline(always)]
     fn widen(raw: [u8; 2]) -> f32 {
@@ -320,6 +392,7 @@ impl Lane for f16 {
 impl Lane for bf16 {
     type Raw = [u8; 2];
     type Wide = f32;
+    const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
 
     #[inline(always)]
     fn widen(raw: [u8; 2]) -> f32 {
@@ -335,6 +408,7 @@ impl Lane for bf16 {
 impl Lane for F8E4M3 {
     type Raw = [u8; 1];
     type Wide = f32;
+    const LARGEST: f32 = 448.0;
 
     #[inline(always)]
     fn widen(raw: [u8; 1]) -> f32 {
@@ -350,6 +424,7 @@ impl Lane for F8E4M3 {
 impl Lane for F8E5M2 {
     type Raw = [u8; 1];
     type Wide = f32;
+    const LARGEST: f32 = 57_344.0;
 
     #[inline(always)]
     fn widen(raw: [u8; 1]) -> f32 {

@@ -1,6 +1,6 @@
 //! The reduction that `rsccl tune` measures.
 
-use crate::device::host::{Kernel, Pass, Store};
+use crate::device::host::{Average, Kernel, Pass, Store};
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -16,7 +16,15 @@ pub fn add(one: &[f32], other: &[f32], target: &mut [f32]) -> Result<()> {
     let sources = [one.as_ptr().cast::<u8>(), other.as_ptr().cast()];
     let targets = [target.as_mut_ptr().cast::<u8>()];
     let kernel = Kernel::reduce(DataType::F32, ReduceOp::Sum, 2)?;
-    let pass = Pass { sources: &sources, raw: None, targets: &targets, count, finish: true, store: Store::Cached };
+    let pass = Pass {
+        sources: &sources,
+        raw: None,
+        targets: &targets,
+        count,
+        finish: true,
+        average: Average::Sum,
+        store: Store::Cached,
+    };
     // SAFETY: both sources and the target have `count` elements by the lines above, and are borrowed for the call; what
     // is borrowed mutably overlaps nothing.
     unsafe { kernel.run(&pass) };

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use crate::device::host::lane::Divisor;
 use crate::device::host::machine::Level;
-use crate::device::{Kernel, Pass, Store};
+use crate::device::{Average, Kernel, Pass, Store};
 use crate::error::Kind;
 use crate::types::minifloat::tests::power_of_two;
 use crate::types::{DataType, ReduceOp, Scalar, bf16, f16};
@@ -308,8 +308,15 @@ fn check(case: Case, sources: &[Vec<u8>], expected: &[u8], layout: Layout) {
         targets[0] = *pointers.last().unwrap();
     }
     let sources: Vec<*const u8> = pointers.drain(..).map(|pointer| pointer.cast_const()).collect();
-    let pass =
-        Pass { sources: &sources, raw: case.raw, targets: &targets, count, finish: case.finish, store: layout.store };
+    let pass = Pass {
+        sources: &sources,
+        raw: case.raw,
+        targets: &targets,
+        count,
+        finish: case.finish,
+        average: Average::Sum,
+        store: layout.store,
+    };
     // SAFETY: the buffers above hold `count` elements each and are apart, but for the target that is a source.
     unsafe { kernel.run(&pass) };
     let last = buffers.pop().unwrap();
@@ -467,7 +474,15 @@ fn copies_keep_all_bits_at_any_size_and_alignment() {
                     targets.push(origin_pointer);
                     for targets in [&targets[..], &targets[..1]] {
                         let sources = [origin_pointer.cast_const()];
-                        let pass = Pass { sources: &sources, raw: None, targets, count: bytes, finish: true, store };
+                        let pass = Pass {
+                            sources: &sources,
+                            raw: None,
+                            targets,
+                            count: bytes,
+                            finish: true,
+                            average: Average::Sum,
+                            store,
+                        };
                         // SAFETY: all buffers hold `bytes` and are apart, but for the target that is the source.
                         unsafe { Kernel::copy_at(level, DataType::U8).run(&pass) };
                     }
@@ -497,6 +512,7 @@ fn more_sources_than_a_word_has_bits_fold_in_order() {
             targets: &targets,
             count: 1,
             finish: true,
+            average: Average::Sum,
             store: Store::Cached,
         });
     }
@@ -514,7 +530,17 @@ fn a_raw_source_beyond_the_64th_is_scaled() {
         let targets = [std::ptr::from_mut(&mut sum).cast()];
         let (raw, store) = (Some(raw), Store::Cached);
         // SAFETY: each source and the target are one u32.
-        unsafe { kernel.run(&Pass { sources: &sources, raw, targets: &targets, count: 1, finish: true, store }) };
+        unsafe {
+            kernel.run(&Pass {
+                sources: &sources,
+                raw,
+                targets: &targets,
+                count: 1,
+                finish: true,
+                average: Average::Sum,
+                store,
+            })
+        };
         assert_eq!(sum, 104, "source {raw:?}");
     }
 }
@@ -531,6 +557,116 @@ fn bitwise_operators_refuse_floats_by_name() {
                     assert!(error.message().contains(op.name()) && error.message().contains(data_type.name()));
                 }
             }
+        }
+    }
+}
+
+/// The largest number of a type, and another of half its size, as bits.
+fn large(data_type: DataType) -> [Bits; 2] {
+    match data_type {
+        DataType::F16 => [0x7bff, 0x77ff],
+        DataType::BF16 => [0x7f7f, 0x7eff],
+        DataType::F32 => [0x7f7f_ffff, 0x7eff_ffff],
+        DataType::F64 => [0x7fef_ffff_ffff_ffff, 0x7fdf_ffff_ffff_ffff],
+        DataType::F8E4M3 => [0x7e, 0x76],
+        DataType::F8E5M2 => [0x7b, 0x77],
+        other => panic!("{other} is no float"),
+    }
+}
+
+const FLOATS: [DataType; 6] =
+    [DataType::F16, DataType::BF16, DataType::F32, DataType::F64, DataType::F8E4M3, DataType::F8E5M2];
+
+/// One pass over sources of one element each.
+fn pass_of(case: Case, level: Level, average: Average, sources: &[Bits]) -> Bits {
+    let kernel = Kernel::reduce_at(level, case.data_type, case.op, case.world).unwrap();
+    let size = case.data_type.size() as usize;
+    let sources: Vec<Vec<u8>> = sources.iter().map(|bits| to_bytes(case.data_type, &[*bits])).collect();
+    let sources: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
+    let mut result = [0_u8; 8];
+    let targets = [result.as_mut_ptr()];
+    let (raw, finish, store) = (case.raw, case.finish, Store::Cached);
+    let pass = Pass { sources: &sources, raw, targets: &targets, count: 1, finish, average, store };
+    // SAFETY: each source has one element, and the target room for the largest.
+    unsafe { kernel.run(&pass) };
+    assert!(result[size..].iter().all(|byte| *byte == 0));
+    u64::from_le_bytes(result)
+}
+
+/// Regression: the sum of finite numbers overflowed, and with it their average.
+#[test]
+fn averages_of_finite_numbers_are_finite_in_one_pass_and_by_partial_results() {
+    for (data_type, world) in
+        FLOATS.into_iter().flat_map(|data_type| [2, 3, 4, 5, 8, 31, 64].map(|world| (data_type, world)))
+    {
+        let [most, half] = large(data_type);
+        let sign = 1 << (8 * data_type.size() - 1);
+        let case = |finish| Case { data_type, op: ReduceOp::Avg, world, raw: None, finish };
+        let ranks = world as usize;
+        let inputs = [vec![most; ranks], vec![most | sign; ranks], vec![half; ranks]];
+        for (level, input) in
+            Level::available().into_iter().flat_map(|level| inputs.iter().map(move |input| (level, input)))
+        {
+            let whole = pass_of(case(true), level, Average::Whole, input);
+            // Equal numbers in the scaled sum are rounded as in any sum: at most one place for each of them.
+            let places = (input[0] - u64::from(world)..=input[0]).contains(&whole);
+            assert!(places, "{data_type} {world} {level:?}: {whole:x} of {:x}", input[0]);
+            if data_type.size() == 1 {
+                continue;
+            }
+            // As a ring: the first rank's share is copied, and each of the others adds its own.
+            let first = pass_of(case(false), level, Average::Parts(1), &input[..1]);
+            let add = |sum: Bits, next: &Bits| pass_of(case(false), level, Average::Parts(2), &[sum, *next]);
+            let sum = input[1..ranks - 1].iter().fold(first, add);
+            let last = pass_of(case(true), level, Average::Parts(2), &[sum, input[ranks - 1]]);
+            let (last, least) = (last & !sign, input[0] & !sign);
+            let close = least - (least >> 4);
+            assert!((close..=most).contains(&last), "{data_type} {world} {level:?}: {last:x} of {least:x}");
+        }
+    }
+}
+
+/// What a whole average gives is what a sum and a quotient give, wherever these are numbers.
+#[test]
+fn an_average_in_one_pass_is_the_sum_divided_once() {
+    let mut random = Random(11);
+    for (data_type, world) in FLOATS.into_iter().flat_map(|data_type| [1, 2, 3, 7, 64].map(|world| (data_type, world)))
+    {
+        let case = Case { data_type, op: ReduceOp::Avg, world, raw: None, finish: true };
+        for _ in 0..200 {
+            let input = elements(data_type, world as usize, &mut random);
+            let plain = case.element(&input);
+            let whole = pass_of(case, Level::detect(), Average::Whole, &input);
+            let special = large(data_type)[0] & !(1 << (8 * data_type.size() - 1));
+            if plain & !(1 << (8 * data_type.size() - 1)) <= special {
+                assert_eq!(whole, plain, "{data_type} {world}: {input:x?}");
+            }
+        }
+    }
+}
+
+/// Numbers that are not tiny lose nothing to the scale, integers of floats for instance.
+#[test]
+fn averages_by_partial_results_are_exact_where_sums_are() {
+    for (data_type, one, two, three) in [
+        (DataType::F16, 0x3c00, 0x4000, 0x4200),
+        (DataType::BF16, 0x3f80, 0x4000, 0x4040),
+        (DataType::F32, 0x3f80_0000, 0x4000_0000, 0x4040_0000),
+        (DataType::F64, 0x3ff0_0000_0000_0000, 0x4000_0000_0000_0000, 0x4008_0000_0000_0000),
+        (DataType::F8E4M3, 0x38, 0x40, 0x44),
+        (DataType::F8E5M2, 0x3c, 0x40, 0x42),
+    ] {
+        let case = |finish| Case { data_type, op: ReduceOp::Avg, world: 3, raw: None, finish };
+        let level = Level::detect();
+        let first = pass_of(case(false), level, Average::Parts(1), &[one]);
+        let sum = pass_of(case(false), level, Average::Parts(2), &[first, two]);
+        assert_eq!(pass_of(case(true), level, Average::Parts(2), &[sum, three]), two, "{data_type}");
+        // Infinities and NaN go their way.
+        let (infinite, level) = (Average::Parts(0b11), Level::detect());
+        if matches!(data_type, DataType::F32 | DataType::F64) {
+            let inf = large(data_type)[0] + 1;
+            assert_eq!(pass_of(case(true), level, infinite, &[inf, one]), inf);
+            assert_eq!(pass_of(case(true), level, Average::Whole, &[inf, one, two]), inf);
         }
     }
 }

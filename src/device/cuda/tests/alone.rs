@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::gpu::{Members, at, gpu, read, symbol, write};
 use super::seen::enough;
 use crate::device::cuda::gpus;
-use crate::device::{Device, FabricHandle, Kernel, Pass, Sharing, Store};
+use crate::device::{Average, Device, FabricHandle, Kernel, Pass, Sharing, Store};
 use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -116,7 +116,15 @@ fn after_a_lost_context_the_error_says_so_and_nothing_is_touched() {
     let kernel = Kernel::reduce(DataType::I32, ReduceOp::Sum, 2).unwrap();
     let (sources, targets) = ([std::ptr::without_provenance(64); 2], [mine.base().as_ptr()]);
     let (sources, targets) = (&sources[..], &targets[..]);
-    let pass = Pass { sources, raw: None, targets, count: BYTES / 4, finish: true, store: Store::Cached };
+    let pass = Pass {
+        sources,
+        raw: None,
+        targets,
+        count: BYTES / 4,
+        finish: true,
+        average: Average::Sum,
+        store: Store::Cached,
+    };
     // SAFETY: the addresses are nobody's: the kernel is stopped.
     unsafe { queue.fold(&kernel, &pass) }.unwrap();
     let deadline = Deadline::after(LONGEST);

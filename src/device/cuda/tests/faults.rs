@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use super::seen::enough;
 use crate::device::cuda::gpus;
-use crate::device::{Device, Kernel, Pass, Place, Sharing, Store};
+use crate::device::{Average, Device, Kernel, Pass, Place, Sharing, Store};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -40,7 +40,15 @@ fn attempt() -> Result<()> {
     let sources = [mine.base().as_ptr().cast_const(); 2];
     let targets = [theirs.base().as_ptr()];
     let (sources, targets) = (&sources[..], &targets[..]);
-    let pass = Pass { sources, raw: None, targets, count: BYTES / 4, finish: true, store: Store::Cached };
+    let pass = Pass {
+        sources,
+        raw: None,
+        targets,
+        count: BYTES / 4,
+        finish: true,
+        average: Average::Sum,
+        store: Store::Cached,
+    };
     // SAFETY: as above.
     unsafe { second.fold(&kernel, &pass) }?;
     // SAFETY: as above.

@@ -11,7 +11,7 @@ use super::super::result::{Driver, call};
 use super::super::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
 use super::seen::enough;
-use crate::device::{Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings};
+use crate::device::{Average, Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings};
 use crate::error::{Kind, Result};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
@@ -121,8 +121,15 @@ fn check_fold(gpu: &Cuda, data_type: DataType, op: ReduceOp, sources: usize) {
     let mut expected = vec![0; bytes];
     let from: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
     let on_host = [expected.as_mut_ptr()];
-    let pass =
-        Pass { sources: &from, raw: Some(1), targets: &on_host, count: COUNT, finish: true, store: Store::Cached };
+    let pass = Pass {
+        sources: &from,
+        raw: Some(1),
+        targets: &on_host,
+        count: COUNT,
+        finish: true,
+        average: Average::Sum,
+        store: Store::Cached,
+    };
     // SAFETY: all have as many elements, and nobody else uses them.
     unsafe { kernel.run(&pass) };
     let region = gpu.allocate(room * (sources + 1), Sharing::Threads).unwrap();
@@ -380,7 +387,15 @@ impl Members {
         let targets: Vec<*mut u8> = (0..ranks).map(|rank| self.result(rank).address).collect();
         let kernel = Kernel::reduce(DataType::U32, ReduceOp::Sum, u32::try_from(ranks).unwrap()).unwrap();
         let (sources, targets) = (&sources[..], &targets[..]);
-        let pass = Pass { sources, raw: None, targets, count: COUNT, finish: true, store: Store::Cached };
+        let pass = Pass {
+            sources,
+            raw: None,
+            targets,
+            count: COUNT,
+            finish: true,
+            average: Average::Sum,
+            store: Store::Cached,
+        };
         let mut queues = streams.iter().map(|stream| self.gpu.queue_of(*stream, None)).collect::<Result<Vec<_>>>()?;
         let (leader, others) = queues.split_first_mut().unwrap();
         others.iter_mut().try_for_each(|other| leader.after(&other.record()?))?;

@@ -1,0 +1,162 @@
+//! The communicators whose calls were put into a stream: whoever waits for the stream hears if one of them has ended,
+//! because its calls may have ended early, and their buffers then hold anything.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use crate::device::StatusPage;
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
+use crate::sync::{AbortFlag, Deadline};
+use crate::sys::{clock, futex};
+
+/// The communicators whose calls a stream has got since somebody has waited for it.
+#[derive(Debug, Default)]
+pub(super) struct StreamCallers(Mutex<Vec<Caller>>);
+
+#[derive(Debug, Clone)]
+struct Caller {
+    /// Raised with the error that ends the communicator.
+    abort: AbortFlag,
+    /// Says that a launch has ended early; gone with the communicator and its graphs.
+    status: Weak<StatusPage>,
+    /// How many calls it has put into the stream.
+    calls: u64,
+    /// Whether a graph may run calls again, of which the stream does not hear.
+    is_captured: bool,
+    /// Whether a wait has told of the error.
+    is_told: bool,
+}
+
+impl StreamCallers {
+    fn callers(&self) -> MutexGuard<'_, Vec<Caller>> {
+        // A list of handles is whole after every statement.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call of the communicator of this flag and page was put into the stream. Errors of other communicators, once
+    /// they were told, are forgotten: the program goes on.
+    pub(super) fn add(&self, abort: &AbortFlag, status: &Arc<StatusPage>, is_captured: bool) {
+        let status = Arc::downgrade(status);
+        let mut callers = self.callers();
+        callers.retain(|caller| caller.status.ptr_eq(&status) || !(caller.is_told || caller.is_gone()));
+        match callers.iter_mut().find(|caller| caller.status.ptr_eq(&status)) {
+            Some(known) => (known.calls, known.is_captured) = (known.calls + 1, known.is_captured || is_captured),
+            None => callers.push(Caller { abort: abort.clone(), status, calls: 1, is_captured, is_told: false }),
+        }
+    }
+
+    /// What has ended a communicator, for a wait that has seen the end of all calls. It is told again until the program
+    /// shows that it knows: it gets the error from the communicator too, or puts a call of another one into the stream.
+    pub(super) fn check(&self) -> Result<()> {
+        let known = self.callers().clone();
+        let ended: Vec<Result<()>> = known.iter().map(Caller::ended).collect();
+        let mut callers = self.callers();
+        for (caller, ended) in known.iter().zip(&ended) {
+            match ended {
+                Err(_) => callers.iter_mut().filter(|other| other.is(caller)).for_each(|other| other.is_told = true),
+                Ok(()) if caller.is_captured => {}
+                // Unless another thread has put one more into the stream meanwhile.
+                Ok(()) => callers.retain(|other| !other.is(caller) || other.calls != caller.calls),
+            }
+        }
+        ended.into_iter().collect()
+    }
+}
+
+impl Caller {
+    fn is(&self, other: &Caller) -> bool {
+        self.status.ptr_eq(&other.status)
+    }
+
+    /// Whether nothing of the communicator can run any more, and it has ended well.
+    fn is_gone(&self) -> bool {
+        self.status.strong_count() == 0 && !self.abort.is_raised()
+    }
+
+    fn ended(&self) -> Result<()> {
+        if self.abort.is_heard() {
+            return Ok(());
+        }
+        self.abort.check().inspect_err(|_| self.abort.set_told())?;
+        if self.status.upgrade().is_none_or(|status| status.fault().is_none()) {
+            return Ok(());
+        }
+        // The monitor looks now and then at what has ended, and knows the reason a moment later.
+        let deadline = Deadline::after(REASON_PATIENCE);
+        while !deadline.passed(clock::now()) {
+            self.abort.check().inspect_err(|_| self.abort.set_told())?;
+            futex::nap(REASON_NAP);
+        }
+        Err(Error::new(Kind::Aborted, "a call in the stream has ended early: its communicator says why"))
+    }
+}
+
+/// How long a wait waits for the reason. A monitor looks each 2 ms, on a busy computer later.
+const REASON_PATIENCE: Duration = Duration::from_secs(5);
+const REASON_NAP: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::device::LaunchFault;
+
+    fn communicator() -> (AbortFlag, Arc<StatusPage>) {
+        (AbortFlag::new(), Arc::new(StatusPage::new().unwrap()))
+    }
+
+    #[test]
+    fn a_wait_hears_of_communicators_that_have_ended_until_another_goes_on() {
+        let (callers, (abort, status), (other, page)) = (StreamCallers::default(), communicator(), communicator());
+        callers.add(&other, &page, false);
+        callers.add(&abort, &status, false);
+        callers.add(&abort, &status, false);
+        assert!(callers.check().is_ok());
+        abort.raise(Error::aborted("a peer has died"));
+        assert!(callers.check().is_ok(), "its calls had ended well before");
+        callers.add(&abort, &status, false);
+        callers.add(&other, &page, false);
+        for _ in 0..2 {
+            assert_eq!(callers.check().unwrap_err().message(), "a peer has died");
+        }
+        callers.add(&other, &page, false);
+        assert!(callers.check().is_ok(), "the program goes on with the other");
+        // An error that nobody has heard of stays, also when the communicator has gone.
+        callers.add(&abort, &status, false);
+        drop(status);
+        callers.add(&other, &page, false);
+        assert!(callers.check().is_err());
+    }
+
+    #[test]
+    fn a_launch_that_has_ended_early_is_told_with_the_reason_that_comes_later() {
+        let (callers, (abort, status)) = (StreamCallers::default(), communicator());
+        callers.add(&abort, &status, false);
+        status.report(LaunchFault::Mismatch { peer: 1, mine: [1; 3], theirs: [2; 3] });
+        std::thread::scope(|scope| {
+            scope.spawn(|| abort.raise(Error::mismatch("roots differ")));
+            assert_eq!(callers.check().unwrap_err().message(), "roots differ");
+        });
+    }
+
+    /// As tests of what is left in memory need it.
+    #[test]
+    fn a_program_that_has_the_error_from_the_communicator_may_use_the_stream() {
+        let (callers, (abort, status)) = (StreamCallers::default(), communicator());
+        callers.add(&abort, &status, false);
+        abort.raise(Error::aborted("a peer has died"));
+        assert!(callers.check().is_err() && callers.check().is_err() && abort.is_known());
+        abort.set_heard(true);
+        assert!(callers.check().is_ok());
+    }
+
+    #[test]
+    fn a_graph_may_run_calls_again() {
+        let (callers, (abort, status)) = (StreamCallers::default(), communicator());
+        callers.add(&abort, &status, true);
+        assert!(callers.check().is_ok());
+        abort.raise(Error::aborted("a peer has died"));
+        assert!(callers.check().is_err());
+    }
+}
