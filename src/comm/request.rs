@@ -46,6 +46,8 @@ pub(super) struct Outcome {
     changed: Condvar,
     /// Whether the program has got the error with which the request ended.
     is_heard: AtomicBool,
+    /// Whether a thread has waited for it.
+    is_awaited: AtomicBool,
 }
 
 impl Outcome {
@@ -73,8 +75,15 @@ impl Outcome {
         self.is_heard.load(Ordering::Relaxed)
     }
 
+    /// Notes that the program does not go on before the request has ended.
+    pub(super) fn note_wait(&self) {
+        // Relaxed: it is told to other ranks, and nothing is published by it.
+        self.is_awaited.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until the request has ended, and gives the program its error.
     pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
+        self.note_wait();
         self.await_end(hooks).inspect_err(|_| self.is_heard.store(true, Ordering::Relaxed))
     }
 
@@ -131,6 +140,11 @@ impl Promise {
 
     pub(super) fn set(&self, result: Result<()>) {
         self.outcome.set(result);
+    }
+
+    /// Whether a thread waits for the operation.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.outcome.is_awaited.load(Ordering::Relaxed)
     }
 
     /// Says that one part of an operation has ended well. The last part to end sets the outcome.

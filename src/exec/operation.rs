@@ -78,6 +78,16 @@ fn short_sum(windows: u64) -> u64 {
     if windows == 0 { 0 } else { (windows & u64::from(u16::MAX)).max(1) }
 }
 
+/// The call and number of a label, whatever its bits: "barrier #4".
+pub fn short_name(label: Label) -> String {
+    format!("{} #{}", kind_name(label), sequence(label))
+}
+
+fn kind_name(label: Label) -> &'static str {
+    let code = u8::try_from(label[0] & 0xff).expect("masked to 8 bits");
+    Collective::from_code(code).map_or("an unknown collective", Collective::name)
+}
+
 /// A label in words, whatever its bits.
 pub fn describe(label: Label) -> String {
     describe_in(label, 0)
@@ -87,7 +97,7 @@ pub fn describe(label: Label) -> String {
 /// count of a peer at the same places.
 pub(super) fn describe_in(label: Label, windows: u64) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
-    let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
+    let kind = kind_name(label);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
     let short = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
     let known = short == short_sum(windows);
