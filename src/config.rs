@@ -143,16 +143,19 @@ pub struct Config {
     /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no
     /// worse, 2 where it is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     pub cross_nic: u32,
-    /// A topology file in place of what this machine's system tells, for `rsccl topo` and for communicators: they take
-    /// NUMA nodes from it, and on GPUs the links between them; what it leaves out of GPUs NVML tells. `NCCL_TOPO_FILE`.
+    /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells, for `rsccl topo`
+    /// and for communicators: they take NUMA nodes from it, and on GPUs the links between them; what it leaves out of
+    /// GPUs NVML tells. `NCCL_TOPO_FILE`.
     pub topo_file: Option<PathBuf>,
     /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
     /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
     pub ignore_cpu_affinity: bool,
     /// A file that says which hosts hang on which switches of the network: a line for each group, as
-    /// `rack-a: node[01-04]`, or Slurm's `topology.conf`. Hosts of one group follow each other in rings and trees. They
-    /// are told by their names, or by [`Config::host_id`]. `RSCCL_SWITCH_FILE`; what Slurm says
-    /// (`SLURM_TOPOLOGY_ADDR`).
+    /// `rack-a: node[01-04]`, or Slurm's `topology.conf` (switches, or blocks: a group a block) or `topology.yaml` (of
+    /// several topologies the one that is called as this job's partition, `SLURM_JOB_PARTITION`, else the cluster's).
+    /// Hosts of one group follow each other in rings and trees; ring, torus3d and flat have no groups. They are told by
+    /// their names, or by [`Config::host_id`]. `RSCCL_SWITCH_FILE`; what Slurm says (`SLURM_TOPOLOGY_ADDR`).
+    /// `rsccl topo` shows what it understood.
     pub switch_file: Option<PathBuf>,
     /// The processors by which the rank's place on its host (socket, NUMA node, cache) is found, as `0-3,8`; each rank
     /// has its own. `RSCCL_PROCESSORS`; those on which it may run.
@@ -219,6 +222,8 @@ pub struct Config {
     notes: Vec<Note>,
     /// The switches above this host and its name, as Slurm tells them.
     pub(crate) switch_address: Option<String>,
+    /// The partition of this job (`SLURM_JOB_PARTITION`).
+    pub(crate) switch_partition: Option<String>,
 }
 
 impl Default for Config {
@@ -282,6 +287,7 @@ impl Default for Config {
             debug_time_levels: DebugLevels::WARN,
             notes: Vec::new(),
             switch_address: None,
+            switch_partition: None,
         }
     }
 }
@@ -320,6 +326,9 @@ impl Config {
         self.notes.extend(set);
         if self.switch_address.is_none() {
             self.switch_address = environment.get(launch::SWITCH_ADDRESS)?.map(str::to_owned);
+        }
+        if self.switch_partition.is_none() {
+            self.switch_partition = environment.get(launch::PARTITION)?.map(str::to_owned);
         }
         self.check_relations()?;
         self.read_secret()?;

@@ -8,10 +8,15 @@ pub mod bandwidth;
 pub mod channels;
 pub mod description;
 pub mod detect;
+pub mod doubts;
 pub mod graphs;
+pub mod hwloc;
 pub mod layout;
 #[cfg(test)]
 pub mod machines;
+pub mod machine_file;
+pub mod masks;
+pub mod notes;
 pub mod overlay;
 pub mod paths;
 pub mod reach;

@@ -213,7 +213,7 @@ fn a_picture_shows_devices_links_and_channels() {
         picture
     };
     let one = draw(&["--file", &machine("dgx1v")]);
-    for word in ["GPU 0", "GPU 7", "NUMA 0", "NUMA 1", "m3", ">12<", ">40<", ">20<", "inside: rings: 6 x 20 GB/s"] {
+    for word in ["GPU 0", "GPU 7", "CPU 0", "CPU 1", "m3", ">12<", ">40<", ">20<", "inside: rings: 6 x 20 GB/s"] {
         assert!(one.contains(word), "{word}");
     }
     let four = draw(&["--file", &machine("h100x8"), "--hosts", "4"]);
@@ -221,7 +221,7 @@ fn a_picture_shows_devices_links_and_channels() {
     {
         assert!(four.contains(word), "{word}");
     }
-    assert!(draw(&["--file", &machine("p4d"), "--hosts", "30"]).contains("and 12 more hosts"));
+    assert!(draw(&["--file", &machine("p4d"), "--hosts", "30"]).contains("and 26 more hosts"));
 }
 
 /// Each NUMA node that has processors is shown once, with the kernel's own list of them.
@@ -468,6 +468,233 @@ fn files_as_owners_publish_them_are_read() {
         let shown = text(&arguments);
         assert!(shown.contains(&format!("host 0: rings: {inside}\n")), "{name}: {shown}");
         assert!(shown.contains(&format!("between hosts: rings: {between}")), "{name}: {shown}");
+    }
+}
+
+fn described(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/descriptions").join(name).display().to_string()
+}
+
+/// What the command prints and what it notes, with variables of the environment; it must end well.
+fn said(arguments: &[&str], variables: &[(&str, &str)]) -> (String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.arg("topo").args(arguments).envs(variables.iter().copied()).output().expect("it runs");
+    let [out, notes] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
+    assert!(output.status.success(), "{notes}");
+    (out, notes)
+}
+
+/// A rack of which a GPU has lost its links: no ring joins it, and the notes say which GPU, and why there is none.
+#[test]
+fn a_gpu_without_the_links_of_its_sisters_is_told() {
+    let (whole, notes) = said(&["--file", &described("two-trays.xml")], &[]);
+    assert!(whole.contains("rings: 18 x 40.1 GB/s = 721.8 GB/s"), "{whole}");
+    assert!(whole.starts_with("host 0 CPU 0 (arm64, processors 0-31)\n"), "{whole}");
+    assert!(whole.contains("GPU 0 0008:06:00.0 (sm_103, 18 links, c2c 5 x 44.712 GB/s), Gen6 x16"), "{whole}");
+    assert_eq!(notes.lines().count(), 1, "{notes}");
+    assert!(notes.starts_with("rsccl: 4 times (0008:01:00.0, 0009:01:00.0, 0008:01:00.0, 0009:01:00.0): "), "{notes}");
+    let (_, notes) = said(&["--file", &described("two-trays-less-links.xml")], &[]);
+    assert!(notes.contains("host 1 GPU 1 (0009:06:00.0): it has no NVLinks, of its sisters 3 have 18"), "{notes}");
+    let gap = "no channel joins 4 GPUs, which share links: no way leads from host 0 GPU 0 to host 1 GPU 1";
+    assert!(notes.contains(gap), "{notes}");
+    let shown = json(&["--file", &described("two-trays-less-links.xml")]);
+    assert!(shown["notes"].as_array().expect("a list").iter().any(|note| note == gap), "{shown}");
+}
+
+/// NCCL dumps an empty graph for SHARP behind the trees; device numbers are hexadecimal in newer files.
+#[test]
+fn a_graph_file_of_nccls_keeps_its_trees() {
+    let (shown, notes) = said(&["--file", &machine("a100x4mesh"), "--graph", &described("four-gpus-graph.xml")], &[]);
+    assert!(shown.contains("chains of trees: 2 x 20 GB/s = 40 GB/s"), "{shown}");
+    assert_eq!(notes, "", "{notes}");
+}
+
+/// hwloc's file of a machine of processors: packages, cores, caches, memory, a NIC and a GPU of unknown kind.
+#[test]
+fn hwlocs_files_are_read() {
+    let (shown, notes) = said(&["--file", &described("hwloc.xml")], &[]);
+    let first = "CPU 0 (x86_64 GenuineIntel, package 0, processors 0-1, 2 cores, 64 GiB of memory, L3 32 MiB, 2 x L2 1 MiB, \
+                 2 x L1 32 KiB)\n";
+    assert!(shown.starts_with(first), "{shown}");
+    assert!(shown.contains("    GPU 0 0000:34:00.0 (NVIDIA, 0 links), Gen3 x16"), "{shown}");
+    assert!(shown.contains("  NIC ens1 10 Gbit/s 0000:81:00.0, PCI link unknown"), "{shown}");
+    assert!(notes.contains("hwloc's file does not tell what kind of GPU it is"), "{notes}");
+    // What lstopo says of this machine is what the command shows of it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("own.xml").display().to_string();
+    match Command::new("lstopo-no-graphics").args(["--of", "xml", &path]).output() {
+        Ok(output) if output.status.success() => {
+            let cpus = |text: &str| -> Vec<String> {
+                text.lines().filter(|line| line.starts_with("CPU ")).map(str::to_owned).collect()
+            };
+            assert_eq!(cpus(&text(&["--file", &path])), cpus(&text(&[])));
+        }
+        _ => {
+            use std::io::Write as _;
+            writeln!(std::io::stderr(), "skipped: no lstopo-no-graphics of hwloc 2 here").expect("stderr");
+        }
+    }
+}
+
+/// Another machine's sysfs, as a folder; packed, the message says what to do.
+#[test]
+fn a_folder_with_another_machines_sysfs_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("machine");
+    let put = |name: &str, text: &str| {
+        let path = root.join(name);
+        std::fs::create_dir_all(path.parent().expect("below the folder")).expect("made");
+        std::fs::write(path, text).expect("written");
+    };
+    for (node, list, map) in [(0, "0-1", "3"), (1, "2-3", "c")] {
+        put(&format!("sys/devices/system/node/node{node}/cpulist"), list);
+        put(&format!("sys/devices/system/node/node{node}/cpumap"), map);
+        put(&format!("sys/devices/system/node/node{node}/meminfo"), &format!("Node {node} MemTotal:  1572864 kB\n"));
+    }
+    for processor in 0..4 {
+        let own = format!("sys/devices/system/cpu/cpu{processor}");
+        put(&format!("{own}/topology/physical_package_id"), &(processor / 2).to_string());
+        put(
+            &format!("{own}/topology/thread_siblings_list"),
+            &format!("{}-{}", processor / 2 * 2, processor / 2 * 2 + 1),
+        );
+        for (index, level, kind, size) in
+            [(0, "1", "Data", "32K"), (1, "1", "Instruction", "32K"), (2, "3", "Unified", "1024K")]
+        {
+            put(&format!("{own}/cache/index{index}/level"), level);
+            put(&format!("{own}/cache/index{index}/type"), kind);
+            put(&format!("{own}/cache/index{index}/size"), size);
+            let shared = if level == "3" { "0-3".to_owned() } else { processor.to_string() };
+            put(&format!("{own}/cache/index{index}/shared_cpu_list"), &shared);
+        }
+    }
+    let shown = text(&["--file", &root.display().to_string()]);
+    let expected = "package 1, processors 2-3, 1 core, 1.5 GiB of memory, L3 1 MiB, 2 x L1 32 KiB)\n";
+    assert!(shown.lines().count() == 2 && shown.ends_with(expected), "{shown}");
+    let packed = folder.path().join("machine.tar.bz2");
+    std::fs::write(&packed, b"BZh91AY&SY\xff\x00").expect("written");
+    let output = topo(&["--file", &packed.display().to_string()]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(output.status.code() == Some(2) && said.contains("is packed (bzip2): unpack it"), "{said}");
+}
+
+/// The file of switches as ranks understand it, and where this host stands.
+#[test]
+fn a_file_of_switches_is_shown() {
+    let shown = |file: &str, variables: &[(&str, &str)]| {
+        let path = described(file);
+        let variables = [&[("RSCCL_SWITCH_FILE", &*path), ("NCCL_HOSTID", "node3.example")], variables].concat();
+        let (shown, notes) = said(&["--file", &machine("a100bridge")], &variables);
+        (
+            shown[shown.find("switches of").expect("shown")..].split_once(' ').expect("words").1.replace(&path, "FILE"),
+            notes,
+        )
+    };
+    let (trunks, notes) = shown("trunks.conf", &[]);
+    let expected = "of FILE (Slurm's switches, 7 hosts):
+  hallA
+    leafA1: node[1-2]
+    leafA2: node[3-4]
+  hallB
+    leafB1: node[5-6]
+  leafC: node7
+  this host, node3.example, is below hallA, leafA2
+";
+    assert_eq!(trunks, expected);
+    assert!(notes.contains("no switch is above all others: hallA, hallB, leafC stand beside each other"), "{notes}");
+    let (blocks, _) = shown("blocks.conf", &[("NCCL_HOSTID", "gpu-4")]);
+    assert!(blocks.contains("block_5e797fc6-d: gpu-[2,4,6]\n"), "{blocks}");
+    assert!(blocks.contains("gpu-4, is below block_5e797fc6-d\n"), "{blocks}");
+    let (other, _) = shown("blocks.conf", &[("NCCL_HOSTID", "gpu-9")]);
+    assert!(other.contains("this host, gpu-9, is below none of them\n"), "{other}");
+    let (yaml, notes) = shown("topology.yaml", &[("NCCL_HOSTID", "node03")]);
+    assert!(
+        yaml.contains("is below root, leaf2\n") && notes.contains("of 3 topologies \"tree\" counts"),
+        "{yaml}{notes}"
+    );
+    let (yaml, _) = shown("topology.yaml", &[("NCCL_HOSTID", "node03"), ("SLURM_JOB_PARTITION", "gpu")]);
+    assert!(yaml.contains("  b2: node[03-04]\n") && yaml.contains("is below b2\n"), "{yaml}");
+    let (rings, notes) = shown("topology.yaml", &[("SLURM_JOB_PARTITION", "rings")]);
+    assert!(
+        rings.contains("(Slurm's topology.yaml, 0 hosts)") && notes.contains("is ring, which has no groups"),
+        "{notes}"
+    );
+}
+
+/// Pictures: what is there is drawn, once, at a size that can be looked at, and no two numbers stand in one place.
+#[test]
+fn pictures_are_whole_and_of_a_size_to_look_at() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("picture.svg").display().to_string();
+    let draw = |file: &str, more: &[&str]| {
+        text(&[&["--file", file, "--svg", &path], more].concat());
+        let picture = std::fs::read_to_string(&path).expect("written");
+        let document = roxmltree::Document::parse(&picture).expect("the picture is XML");
+        let number = |name: &str| document.root_element().attribute(name).and_then(|text| text.parse::<f64>().ok());
+        let size = (number("width").expect("a width"), number("height").expect("a height"));
+        // Long lines are broken.
+        let texts = document.descendants().filter(|element| element.has_tag_name("text"));
+        let words = texts.filter_map(|element| element.text()).collect::<Vec<_>>().join(" ");
+        (size, format!("{picture}\n{words}"))
+    };
+    // One NVLink domain of 18 hosts: its switches once, every GPU, and no 15,700 points of height.
+    let ((width, height), rack) = draw(&machine("nvl72"), &[]);
+    assert!(height < 3000.0 && width < 3000.0, "{width} x {height}");
+    assert_eq!(rack.matches(">NVLink switches of 18 hosts<").count(), 1);
+    assert_eq!(rack.matches(">GPU ").count(), 72);
+    assert!(rack.contains("hosts 0 to 17, one NVLink domain") && rack.contains(">host 17<"), "{rack}");
+    // Coherent links, and no word of "NUMA" boxes where the text says CPU.
+    let (_, trays) = draw(&described("two-trays.xml"), &[]);
+    assert!(
+        trays.contains("coherent link (C2C)") && trays.contains(">223.56<") && trays.contains(">CPU 1<"),
+        "{trays}"
+    );
+    // Without a channel, the reason.
+    let (_, gap) = draw(&described("two-trays-less-links.xml"), &[]);
+    assert!(gap.contains("no way leads from host 0 GPU 0") && gap.contains(">GPU 1, no link<"), "{gap}");
+    // A small machine fills its picture.
+    let ((width, _), _) = draw(&described("hwloc.xml"), &[]);
+    assert!(width < 450.0, "{width}");
+    let (_, none) = draw(&described("hwloc.xml"), &["--hosts", "2"]);
+    assert!(none.contains("no channels") || none.contains("between hosts"), "{none}");
+    // Four NUMA nodes are joined each with each.
+    let cpus: String =
+        (0..4).map(|numa| format!("<cpu numaid=\"{numa}\" arch=\"x86_64\" vendor=\"AuthenticAMD\"/>")).collect();
+    let four = folder.path().join("four.xml").display().to_string();
+    std::fs::write(&four, format!("<system>{cpus}</system>")).expect("written");
+    let (_, mesh) = draw(&four, &[]);
+    assert!(
+        mesh.contains("each two of them: 16 GB/s") && mesh.contains("no channels: the machine has no GPU"),
+        "{mesh}"
+    );
+    // Sixteen GPUs, linked by arcs of two widths.
+    let gpu = |own: usize| {
+        let others = (0..16).filter(|other| *other != own);
+        let link = |other: usize| {
+            let count = 1 + usize::from((own / 4 == other / 4) || own.abs_diff(other) == 8);
+            format!("<xgmi target=\"0000:{other:02x}:00.0\" count=\"{count}\" tclass=\"0x038000\"/>")
+        };
+        format!(
+            "<pci busid=\"0000:{own:02x}:00.0\" class=\"0x038000\" link_speed=\"16 GT/s\" link_width=\"16\"><gpu dev=\"{own}\" gcn=\"908\">{}</gpu></pci>",
+            others.map(link).collect::<String>()
+        )
+    };
+    let sixteen = folder.path().join("sixteen.xml").display().to_string();
+    let gpus: String = (0..16).map(gpu).collect();
+    std::fs::write(&sixteen, format!("<system><cpu numaid=\"0\" arch=\"x86_64\">{gpus}</cpu></system>"))
+        .expect("written");
+    let (_, arcs) = draw(&sixteen, &[]);
+    let document = roxmltree::Document::parse(&arcs[..arcs.find("</svg>").expect("closed") + 6]).expect("XML");
+    let numbers: Vec<(f64, f64)> = document
+        .descendants()
+        .filter(|element| element.has_tag_name("text") && element.attribute("paint-order").is_some())
+        .map(|element| ["x", "y"].map(|name| element.attribute(name).expect("set").parse().expect("a number")))
+        .map(|[x, y]: [f64; 2]| (x, y))
+        .collect();
+    assert!(numbers.len() > 30, "{}", numbers.len());
+    for (place, one) in numbers.iter().enumerate() {
+        let apart = |other: &(f64, f64)| (one.0 - other.0).abs() >= 24.0 || (one.1 - other.1).abs() >= 9.0;
+        assert!(numbers[..place].iter().all(apart), "two numbers at {one:?}");
     }
 }
 

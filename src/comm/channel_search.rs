@@ -75,14 +75,14 @@ pub(super) fn find(
     let is_first = local.first() == Some(&me);
     let news = is_first.then(|| {
         let uuids: Vec<[u8; 16]> = local.iter().map(|rank| devices[rank.index()].0).collect();
-        describe(settings, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
+        describe(settings, me, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
     });
     let mut told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
     let in_part = |ranks: &[Rank]| matches!(HostNews::decode(&told[ranks[0].index()]), Ok(HostNews::InPart));
     if topology.hosts().iter().any(|ranks| in_part(ranks)) {
         // Where ranks may use their own GPUs alone, each tells what it sees.
         let own = in_part(local).then(|| {
-            let news = describe_own(settings, devices[me.index()].0);
+            let news = describe_own(settings, me, devices[me.index()].0);
             news.unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
         });
         let parts = session.bootstrap.all_gather(&own.unwrap_or_default(), wait)?;
@@ -104,12 +104,28 @@ pub(super) fn find(
     Ok(joined.ok())
 }
 
+/// Looks at this host. What was assumed, and what looks wrong, is logged.
+///
+/// # Errors
+/// Where a file cannot be read, or is wrong.
+fn look(settings: &Searching, me: Rank) -> Result<this_host::ThisHost> {
+    let (file, assumed) = settings.machine()?.unzip();
+    let host = this_host::look(Path::new("/"), file);
+    for note in assumed.iter().flatten().chain(&host.notes) {
+        log::info!(Graph @ me, "this host: {note}");
+    }
+    for doubt in &host.doubts {
+        log::warn!(Graph @ me, "this host: {doubt}");
+    }
+    Ok(host)
+}
+
 /// This host, for its ranks, whose GPUs have these UUIDs.
 ///
 /// # Errors
 /// Where a file cannot be read, or is wrong.
-fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
-    let this_host::ThisHost { mut machine, gpus, .. } = this_host::look(Path::new("/"), settings.machine()?);
+fn describe(settings: &Searching, me: Rank, uuids: &[[u8; 16]]) -> Result<HostNews> {
+    let this_host::ThisHost { mut machine, gpus, .. } = look(settings, me)?;
     let bus_id = |uuid: &[u8; 16]| gpus.iter().find(|(own, _)| own == uuid).map(|(_, bus_id)| bus_id.clone());
     let Some(bus_ids) = uuids.iter().map(bus_id).collect::<Option<Vec<String>>>() else {
         return Ok(HostNews::InPart);
@@ -119,7 +135,9 @@ fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
     let system = System::new(&machine)?;
     let mut found = SystemChannels::search(&system, settings.cross);
     if let Some(graphs) = settings.graphs()? {
-        found.replace(&system, &graphs)?;
+        for note in found.replace(&system, &graphs)? {
+            log::warn!(Graph @ me, "NCCL_GRAPH_FILE: {note}");
+        }
         found.orders(&places(&system, 0, &bus_ids).unwrap_or_default())?;
     }
     let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
@@ -130,8 +148,8 @@ fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
 ///
 /// # Errors
 /// As [`describe`].
-fn describe_own(settings: &Searching, uuid: [u8; 16]) -> Result<HostNews> {
-    let this_host::ThisHost { machine, gpus, .. } = this_host::look(Path::new("/"), settings.machine()?);
+fn describe_own(settings: &Searching, me: Rank, uuid: [u8; 16]) -> Result<HostNews> {
+    let this_host::ThisHost { machine, gpus, .. } = look(settings, me)?;
     let Some((_, bus_id)) = gpus.into_iter().find(|(own, _)| *own == uuid) else {
         return Ok(HostNews::Unknown("NVML does not show the GPUs of its ranks".to_owned()));
     };
@@ -242,7 +260,8 @@ fn join(
     let joined = System::new(&machine).and_then(|system| {
         let (found, gpus) = channels(&system)?;
         let Some(orders) = found.orders(&gpus)? else {
-            let reason = found.between.and_then(std::result::Result::err);
+            let gap = || found.gaps(&system).into_iter().next();
+            let reason = found.between.as_ref().and_then(|between| between.as_ref().err().cloned()).or_else(gap);
             return Ok(Err(reason.unwrap_or_else(|| "no channel joins the GPUs".to_owned())));
         };
         let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));

@@ -26,7 +26,7 @@ impl GpuDistances {
     /// Where a topology file that settings name cannot be read, or is wrong.
     pub(super) fn of(settings: &Searching) -> Result<Option<GpuDistances>> {
         let Some(peer) = settings.peer_level else { return Ok(None) };
-        let host = this_host::look(Path::new("/"), settings.machine()?);
+        let host = this_host::look(Path::new("/"), settings.machine()?.map(|(machine, _)| machine));
         let system = System::new(&host.machine)?;
         let nodes = system.gpus();
         let at = |bus_id: &String| nodes.iter().copied().find(|id| system.node(*id).bus_id.as_ref() == Some(bus_id));

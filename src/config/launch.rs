@@ -64,6 +64,8 @@ pub use super::store_address::StoreAddress;
 
 /// What Slurm tells a step of the switches above its host: `spine.leaf.host`.
 pub(super) const SWITCH_ADDRESS: &str = "SLURM_TOPOLOGY_ADDR";
+/// The partition of a job of Slurm's.
+pub(super) const PARTITION: &str = "SLURM_JOB_PARTITION";
 
 use super::Config;
 use super::environment::Environment;

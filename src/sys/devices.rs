@@ -1,13 +1,14 @@
 //! The PCI devices, network interfaces and NUMA nodes of this host, as sysfs shows them. What they mean is not for this
 //! module.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use super::gpus::read;
 use super::interfaces::Interface;
+use super::numa;
 
 /// A PCI device and the bridges above it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -205,6 +206,69 @@ fn nodes(root: &Path) -> Vec<NumaNode> {
     nodes
 }
 
+/// Memory, cores and caches of a NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeParts {
+    /// The socket of its processors, where they have one.
+    pub package: Option<u32>,
+    /// Its memory; 0 where the system does not tell.
+    pub memory_bytes: u64,
+    /// Its cores; 0 where the system does not tell.
+    pub cores: u32,
+    /// Its caches of data: level, bytes of each, how many; the largest first.
+    pub caches: Vec<(u32, u64, u32)>,
+}
+
+/// What a NUMA node of this host has. It reads some 20 files for each processor: for people, and not for each rank.
+pub fn parts_of_node(root: &Path, number: u32) -> NodeParts {
+    let own = root.join(format!("sys/devices/system/node/node{number}"));
+    if !own.exists() {
+        // A kernel without NUMA: all that there is.
+        let online = read(&root.join("sys/devices/system/cpu/online")).unwrap_or_default();
+        let memory_bytes = memory_bytes(&read(&root.join("proc/meminfo")).unwrap_or_default());
+        return NodeParts { memory_bytes, ..parts_of(root, &numa::list(&online).unwrap_or_default()) };
+    }
+    let list = read(&own.join("cpulist")).and_then(|text| numa::list(&text)).unwrap_or_default();
+    NodeParts { memory_bytes: memory_bytes(&read(&own.join("meminfo")).unwrap_or_default()), ..parts_of(root, &list) }
+}
+
+/// `Node 0 MemTotal:  65536 kB`
+fn memory_bytes(text: &str) -> u64 {
+    let of = |line: &str| line.split_once("MemTotal:")?.1.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok();
+    text.lines().find_map(of).unwrap_or_default().saturating_mul(1024)
+}
+
+/// Socket, cores and caches of these processors. A core or a cache counts by the first processor that it serves.
+fn parts_of(root: &Path, processors: &[u32]) -> NodeParts {
+    let (mut cores, mut caches) = (BTreeSet::new(), BTreeSet::new());
+    let mut package = None;
+    for processor in processors {
+        let folder = root.join(format!("sys/devices/system/cpu/cpu{processor}"));
+        let text = |name: &str| read(&folder.join(name)).map(|text| text.trim().to_owned());
+        package = package.or_else(|| text("topology/physical_package_id")?.parse().ok());
+        cores.extend(text("topology/thread_siblings_list"));
+        for index in 0..MAX_CACHES {
+            let Some(level) = text(&format!("cache/index{index}/level")) else { break };
+            let file = |name: &str| text(&format!("cache/index{index}/{name}")).unwrap_or_default();
+            if file("type") == "Instruction" {
+                continue;
+            }
+            let size = file("size");
+            let kibibytes: u64 = size.strip_suffix('K').and_then(|size| size.parse().ok()).unwrap_or_default();
+            let level: u32 = level.parse().unwrap_or_default();
+            caches.insert((level, kibibytes.saturating_mul(1024), file("shared_cpu_list")));
+        }
+    }
+    let mut counted: Vec<(u32, u64, u32)> = Vec::new();
+    for (level, bytes, _) in caches.into_iter().rev() {
+        match counted.iter_mut().find(|(known, size, _)| (*known, *size) == (level, bytes)) {
+            Some((.., count)) => *count += 1,
+            None => counted.push((level, bytes, 1)),
+        }
+    }
+    NodeParts { package, cores: u32::try_from(cores.len()).unwrap_or(u32::MAX), caches: counted, memory_bytes: 0 }
+}
+
 fn processor(root: &Path) -> [String; 3] {
     let text = read(&root.join("proc/cpuinfo")).unwrap_or_default();
     let field = |name: &str| {
@@ -215,6 +279,9 @@ fn processor(root: &Path) -> [String; 3] {
     };
     [field("vendor_id"), field("cpu family"), field("model")]
 }
+
+/// Caches of a processor: of instructions and of data, and some to spare.
+const MAX_CACHES: usize = 16;
 
 /// `0000:3b:00.0`; a domain may have more digits.
 fn is_bus_id(text: &str) -> bool {

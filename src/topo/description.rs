@@ -4,7 +4,7 @@
 //! said, not what follows from it: an unknown speed stays unknown here, and [`super::system::System`] assumes the usual
 //! one and says so.
 
-use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
+use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration, PciSpeed, Processor};
 
 /// One or several hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -28,10 +28,36 @@ pub struct Cpu {
     pub processor: Processor,
     /// As the file or CPUID gave it: architecture, vendor, family, model.
     pub identity: [String; 4],
+    /// What of its memory, cores and caches is known; NCCL's files have no place for it.
+    pub details: ProcessorDetails,
     /// What hangs below its PCI root.
     pub devices: Vec<Pci>,
     /// NICs whose PCI device nobody knows.
     pub nics: Vec<Nic>,
+}
+
+/// Memory, cores and caches of a NUMA node, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProcessorDetails {
+    /// The socket that it belongs to.
+    pub package: Option<u32>,
+    /// Its memory; 0 where unknown.
+    pub memory_bytes: u64,
+    /// Its cores; 0 where unknown.
+    pub cores: u32,
+    /// Its caches of data, the largest first.
+    pub caches: Vec<CpuCaches>,
+}
+
+/// Caches of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CpuCaches {
+    /// 1 to 4.
+    pub level: u32,
+    /// Of each.
+    pub bytes: u64,
+    /// How many there are.
+    pub count: u32,
 }
 
 /// A PCI device: a bridge, a GPU or a NIC.
@@ -51,6 +77,18 @@ pub struct Pci {
     pub function: Function,
     /// What hangs below it, where it is a bridge.
     pub devices: Vec<Pci>,
+}
+
+impl Pci {
+    /// Its lanes; where nobody says how many there are, those of a GPU or a fast NIC.
+    pub const fn usual_lanes(&self) -> u32 {
+        if self.lanes == 0 { 16 } else { self.lanes }
+    }
+
+    /// What its link carries; one of unknown speed is taken for PCIe 3.
+    pub fn width(&self) -> Bandwidth {
+        bandwidth::pci(self.speed.unwrap_or(PciSpeed::Gen3), self.usual_lanes())
+    }
 }
 
 /// What a PCI device is to us.
@@ -83,6 +121,15 @@ pub struct Gpu {
     /// The NVLink clique that it says it is in, made of the cluster's UUID and the clique's number: equal for GPUs
     /// whose switches are joined, in one host or several. In its place counts [`Cpu::clique`] where it says none.
     pub clique: Option<u64>,
+}
+
+impl Gpu {
+    /// Whether nobody has told what it is, nor its links.
+    pub fn is_unknown(&self) -> bool {
+        let unknown =
+            matches!(self.generation, GpuGeneration::Nvidia { capability: 0 } | GpuGeneration::Amd { gfx: 0 });
+        unknown && self.links.is_empty()
+    }
 }
 
 /// Links of a GPU to one other device.
@@ -251,10 +298,13 @@ impl Cpu {
     }
 }
 
-/// Adds devices to those that are known already.
+/// Adds devices to those that are known already. Where several have one bus id, the first is the first.
 fn fuse(known: &mut Vec<Pci>, more: Vec<Pci>) {
+    let mut seen: Vec<String> = Vec::with_capacity(more.len());
     for device in more {
-        let Some(same) = known.iter_mut().find(|known| known.bus_id == device.bus_id) else {
+        let before = seen.iter().filter(|bus_id| **bus_id == device.bus_id).count();
+        seen.push(device.bus_id.clone());
+        let Some(same) = known.iter_mut().filter(|known| known.bus_id == device.bus_id).nth(before) else {
             known.push(device);
             continue;
         };

@@ -2,7 +2,10 @@
 //! afterwards.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
-use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk, walk_mut};
+use crate::topo::description::{
+    Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, ProcessorDetails, walk, walk_mut,
+};
+use crate::topo::notes::Notes;
 use crate::topo::system::SWITCH_CLASS;
 use crate::topo::xml;
 
@@ -46,8 +49,8 @@ pub fn host(
     processor: [&str; 3],
     nodes: &[(u32, &str)],
     devices: &[Device<'_>],
-) -> (Machine, Vec<String>) {
-    let mut notes = Vec::new();
+) -> (Machine, Notes) {
+    let mut notes = Notes::default();
     let mut machine = Machine::default();
     let identity = [architecture, processor[0], processor[1], processor[2]].map(str::to_owned);
     for (number, cpus) in nodes {
@@ -56,6 +59,7 @@ pub fn host(
             clique: 0,
             numa: *number,
             affinity: (*cpus).to_owned(),
+            details: ProcessorDetails::default(),
             processor: xml::processor(&identity, processor[2].parse().unwrap_or(0)),
             identity: identity.clone(),
             devices: Vec::new(),
@@ -179,14 +183,12 @@ pub const SWITCHES: &str = "0000:00:00.0";
 /// The class of a GPU without a display.
 pub const GPU_CLASS: u32 = 0x03_0200;
 
-fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Vec<String>) -> Option<Function> {
+fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Notes) -> Option<Function> {
     let class = number(device.texts[0]);
     let bus_id = device.path.last()?;
     match (class >> 8, device.texts[1]) {
         (0x0300 | 0x0302, "0x10de") => {
-            notes.push(format!(
-                "{bus_id}: its compute capability and its NVLinks are not in sysfs: only its PCI link is known"
-            ));
+            notes.about(bus_id, "its compute capability and its NVLinks are not in sysfs: only its PCI link is known");
             *gpus += 1;
             let generation = GpuGeneration::Nvidia { capability: 0 };
             Some(Function::Gpu(Gpu {
@@ -202,8 +204,8 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
         _ if !device.networks.is_empty() => {
             let port = |PortShown { name, megabits, rdma, .. }: &PortShown<'_>| {
                 match megabits {
-                    None => notes.push(format!("{name}: its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed")),
-                    Some(0) => notes.push(format!("{name}: its link is down: no channel uses it")),
+                    None => notes.about(*name, format!("its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed")),
+                    Some(0) => notes.about(*name, "its link is down: no channel uses it"),
                     Some(_) => {}
                 }
                 *ports += 1;
@@ -292,6 +294,7 @@ mod tests {
             Device { networks: port("eth0", None, ""), ..device(&paths[3], nic, 1) },
         ];
         let (machine, notes) = host("x86_64", ["GenuineIntel", "6", "143"], &[(0, "ff"), (1, "ff00")], &devices);
+        let notes = notes.lines();
         assert_eq!(notes.len(), 2, "{notes:?}");
         let system = System::new(&machine).unwrap();
         let (gpus, ports) = (system.gpus(), system.ports());
@@ -326,6 +329,7 @@ mod tests {
             host("x86_64", ["", "", ""], &[(0, "ff")], &devices)
         };
         let (machine, notes) = of([400_000, 0, 400_000]);
+        let notes = notes.lines();
         assert!(notes.iter().any(|note| note == "mlx5: its link is down: no channel uses it"), "{notes:?}");
         let system = System::new(&machine.repeated(2)).unwrap();
         let found = search::between::search(&system, &[0, 1], search::between::CrossNic::IfBetter).unwrap();

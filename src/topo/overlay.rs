@@ -43,16 +43,16 @@ pub fn apply(name: &str, text: &str, machine: &mut Machine) -> Result<Vec<String
             "nics" => all_nics(&source, element, machine)?,
             "gpu" => {
                 let device = find(&source, element, machine)?;
-                let gpu = reader.gpu(element, &device.bus_id)?;
-                device.function = Function::Gpu(gpu);
+                let gpu = reader.gpu(element, (0, &device.bus_id))?;
+                replace(&mut reader, device, Function::Gpu(gpu));
             }
             "nic" if element.has_attribute("busid") => {
-                let nic = reader.nic(element)?;
-                find(&source, element, machine)?.function = Function::Nic(nic);
+                let nic = reader.nic(element, 0)?;
+                replace(&mut reader, find(&source, element, machine)?, Function::Nic(nic));
             }
             "nic" => {
                 let number = source.number(element, "cpu")?;
-                let nic = reader.nic(element)?;
+                let nic = reader.nic(element, 0)?;
                 let cpu = machine.cpus.iter_mut().find(|cpu| u64::from(cpu.numa) == number);
                 cpu.ok_or_else(|| source.wrong(element, &format!("the machine has no CPU {number}")))?.nics.push(nic);
             }
@@ -60,7 +60,20 @@ pub fn apply(name: &str, text: &str, machine: &mut Machine) -> Result<Vec<String
             _ => reader.unknown(element),
         }
     }
-    Ok(reader.notes)
+    Ok(reader.notes.lines())
+}
+
+/// What an overlay says of one device takes the place of what was known.
+fn replace(reader: &mut ElementReader<'_>, device: &mut Pci, function: Function) {
+    let was = match &device.function {
+        Function::Bridge => None,
+        Function::Gpu(gpu) => Some(format!("GPU {}", gpu.device)),
+        Function::Nic(nic) => Some(format!("NIC {}", nic.ports.first().map_or("", |port| &port.name))),
+    };
+    if let Some(was) = was {
+        reader.notes.about(&device.bus_id, format!("the overlay takes the place of {was}, which it was before"));
+    }
+    device.function = function;
 }
 
 /// What the description lacks for a search, each with what to do about it; empty for a complete machine.
@@ -99,12 +112,12 @@ pub fn missing(machine: &Machine) -> Vec<String> {
 }
 
 /// Display controllers, 3D controllers, and what AMD's accelerators call themselves.
-fn is_gpu(device: &Pci) -> bool {
+pub(super) fn is_gpu(device: &Pci) -> bool {
     matches!(device.class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200)
 }
 
 /// Network controllers: Ethernet, InfiniBand and others.
-fn is_nic(device: &Pci) -> bool {
+pub(super) fn is_nic(device: &Pci) -> bool {
     device.class >> 16 == 0x02
 }
 
@@ -154,7 +167,9 @@ fn all_gpus(reader: &mut ElementReader<'_>, element: Node<'_, '_>, machine: &mut
     let switch = source.fit(element, "switch", switch)?;
     let mut device_number = 0;
     each_device(machine, &mut |device| {
-        if device.function == Function::Bridge && is_gpu(device) {
+        // hwloc's files, and sysfs, know GPUs but not their kind.
+        let unknown = matches!(&device.function, Function::Gpu(gpu) if gpu.is_unknown());
+        if unknown || device.function == Function::Bridge && is_gpu(device) {
             let to_switches = GpuLink { target: SWITCHES.to_owned(), target_class: SWITCH_CLASS, count: switch };
             let links = if switch > 0 { vec![to_switches] } else { Vec::new() };
             let rank = Some(device_number);

@@ -1,4 +1,5 @@
-//! The best way between two devices: the widest, and of the widest the shortest.
+//! The best way between two devices: the widest, and of the widest the shortest. Links between two GPUs go before a way
+//! by coherent links through processors, however wide those are: peers reach each other's memory by the former alone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -98,11 +99,13 @@ pub struct Paths {
     bandwidth: Vec<Bandwidth>,
 }
 
-/// Whether ways lead through GPUs.
+/// Whether ways lead through GPUs, or by links of GPUs and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Relay {
     No,
     OneGpu,
+    /// By NVLinks alone, and through no GPU.
+    LinksOnly,
 }
 
 impl Paths {
@@ -110,9 +113,11 @@ impl Paths {
     ///
     /// Each bandwidth that a link has is tried, the widest first: what links of at least that width reach, they reach
     /// by the fewest of them. Ties go to the link that the description names first. A GPU passes data on only where no
-    /// NVLink leads there without it: what it passes on, it has less of for itself.
+    /// NVLink leads there without it: what it passes on, it has less of for itself. Where the widest way to another GPU
+    /// has a coherent link, a way by NVLinks alone takes its place.
     pub fn from(system: &System, from: NodeId) -> Paths {
-        let direct = Paths::over(system, from, Relay::No);
+        let mut direct = Paths::over(system, from, Relay::No);
+        direct.prefer_links_of_gpus(system);
         let mut paths = Paths::over(system, from, Relay::OneGpu);
         for place in 0..paths.ways.len() {
             let kind = |ways: &[Vec<NodeId>]| {
@@ -124,6 +129,25 @@ impl Paths {
             }
         }
         paths
+    }
+
+    /// In place of ways to GPUs that have a coherent link, those by NVLinks alone.
+    fn prefer_links_of_gpus(&mut self, system: &System) {
+        let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
+        let coherent =
+            |way: &[NodeId]| way.windows(2).any(|pair| link_kind(system, pair[0], pair[1]) == LinkKind::Coherent);
+        let passed: Vec<NodeId> =
+            system.ids().filter(|to| is_gpu(*to) && is_gpu(self.from) && coherent(&self.ways[to.index()])).collect();
+        if passed.is_empty() {
+            return;
+        }
+        let linked = Paths::over(system, self.from, Relay::LinksOnly);
+        for to in passed {
+            if linked.ways[to.index()].len() > 1 {
+                self.ways[to.index()].clone_from(&linked.ways[to.index()]);
+                self.bandwidth[to.index()] = linked.bandwidth[to.index()];
+            }
+        }
     }
 
     fn over(system: &System, from: NodeId, relay: Relay) -> Paths {
@@ -205,6 +229,9 @@ struct Stop {
 /// Data passes through bridges, switches and processors as it is. A GPU passes on only what comes by NVLink and leaves
 /// by NVLink, and only one on a way does. Nothing passes through a NIC's port.
 fn may_pass(system: &System, stop: Stop, leaves_by: LinkKind, relay: Relay) -> bool {
+    if relay == Relay::LinksOnly && leaves_by != LinkKind::NvLink {
+        return false;
+    }
     match system.node(stop.node).kind {
         NodeKind::Gpu { .. } => match stop.by {
             None => true,
@@ -280,4 +307,37 @@ pub fn share_of_links(system: &System, nodes: &[NodeId]) -> Vec<Share> {
         Share { link: (pair[0], pair[1]), bandwidth, fifths: if taxed && kind == LinkKind::Pci { 6 } else { 5 } }
     };
     nodes.windows(2).map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topo::reach::{self, Levels};
+    use crate::topo::xml;
+
+    /// Links between two GPUs lie beside coherent links to the processor that are wider: peers use the former.
+    #[test]
+    fn links_of_gpus_go_before_wider_ways_by_coherent_links() {
+        let of = |links: u32| {
+            let gpu = |own: u32, other: u32| {
+                let link = format!(r#"<xgmi target="0000:{other}0:00.0" count="{links}" tclass="0x120000"/>"#);
+                let link = if links == 0 { String::new() } else { link };
+                format!(
+                    "<pci busid='0000:{own}0:00.0' class='0x120000' link_speed='32.0 GT/s PCIe' link_width='16'>\
+                     <gpu dev='{}' gcn='gfx942' gdr='1'><c2c count='6' bw='70000'/>{link}</gpu></pci>",
+                    own - 1
+                )
+            };
+            let text = format!(r#"<system><cpu numaid="0" arch="arm64">{}{}</cpu></system>"#, gpu(1, 2), gpu(2, 1));
+            let system = System::new(&xml::parse("two", &text).unwrap().0).unwrap();
+            let gpus = system.gpus();
+            let way = Paths::from(&system, gpus[0]).to(&system, gpus[1]);
+            let reaches = reach::peers(&system, &way, Levels::default()).is_yes();
+            (way.kind, way.bandwidth.gigabytes(), reaches)
+        };
+        assert_eq!(of(7), (PathKind::Nvl, 336.0, true));
+        assert_eq!(of(1), (PathKind::Nvl, 48.0, true));
+        // Without links the coherent way is left.
+        assert_eq!(of(0).0, PathKind::P2c);
+    }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
-use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration, PciSpeed, Processor};
+use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration, Processor};
 use crate::topo::description::{self, Function, Machine, Pci};
 
 /// A node, by its place among all nodes of its [`System`].
@@ -104,9 +104,6 @@ pub struct System {
     hosts: u32,
 }
 
-/// Lanes that are assumed where nobody says how many there are: a GPU's or a fast NIC's.
-const USUAL_LANES: u32 = 16;
-
 impl System {
     /// The graph of `machine`.
     ///
@@ -122,11 +119,16 @@ impl System {
             let place = Place { host: u32::try_from(host).unwrap_or(u32::MAX), numa: cpu.numa };
             let node = system.add(place, None, NodeKind::Cpu(cpu.processor));
             for other in &cpus[host] {
-                system.join(node, *other, LinkKind::System, bandwidth::between_sockets(&cpu.processor));
+                // Not by `join`, which looks for a link between the two: there is none yet, and many pairs.
+                let (kind, bandwidth) = (LinkKind::System, bandwidth::between_sockets(&cpu.processor));
+                system.links[node.index()].push(Link { to: *other, kind, bandwidth });
+                system.links[other.index()].push(Link { to: node, kind, bandwidth });
             }
             cpus[host].push(node);
             cpu.devices.iter().for_each(|device| system.add_pci(place, node, device));
-            cpu.nics.iter().for_each(|nic| system.add_nic(place, None, (node, Bandwidth::LOCAL), nic));
+            for nic in &cpu.nics {
+                system.add_nic(place, None, (node, Bandwidth::LOCAL), nic);
+            }
         }
         system.add_gpu_links(machine, &hosts)?;
         Ok(system)
@@ -156,13 +158,13 @@ impl System {
     }
 
     fn add_pci(&mut self, place: Place, above: NodeId, device: &Pci) {
-        let lanes = if device.lanes == 0 { USUAL_LANES } else { device.lanes };
-        let width = bandwidth::pci(device.speed.unwrap_or(PciSpeed::Gen3), lanes);
+        let width = device.width();
         let bus_id = Some(&*device.bus_id);
         let node = match &device.function {
             Function::Bridge => self.add(place, bus_id, NodeKind::Pci),
             Function::Nic(nic) => {
-                self.add_nic(place, bus_id, (above, width), nic);
+                let card = self.add_nic(place, bus_id, (above, width), nic);
+                device.devices.iter().for_each(|below| self.add_pci(place, card, below));
                 return;
             }
             Function::Gpu(gpu) => {
@@ -180,7 +182,7 @@ impl System {
         bus_id: Option<&str>,
         (above, width): (NodeId, Bandwidth),
         nic: &description::Nic,
-    ) {
+    ) -> NodeId {
         let card = self.add(place, bus_id, NodeKind::Nic);
         self.join(card, above, LinkKind::Pci, width);
         for port in &nic.ports {
@@ -188,6 +190,7 @@ impl System {
             let node = self.add(place, None, kind);
             self.join(card, node, LinkKind::Network, Bandwidth::of_network(port.megabits));
         }
+        card
     }
 
     /// Links between GPUs are told by both ends, so each end adds its own direction; those to a switch or a processor
@@ -359,4 +362,4 @@ struct Place {
 /// The PCI class of an NVLink switch.
 pub const SWITCH_CLASS: u32 = 0x06_8000;
 /// The PCI base class of bridges: an NVLink that leads to one ends at the processor (IBM Power).
-const BRIDGE_CLASS: u32 = 0x06;
+pub const BRIDGE_CLASS: u32 = 0x06;

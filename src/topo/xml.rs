@@ -2,20 +2,33 @@
 //!
 //! RCCL's differ in the names of links (`xgmi`) and of architectures (`gcn`). What a file leaves open is assumed, and
 //! told in notes: an empty speed is PCIe 3, a width of 0 is 16 lanes, a link of a GPU to itself is left out. What it
-//! says wrongly is an error with line and column.
+//! says twice counts once, as it stands first, and is told in a note as well. What it says wrongly is an error with line
+//! and column. What looks like a mistake in a description that reads well is for [`super::doubts`].
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::error::{Error, Result};
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
-use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port};
+use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, ProcessorDetails};
+use crate::topo::masks;
+use crate::topo::notes::Notes;
+use crate::topo::system::{BRIDGE_CLASS, SWITCH_CLASS};
 
 /// The most devices of a file: more than any machine has, so that a broken file ends in an error and not in all memory.
 pub const MAX_DEVICES: u32 = 65_536;
 /// How deep bridges may stand in each other: PCI itself allows 256 buses.
 pub const MAX_DEPTH: usize = 64;
+/// The most NUMA nodes of one host, each of which has a link to each other, and of a file. The largest hosts have 32
+/// sockets of four nodes.
+const MAX_CPUS_OF_HOST: usize = 256;
+const MAX_CPUS: usize = 16_384;
+/// A faster port is taken for a speed in another unit, Mbit/s: fabrics are at 800 Gbit/s.
+const MOST_MEGABITS: u64 = 6_400_000;
+/// What NCCL takes for the speed of a port that has none.
+const USUAL_MEGABITS: u64 = 10_000;
 const MAX_FILE_BYTES: usize = 64 << 20;
 
 /// Reads a topology file; `name` stands in errors. The notes say what was assumed.
@@ -25,23 +38,48 @@ const MAX_FILE_BYTES: usize = 64 << 20;
 /// no number, a device twice, more than [`MAX_DEVICES`].
 pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
     let document = XmlSource::document(name, text)?;
-    let mut reader = ElementReader::new(XmlSource { name, document: &document });
-    let machine = reader.system(document.root_element())?;
-    Ok((machine, reader.notes))
+    read(XmlSource { name, document: &document })
+}
+
+/// [`parse`], of a document.
+///
+/// # Errors
+/// As [`parse`].
+pub(super) fn read(source: XmlSource<'_>) -> Result<(Machine, Vec<String>)> {
+    let mut reader = ElementReader::new(source);
+    let machine = reader.system(source.document.root_element())?;
+    Ok((machine, reader.notes.lines()))
 }
 
 /// Reads elements of topology files.
 pub(super) struct ElementReader<'a> {
     pub(super) source: XmlSource<'a>,
-    /// What was assumed so far.
-    pub(super) notes: Vec<String>,
-    /// Host and bus id of every device so far.
-    bus_ids: Vec<(u64, String)>,
+    /// What was assumed so far, and what was said twice.
+    pub(super) notes: Notes,
+    /// Host and bus id of every device so far, and whether it is a bridge.
+    bus_ids: HashMap<(u64, String), bool>,
+    devices: u32,
+    /// The NUMA nodes of each host, and of all.
+    cpus: HashMap<u64, usize>,
+    all_cpus: usize,
+    /// Every port so far: of which host, its name, number, port and guid.
+    ports: HashSet<(u64, String, u32, u32, u64)>,
+    /// Links of GPUs to other devices: host, from, to, and where in the file they stand.
+    links: Vec<(u64, String, String, usize)>,
 }
 
 impl<'a> ElementReader<'a> {
-    pub(super) const fn new(source: XmlSource<'a>) -> ElementReader<'a> {
-        ElementReader { source, notes: Vec::new(), bus_ids: Vec::new() }
+    pub(super) fn new(source: XmlSource<'a>) -> ElementReader<'a> {
+        ElementReader {
+            source,
+            notes: Notes::default(),
+            bus_ids: HashMap::new(),
+            devices: 0,
+            cpus: HashMap::new(),
+            all_cpus: 0,
+            ports: HashSet::new(),
+            links: Vec::new(),
+        }
     }
 
     fn system(&mut self, root: Node<'_, '_>) -> Result<Machine> {
@@ -63,7 +101,21 @@ impl<'a> ElementReader<'a> {
         if machine.cpus.is_empty() {
             return Err(self.source.wrong(root, "<system> has no <cpu>"));
         }
+        self.check_links()?;
         Ok(machine)
+    }
+
+    /// Every link leads to a device of its host. That the device is a GPU is checked when the machine is a graph: an
+    /// overlay can still say so.
+    fn check_links(&self) -> Result<()> {
+        for (host, from, target, at) in &self.links {
+            if !self.bus_ids.contains_key(&(*host, target.clone())) {
+                let what =
+                    format!("GPU {from} has links to {target}, which is not a GPU of its host, a switch or a bridge");
+                return Err(self.source.wrong_at(*at, &what));
+            }
+        }
+        Ok(())
     }
 
     fn cpu(&mut self, element: Node<'_, '_>) -> Result<Cpu> {
@@ -73,24 +125,60 @@ impl<'a> ElementReader<'a> {
         let identity = [text("arch"), text("vendor"), text("familyid"), text("modelid")];
         let model = self.source.number_or(element, "modelid", 0)?;
         let processor = processor(&identity, self.source.fit(element, "modelid", model)?);
+        self.count_cpu(element, host)?;
+        let numa = self.source.fit(element, "numaid", numa)?;
         let mut cpu = Cpu {
             host,
             clique: self.source.number_or(element, "clique", 0)?,
-            numa: self.source.fit(element, "numaid", numa)?,
-            affinity: text("affinity"),
+            numa,
+            affinity: self.affinity(numa, &text("affinity")),
             processor,
             identity,
+            details: ProcessorDetails::default(),
             devices: Vec::new(),
             nics: Vec::new(),
         };
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
                 "pci" => cpu.devices.push(self.pci(child, host, 0)?),
-                "nic" => cpu.nics.push(self.nic(child)?),
+                "nic" => {
+                    let nic = self.nic(child, host)?;
+                    cpu.nics.extend((!nic.ports.is_empty()).then_some(nic));
+                }
                 _ => self.unknown(child),
             }
         }
         Ok(cpu)
+    }
+
+    fn count_cpu(&mut self, element: Node<'_, '_>, host: u64) -> Result<()> {
+        let of_host = self.cpus.entry(host).or_default();
+        *of_host += 1;
+        if *of_host > MAX_CPUS_OF_HOST {
+            return Err(self.source.wrong(element, &format!("more than {MAX_CPUS_OF_HOST} <cpu> of one host")));
+        }
+        self.all_cpus += 1;
+        if self.all_cpus > MAX_CPUS {
+            return Err(self.source.wrong(element, &format!("more than {MAX_CPUS} <cpu>")));
+        }
+        Ok(())
+    }
+
+    /// The mask of a NUMA node's processors. A list of processors is taken for what it means.
+    fn affinity(&mut self, numa: u32, text: &str) -> String {
+        let about = format!("CPU {numa}");
+        match masks::read(text) {
+            masks::MaskText::Mask => text.to_owned(),
+            masks::MaskText::List(mask) => {
+                self.notes
+                    .about(about, format!("affinity={text:?} is a list of processors where a mask is due: {mask}"));
+                mask
+            }
+            masks::MaskText::Neither => {
+                self.notes.about(about, format!("affinity={text:?} is no mask of processors: they are not known"));
+                String::new()
+            }
+        }
     }
 
     fn pci(&mut self, element: Node<'_, '_>, host: u64, depth: usize) -> Result<Pci> {
@@ -98,13 +186,14 @@ impl<'a> ElementReader<'a> {
             return Err(self.source.wrong(element, &format!("more than {MAX_DEPTH} bridges stand in each other")));
         }
         let bus_id = self.source.text(element, "busid")?.to_ascii_lowercase();
-        self.claim(element, host, &bus_id)?;
         let text = |name: &str| element.attribute(name).unwrap_or_default().to_owned();
         let class = self.source.number_or(element, "class", 0)?;
+        let class = self.source.fit(element, "class", class)?;
+        self.claim(element, host, (&bus_id, class >> 16 == BRIDGE_CLASS))?;
         let lanes = self.source.number_or(element, "link_width", 0)?;
         let mut device = Pci {
             speed: self.speed(element, &bus_id),
-            class: self.source.fit(element, "class", class)?,
+            class,
             ids: [text("vendor"), text("device"), text("subsystem_vendor"), text("subsystem_device")],
             lanes: self.source.fit(element, "link_width", lanes)?,
             function: Function::Bridge,
@@ -112,29 +201,64 @@ impl<'a> ElementReader<'a> {
             bus_id,
         };
         if device.lanes == 0 {
-            self.notes.push(format!("{}: the width of its link is not known: 16 lanes are assumed", device.bus_id));
+            self.notes.about(&device.bus_id, "the width of its link is not known: 16 lanes are assumed");
         }
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
                 "pci" => device.devices.push(self.pci(child, host, depth + 1)?),
-                "gpu" => device.function = Function::Gpu(self.gpu(child, &device.bus_id)?),
-                "nic" => device.function = Function::Nic(self.nic(child)?),
+                "gpu" => {
+                    let gpu = self.gpu(child, (host, &device.bus_id))?;
+                    self.becomes(&mut device, Function::Gpu(gpu));
+                }
+                "nic" => {
+                    let nic = self.nic(child, host)?;
+                    self.becomes(&mut device, Function::Nic(nic));
+                }
                 _ => self.unknown(child),
             }
         }
+        self.widen_single_lane(&mut device);
         Ok(device)
+    }
+
+    /// Gives a device its function, or more ports. What it is already it stays.
+    fn becomes(&mut self, device: &mut Pci, function: Function) {
+        match (&mut device.function, function) {
+            (Function::Nic(known), Function::Nic(more)) => known.ports.extend(more.ports),
+            (function @ Function::Bridge, new) => *function = new,
+            (Function::Gpu(first), Function::Gpu(second)) => self.notes.about(
+                &device.bus_id,
+                format!(
+                    "two <gpu> in one <pci>: GPU {} is left out, GPU {} counts (parts of one GPU are not told apart)",
+                    second.device, first.device
+                ),
+            ),
+            (Function::Gpu(_), _) => self.notes.about(&device.bus_id, "a <nic> beside a <gpu>: it is left out"),
+            (Function::Nic(_), _) => self.notes.about(&device.bus_id, "a <gpu> beside a <nic>: it is left out"),
+        }
+    }
+
+    /// Bridges of virtual machines, and some of real ones, say that they have one lane of an old generation above
+    /// devices of 16: nothing passes them so slowly.
+    fn widen_single_lane(&mut self, device: &mut Pci) {
+        let Some(widest) = device.devices.iter().max_by_key(|below| below.width()) else { return };
+        if device.function == Function::Bridge && device.lanes == 1 && widest.usual_lanes() > 1 {
+            (device.speed, device.lanes) = (widest.speed, widest.usual_lanes());
+            let text = "a bridge of one lane above wider links, as virtual bridges say: what is below it counts";
+            self.notes.about(&device.bus_id, text);
+        }
     }
 
     fn speed(&mut self, element: Node<'_, '_>, bus_id: &str) -> Option<PciSpeed> {
         let text = element.attribute("link_speed").unwrap_or_default();
         let speed = PciSpeed::parse(text);
         if speed.is_none() {
-            self.notes.push(format!("{bus_id}: the speed of its link is {text:?}: PCIe 3 (8 GT/s) is assumed"));
+            self.notes.about(bus_id, format!("the speed of its link is {text:?}: PCIe 3 (8 GT/s) is assumed"));
         }
         speed
     }
 
-    pub(super) fn gpu(&mut self, element: Node<'_, '_>, bus_id: &str) -> Result<Gpu> {
+    pub(super) fn gpu(&mut self, element: Node<'_, '_>, (host, bus_id): (u64, &str)) -> Result<Gpu> {
         let device = self.source.number(element, "dev")?;
         let rank = match element.attribute("rank") {
             None => None,
@@ -155,27 +279,37 @@ impl<'a> ElementReader<'a> {
         };
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
-                "nvlink" | "xgmi" => {
-                    let target = self.source.text(child, "target")?.to_ascii_lowercase();
-                    let count = self.source.number_or(child, "count", 1)?;
-                    let class = self.source.number_or(child, "tclass", 0)?;
-                    if target == bus_id {
-                        self.notes.push(format!("{bus_id}: its links to itself are left out"));
-                        continue;
-                    }
-                    let (count, target_class) =
-                        (self.source.fit(child, "count", count)?, self.source.fit(child, "tclass", class)?);
-                    gpu.links.push(GpuLink { target, target_class, count });
-                }
+                "nvlink" | "xgmi" => gpu.links.extend(self.gpu_link(child, (host, bus_id))?),
                 "c2c" => {
                     let (bandwidth, count) =
                         (self.source.number(child, "bw")?, self.source.number_or(child, "count", 1)?);
-                    gpu.c2c = Some((self.source.fit(child, "count", count)?, bandwidth));
+                    let told = (self.source.fit(child, "count", count)?, bandwidth);
+                    if gpu.c2c.is_some_and(|first| first != told) {
+                        self.notes.about(bus_id, "two <c2c> that differ: the first counts");
+                    }
+                    gpu.c2c = gpu.c2c.or(Some(told));
                 }
                 _ => self.unknown(child),
             }
         }
         Ok(gpu)
+    }
+
+    /// Links of a GPU to one other device; `None` of those to itself.
+    fn gpu_link(&mut self, element: Node<'_, '_>, (host, bus_id): (u64, &str)) -> Result<Option<GpuLink>> {
+        let target = self.source.text(element, "target")?.to_ascii_lowercase();
+        let count = self.source.number_or(element, "count", 1)?;
+        let class = self.source.number_or(element, "tclass", 0)?;
+        if target == bus_id {
+            self.notes.about(bus_id, "its links to itself are left out");
+            return Ok(None);
+        }
+        let (count, target_class) =
+            (self.source.fit(element, "count", count)?, self.source.fit(element, "tclass", class)?);
+        if target_class != SWITCH_CLASS && target_class >> 16 != BRIDGE_CLASS {
+            self.links.push((host, bus_id.to_owned(), target.clone(), element.range().start));
+        }
+        Ok(Some(GpuLink { target, target_class, count }))
     }
 
     /// A file of RCCL names the architecture in `gcn`; its `sm` is the number of compute units.
@@ -192,54 +326,90 @@ impl<'a> ElementReader<'a> {
         Ok(GpuGeneration::Nvidia { capability: self.source.fit(element, "sm", capability)? })
     }
 
-    pub(super) fn nic(&mut self, element: Node<'_, '_>) -> Result<Nic> {
+    pub(super) fn nic(&mut self, element: Node<'_, '_>, host: u64) -> Result<Nic> {
         let mut nic = Nic::default();
         for child in element.children().filter(Node::is_element) {
             if child.tag_name().name() != "net" {
                 self.unknown(child);
                 continue;
             }
-            let device = self.source.number(child, "dev")?;
-            let (port, connections) =
-                (self.source.number_or(child, "port", 0)?, self.source.number_or(child, "maxconn", 0)?);
-            let rail = match child.attribute("rail") {
-                Some(_) => Some(self.source.number(child, "rail")?),
-                None => None,
-            };
-            nic.ports.push(Port {
-                name: child.attribute("name").unwrap_or_default().to_owned(),
-                device: self.source.fit(child, "dev", device)?,
-                megabits: self.source.number_or(child, "speed", 0)?,
-                port: self.source.fit(child, "port", port)?,
-                guid: self.source.number_or(child, "guid", 0)?,
-                connections: self.source.fit(child, "maxconn", connections)?,
-                gdr: self.source.number_or(child, "gdr", 0)? != 0,
-                rail: rail.map(|rail| self.source.fit(child, "rail", rail)).transpose()?,
-                latency: child.attribute("latency").unwrap_or_default().to_owned(),
-            });
+            let port = self.port(child)?;
+            let same = (host, port.name.clone(), port.device, port.port, port.guid);
+            if !self.ports.insert(same) {
+                let text = "this NIC is listed twice with one name, number and guid: it counts where it stands first";
+                self.notes.about(shown(&port), text);
+                continue;
+            }
+            nic.ports.push(port);
         }
         Ok(nic)
     }
 
-    fn claim(&mut self, element: Node<'_, '_>, host: u64, bus_id: &str) -> Result<()> {
-        // Place-holders of clouds that hide their switches: several devices have one such id.
-        if !bus_id.starts_with("ffff:") && self.bus_ids.iter().any(|(of, other)| *of == host && other == bus_id) {
-            return Err(self.source.wrong(element, &format!("a second device {bus_id} on one host")));
+    fn port(&mut self, element: Node<'_, '_>) -> Result<Port> {
+        let device = self.source.number(element, "dev")?;
+        let (port, connections) =
+            (self.source.number_or(element, "port", 0)?, self.source.number_or(element, "maxconn", 0)?);
+        let rail = match element.attribute("rail") {
+            Some(_) => Some(self.source.number(element, "rail")?),
+            None => None,
+        };
+        let speed = element.attribute("speed").map(str::trim);
+        let unknown = speed.is_none_or(|text| text.is_empty() || text.starts_with('-'));
+        let port = Port {
+            name: element.attribute("name").unwrap_or_default().to_owned(),
+            device: self.source.fit(element, "dev", device)?,
+            megabits: if unknown { USUAL_MEGABITS } else { self.source.number(element, "speed")? },
+            port: self.source.fit(element, "port", port)?,
+            guid: self.source.number_or(element, "guid", 0)?,
+            connections: self.source.fit(element, "maxconn", connections)?,
+            gdr: self.source.number_or(element, "gdr", 0)? != 0,
+            rail: rail.map(|rail| self.source.fit(element, "rail", rail)).transpose()?,
+            latency: element.attribute("latency").unwrap_or_default().to_owned(),
+        };
+        let about = shown(&port);
+        match port.megabits {
+            _ if unknown => {
+                self.notes.about(about, format!("its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
+            }
+            0 => self.notes.about(about, "its speed is 0: no channel uses it"),
+            MOST_MEGABITS.. => {
+                let gigabits = port.megabits / 1000;
+                let text = format!(
+                    "speed=\"{}\" is {gigabits} Gbit/s, more than any port has: speeds are in Mbit/s",
+                    port.megabits
+                );
+                self.notes.about(about, text);
+            }
+            _ => {}
         }
-        if self.bus_ids.len() == MAX_DEVICES as usize {
+        Ok(port)
+    }
+
+    fn claim(&mut self, element: Node<'_, '_>, host: u64, (bus_id, is_bridge): (&str, bool)) -> Result<()> {
+        // Place-holders of clouds that hide their switches: several devices have one such id.
+        if let (Some(first), false) = (self.bus_ids.get(&(host, bus_id.to_owned())), bus_id.starts_with("ffff:")) {
+            // RCCL takes files that give one bus id to each port of a switch.
+            if !(*first && is_bridge) {
+                return Err(self.source.wrong(element, &format!("a second device {bus_id} on one host")));
+            }
+            self.notes.about(bus_id, "a second bridge of this bus id: it is taken for another one");
+        }
+        if self.devices == MAX_DEVICES {
             return Err(self.source.wrong(element, &format!("more than {MAX_DEVICES} devices")));
         }
-        self.bus_ids.push((host, bus_id.to_owned()));
+        self.devices += 1;
+        self.bus_ids.insert((host, bus_id.to_owned()), is_bridge);
         Ok(())
     }
 
     pub(super) fn unknown(&mut self, element: Node<'_, '_>) {
-        let name = element.tag_name().name();
-        let note = format!("<{name}> is not known here and left out");
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
-        }
+        self.notes.add(format!("<{}> is not known here and left out", element.tag_name().name()));
     }
+}
+
+/// A port by its name, or its number where it has none.
+fn shown(port: &Port) -> String {
+    if port.name.is_empty() { format!("NIC {}", port.device) } else { port.name.clone() }
 }
 
 /// An XML document with its name: reads attributes, and says where what is wrong stands.
@@ -295,7 +465,12 @@ impl<'a> XmlSource<'a> {
     }
 
     pub(super) fn wrong(&self, element: Node<'_, '_>, what: &str) -> Error {
-        let place = self.document.text_pos_at(element.range().start);
+        self.wrong_at(element.range().start, what)
+    }
+
+    /// What is wrong at a byte of the file.
+    pub(super) fn wrong_at(&self, at: usize, what: &str) -> Error {
+        let place = self.document.text_pos_at(at);
         Error::invalid_argument(format!("{}:{}:{}: {what}", self.name, place.row, place.col))
     }
 }
@@ -499,6 +674,85 @@ mod tests {
         assert_eq!(notes.len(), 3, "{notes:?}");
     }
 
+    /// What a file says twice counts once, and is told.
+    #[test]
+    fn what_stands_twice_counts_once() {
+        let head = r#"<system version="1"><cpu numaid="0" arch="x86_64">"#;
+        let link = r#"link_speed="16 GT/s" link_width="16""#;
+        let net = |name: &str| format!(r#"<nic><net name="{name}" dev="0" speed="10000" port="0" guid="0x0"/></nic>"#);
+        // One NIC below both NUMA nodes, as virtual machines show it.
+        let text = format!("{head}{0}</cpu><cpu numaid=\"1\" arch=\"x86_64\">{0}</cpu></system>", net("eth0"));
+        let (machine, notes) = parse("f", &text).unwrap();
+        assert_eq!((machine.cpus[0].nics.len(), machine.cpus[1].nics.len()), (1, 0));
+        let expected = "eth0: this NIC is listed twice with one name, number and guid: it counts where it stands first";
+        assert_eq!(notes, [expected]);
+        // Two GPUs, or the parts of one, in one slot.
+        let gpus = r#"<gpu dev="0" sm="100"/><gpu dev="1" sm="100"/>"#;
+        let text = format!(r#"{head}<pci busid="0000:01:00.0" class="0x030200" {link}>{gpus}</pci></cpu></system>"#);
+        let (machine, notes) = parse("f", &text).unwrap();
+        assert_eq!(machine.gpus()[0].device, 0);
+        assert!(notes.len() == 1 && notes[0].contains("two <gpu> in one <pci>: GPU 1 is left out, GPU 0"), "{notes:?}");
+        // Two cards' ports in one slot are all there; a card beside a GPU is not.
+        let two = net("a") + &net("b");
+        let text = format!(r#"{head}<pci busid="0000:01:00.0" class="0x020000" {link}>{two}</pci></cpu></system>"#);
+        let (machine, notes) = parse("f", &text).unwrap();
+        assert!(matches!(&machine.cpus[0].devices[0].function, Function::Nic(nic) if nic.ports.len() == 2));
+        assert_eq!(notes, [""; 0]);
+        // Ports of a switch that RCCL's models call by one id.
+        let bridge = |inner: &str| {
+            format!(
+                r#"<pci busid="0000:c5:00.0" class="0x060400" {link}><pci busid="{inner}" class="0x030200" {link}/></pci>"#
+            )
+        };
+        let text = format!("{head}{}{}</cpu></system>", bridge("0000:cf:00.0"), bridge("0000:d0:00.0"));
+        let (machine, notes) = parse("f", &text).unwrap();
+        assert_eq!(machine.cpus[0].devices.len(), 2);
+        assert_eq!(notes, ["0000:c5:00.0: a second bridge of this bus id: it is taken for another one"]);
+        assert_eq!(Machine::fused([machine.clone(), machine.clone()]), machine);
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let port = |speed: &str| {
+            let net = format!(r#"<nic><net name="cxi0" dev="0" {speed}/></nic>"#);
+            let (machine, notes) =
+                parse("f", &format!(r#"<system><cpu numaid="0" affinity="0-15">{net}</cpu></system>"#)).unwrap();
+            assert_eq!(
+                (&*machine.cpus[0].affinity, machine.node_of(&[15]), machine.node_of(&[16])),
+                ("0000ffff", Some(0), None)
+            );
+            assert_eq!(notes[0], "CPU 0: affinity=\"0-15\" is a list of processors where a mask is due: 0000ffff");
+            (machine.cpus[0].nics[0].ports[0].megabits, notes[1..].join(" "))
+        };
+        assert_eq!(port("speed=\"200000\""), (200_000, String::new()));
+        assert!(port("speed=\"200000000\"").1.contains("is 200000 Gbit/s, more than any port has"));
+        assert_eq!(port("speed=\"0\""), (0, "cxi0: its speed is 0: no channel uses it".to_owned()));
+        for unknown in ["speed=\"-1\"", "speed=\"\"", ""] {
+            assert_eq!(port(unknown), (10_000, "cxi0: its speed is not known: 10000 Mbit/s are assumed".to_owned()));
+        }
+        // A virtual machine's bridge above a GPU of 16 lanes.
+        let bridge = r#"<system><cpu numaid="0"><pci busid="0000:a1:00.0" class="0x060400" link_speed="2.5 GT/s PCIe" link_width="1">
+            <pci busid="0000:a2:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"/></pci></cpu></system>"#;
+        let (machine, notes) = parse("f", bridge).unwrap();
+        assert_eq!(machine.cpus[0].devices[0].width().gigabytes(), 48.0);
+        assert!(notes.len() == 1 && notes[0].contains("a bridge of one lane above wider links"), "{notes:?}");
+    }
+
+    /// A broken file, or one of a hostile writer, has as many kinds of elements as lines.
+    #[test]
+    fn notes_are_said_once_and_in_no_more_time_than_reading_takes() {
+        let unknown: String = (0..60_000).map(|number| format!("<x{number}/>")).collect();
+        let (_, notes) = parse("f", &format!("<system><cpu numaid=\"0\">{unknown}</cpu></system>")).unwrap();
+        assert_eq!(notes.last().map(String::as_str), Some("and 59936 notes of other kinds"));
+        let slow: String =
+            (0..16).map(|bus| format!(r#"<pci busid="0000:{bus:02x}:00.0" link_width="16"/>"#)).collect();
+        let (_, notes) = parse("f", &format!("<system><cpu numaid=\"0\">{slow}</cpu></system>")).unwrap();
+        assert!(notes.len() == 1 && notes[0].starts_with("16 times (0000:00:00.0, 0000:01:00.0, "), "{notes:?}");
+        let cpus = "<cpu numaid=\"0\"/>".repeat(300);
+        let error = parse("f", &format!("<system>{cpus}</system>")).unwrap_err();
+        assert!(error.message().contains("more than 256 <cpu> of one host"), "{error}");
+    }
+
     #[test]
     fn rccl_names_architectures_in_two_ways_and_counts_compute_units_in_sm() {
         for (gcn, gfx) in [("908", 0x908), ("gfx942", 0x942), ("gfx90a:sramecc+", 0x90a)] {
@@ -529,6 +783,10 @@ mod tests {
             (gpu(r#"<gpu dev="0" gcn="fast"/>"#), "f:3:27: gcn=\"fast\" is not an architecture"),
             (gpu(r#"<gpu dev="5000000000" sm="80"/>"#), "f:3:27: dev=\"5000000000\" is above"),
             (within(r#"<pci busid="a"/><pci busid="a"/>"#), "f:3:17: a second device a on one host"),
+            (
+                gpu("<gpu dev=\"0\" sm=\"80\">\n<nvlink target=\"1\"/></gpu>"),
+                "f:4:1: GPU 0000:01:00.0 has links to 1, which is not a GPU of its host",
+            ),
             (within(&(r#"<pci busid="ffff:a">"#.repeat(65) + &"</pci>".repeat(65))), "bridges stand in each other"),
             ("\n<!DOCTYPE x [<!ENTITY a \"aaaa\">]><system>&a;</system>".to_owned(), "f:2:1: "),
         ];

@@ -90,13 +90,14 @@ struct Config {
     /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it
     /// is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     std::optional<std::uint32_t> cross_nic = {};
-    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes and links between GPUs from it, the
-    /// command `rsccl topo` all. `NCCL_TOPO_FILE`.
+    /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells: communicators take NUMA nodes and
+    /// links between GPUs from it, the command `rsccl topo` all. `NCCL_TOPO_FILE`.
     std::optional<std::string> topo_file = {};
     /// Whether the processors on which a rank may run say nothing about where it stands. `NCCL_IGNORE_CPU_AFFINITY`; false.
     std::optional<bool> ignore_cpu_affinity = {};
-    /// A file that says which hosts hang on which switches of the network: lines of "group: hosts", or Slurm's topology.conf. Hosts of
-    /// one group follow each other in rings and trees. `RSCCL_SWITCH_FILE`; what Slurm says.
+    /// A file that says which hosts hang on which switches of the network: lines of "group: hosts", or Slurm's topology.conf (switches,
+    /// or blocks: a group a block) or topology.yaml. Hosts of one group follow each other in rings and trees. `RSCCL_SWITCH_FILE`; what
+    /// Slurm says.
     std::optional<std::string> switch_file = {};
     /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
     std::optional<std::string> processors = {};

@@ -3,6 +3,7 @@
 mod found;
 mod picture;
 mod show;
+mod switches;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::reach::{self, Levels};
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
-use rsccl::internals::topo::{graphs, overlay, xml};
+use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, xml};
 use rsccl::{Config, Error, Result};
 
 use crate::print;
@@ -22,7 +23,8 @@ use found::Found;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A topology file in NCCL's or RCCL's format, in place of this machine
+    /// A topology file in NCCL's or RCCL's format, or hwloc's (`lstopo --of xml`), in place of this machine; or a
+    /// folder with another machine's `sys` and `proc`
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// What the file leaves out: GPUs, links, NICs (topology files of clouds describe PCI devices only)
@@ -59,7 +61,8 @@ pub(crate) struct Arguments {
     cross_nic: Option<u32>,
 }
 
-/// Prints what the options ask for; without any, the tree and the channels inside hosts and between them.
+/// Prints what the options ask for; without any, the tree, the channels inside hosts and between them, and the switches
+/// of a file that `RSCCL_SWITCH_FILE` names.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, mut notes) = describe(arguments, &config)?;
@@ -74,6 +77,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         let (name, text) = read(path, "the graph file", named_by)?;
         notes.extend(found.replace(&system, &graphs::parse(&name, &text)?)?);
     }
+    notes.extend(found.gaps(&system));
+    let switches = switches::Above::read(&config)?;
+    notes.extend(switches.notes().cloned());
     if let Some(path) = arguments.dump_graph.as_ref().or(config.graph_dump_file.as_ref()) {
         write(path, &graphs::write(&found.graphs(&system)?))?;
     }
@@ -82,9 +88,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     let text = match (&arguments.why, arguments.json, arguments.paths) {
         (Some(ends), ..) => show::why(&system, find(&system, &ends[0])?, find(&system, &ends[1])?, levels(&config)?),
-        (None, true, _) => format!("{:#}\n", show::json(&system, &found, &notes)),
+        (None, true, _) => {
+            let mut shown = show::json(&system, &found, &notes);
+            shown["switches"] = switches.json();
+            format!("{shown:#}\n")
+        }
         (None, false, true) => show::paths(&system),
-        (None, false, false) => show::tree(&machine, &system, &found),
+        (None, false, false) => format!("{}{}", show::tree(&machine, &system, &found), switches.text()),
     };
     print::out("the topology", &text)?;
     for note in notes.iter().filter(|_| !arguments.json) {
@@ -108,13 +118,16 @@ pub(crate) fn described(
 ) -> Result<(Machine, Vec<String>)> {
     let (mut machine, mut notes) = match file.or(config.topo_file.as_ref()) {
         None => {
-            let host = this_host::look(Path::new("/"), None);
+            let mut host = this_host::look(Path::new("/"), None);
+            this_host::add_details(Path::new("/"), &mut host.machine);
             (host.machine, host.notes)
         }
+        Some(path) if file.is_some() && path.join("sys").is_dir() => this_host::of_folder(path),
         Some(path) => {
             let named_by = if file.is_some() { "--file" } else { "NCCL_TOPO_FILE" };
+            refuse_archive(path, named_by)?;
             let (name, text) = read(path, "the topology file", named_by)?;
-            xml::parse(&name, &text)?
+            machine_file::parse(&name, &text)?
         }
     };
     if let Some(path) = overlay {
@@ -122,7 +135,38 @@ pub(crate) fn described(
         notes.extend(overlay::apply(&name, &text, &mut machine)?);
     }
     notes.extend(overlay::missing(&machine));
+    notes.extend(doubts::of(&machine));
     Ok((machine, notes))
+}
+
+/// Collections of machines, as hwloc's, are archives with a machine's `sys` in them.
+///
+/// # Errors
+/// [`rsccl::ErrorKind::InvalidArgument`] of an archive, with what to do.
+fn refuse_archive(path: &Path, named_by: &str) -> Result<()> {
+    use std::io::Read as _;
+    let mut start = Vec::new();
+    // What cannot be read is told by whoever reads it next.
+    if let Ok(true) = std::fs::metadata(path).map(|of| of.is_file())
+        && let Ok(file) = std::fs::File::open(path)
+    {
+        let _read = file.take(6).read_to_end(&mut start);
+    }
+    let kinds: [(&[u8], &str); 5] = [
+        (b"BZh", "bzip2"),
+        (b"\x1f\x8b", "gzip"),
+        (b"\xfd7zXZ", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"PK\x03\x04", "zip"),
+    ];
+    match kinds.iter().find(|(magic, _)| start.starts_with(magic)) {
+        None => Ok(()),
+        Some((_, kind)) => Err(Error::invalid_argument(format!(
+            "the topology file {} ({named_by}) is packed ({kind}): unpack it, and name the XML file or the folder that \
+             has sys in it",
+            path.display()
+        ))),
+    }
 }
 
 pub(crate) fn levels(config: &Config) -> Result<Levels> {

@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::sys::text_file;
 use crate::topo::description::Machine;
 use crate::topo::graphs::{self, Graph};
+use crate::topo::machine_file;
 use crate::topo::paths::PathKind;
 use crate::topo::reach;
 use crate::topo::search::between::CrossNic;
-use crate::topo::xml;
 
 /// By what the channels between GPUs are searched for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,15 +45,15 @@ impl Searching {
         })
     }
 
-    /// The machine of the topology file; `None` where none is named.
+    /// The machine of the topology file, and what was assumed; `None` where none is named.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the file cannot be read, [`crate::error::Kind::InvalidArgument`] with its
     /// line and column where it is malformed.
-    pub(crate) fn machine(&self) -> Result<Option<Machine>> {
+    pub(crate) fn machine(&self) -> Result<Option<(Machine, Vec<String>)>> {
         let Some(path) = &self.topo_file else { return Ok(None) };
         let text = text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?;
-        Ok(Some(xml::parse(&path.display().to_string(), &text)?.0))
+        machine_file::parse(&path.display().to_string(), &text).map(Some)
     }
 
     /// The channels of the graph file; `None` where none is named.

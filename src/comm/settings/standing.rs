@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sys::host::hostname;
 use crate::sys::numa::{self, ThreadHome};
 use crate::sys::text_file;
 use crate::topo::layout::RankPlace;
+use crate::topo::machine_file;
 use crate::topo::switches::Switches;
-use crate::topo::xml;
 use crate::transport::{PeerInfo, SWITCH_LAYERS};
 
 /// By what a rank's place on its host is found.
@@ -24,6 +25,8 @@ pub(crate) struct Standing {
     /// What tells the switches above the host: a file, or else Slurm.
     switch_file: Option<PathBuf>,
     switch_address: Option<String>,
+    /// The partition of this job, which has a topology of its own in some files of Slurm's.
+    partition: Option<String>,
 }
 
 impl Standing {
@@ -47,6 +50,7 @@ impl Standing {
             ignored: config.ignore_cpu_affinity,
             switch_file: config.switch_file.clone(),
             switch_address: config.switch_address.clone(),
+            partition: config.switch_partition.clone(),
         })
     }
 
@@ -61,29 +65,70 @@ impl Standing {
         }
         let processors = self.processors.clone().unwrap_or_else(|| numa::allowed_processors(root));
         let Some(path) = &self.topo_file else { return Ok(numa::home_of(root, &processors)) };
-        let (machine, _) =
-            xml::parse(&path.display().to_string(), &text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?)?;
+        let (machine, _) = machine_file::parse(
+            &path.display().to_string(),
+            &text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?,
+        )?;
         // Such files know neither sockets nor caches.
         Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
     }
 
-    /// The switches of the network above this host, which is called `chosen` where the user has named it. A file names
-    /// it in full or without its domain.
+    /// The switches of the network above this host, which is called `chosen` where the user has named it.
+    ///
+    /// # Errors
+    /// As [`Standing::told`].
+    pub(crate) fn switches(&self, chosen: Option<&str>) -> Result<[u64; SWITCH_LAYERS]> {
+        let told = self.told(chosen)?;
+        if let Some((name, file)) = &told.file {
+            for note in &file.notes {
+                log::info!(Init, "RSCCL_SWITCH_FILE={name}: {note}");
+            }
+            if told.above.is_empty() && file.hosts() > 0 {
+                let host = &told.host;
+                log::warn!(Init, "RSCCL_SWITCH_FILE={name} does not name this host, {host}: it stands below no switch");
+            }
+        }
+        Ok(numbered(&told.above))
+    }
+
+    /// What a file or Slurm tells of the network's switches. A file names this host in full or without its domain.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the file cannot be read, [`crate::error::Kind::InvalidArgument`] with its
     /// line where it is malformed.
-    pub(crate) fn switches(&self, chosen: Option<&str>) -> Result<[u64; SWITCH_LAYERS]> {
+    fn told(&self, chosen: Option<&str>) -> Result<SwitchesTold> {
+        let host = || chosen.map_or_else(hostname, |chosen| Ok(chosen.to_owned()));
         let Some(path) = &self.switch_file else {
-            return Ok(numbered(&self.switch_address.as_deref().map(Switches::of_address).unwrap_or_default()));
+            let above = self.switch_address.as_deref().map(Switches::of_address).unwrap_or_default();
+            // The name is only shown.
+            return Ok(SwitchesTold { file: None, host: host().unwrap_or_default(), above });
         };
         let name = path.display().to_string();
-        let file = Switches::parse(&name, &text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?)?;
-        let host = chosen.map_or_else(hostname, |chosen| Ok(chosen.to_owned()))?;
-        let short = host.split('.').next().unwrap_or_default();
-        let above = [&*host, short].map(|name| file.above(name)).into_iter().find(|above| !above.is_empty());
-        Ok(numbered(above.unwrap_or_default()))
+        let text = text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?;
+        let file = Switches::parse(&name, &text, self.partition.as_deref())?;
+        let host = host()?;
+        let above = file.above_host(&host).unwrap_or_default().to_vec();
+        Ok(SwitchesTold { file: Some((name, file)), host, above })
     }
+}
+
+/// What is known of the switches above this host.
+#[derive(Debug, Clone, Default)]
+pub struct SwitchesTold {
+    /// The file and what it says, where there is one.
+    pub file: Option<(String, Switches)>,
+    /// This host's name.
+    pub host: String,
+    /// The switches above it, outermost first.
+    pub above: Vec<String>,
+}
+
+/// The switches above this host by `config`, which has been resolved.
+///
+/// # Errors
+/// Of a file that cannot be read, or is malformed.
+pub fn switches_of(config: &Config) -> Result<SwitchesTold> {
+    Standing::read(config)?.told(config.host_id.as_deref())
 }
 
 /// Switches, outermost first, as the numbers that ranks tell of them: equal names have equal numbers, none is 0.
@@ -161,6 +206,14 @@ mod tests {
         let environment = crate::config::Environment::of([("SLURM_TOPOLOGY_ADDR", "spine.leaf.n1")]);
         let config = Config::default().resolve_in(&environment).unwrap();
         assert_eq!(at(&config, "n1"), one, "whatever names the switches");
+        // A file of Slurm's has several topologies, of which this job's partition has one.
+        std::fs::write(&file, include_str!("../../../tests/data/descriptions/topology.yaml")).unwrap();
+        let layers = |variables: &[(&str, &str)]| {
+            let environment = crate::config::Environment::of(variables.iter().copied());
+            let config = Config::default().with_switch_file(&file).resolve_in(&environment).unwrap();
+            at(&config, "node03.example").iter().filter(|switch| **switch != 0).count()
+        };
+        assert_eq!((layers(&[]), layers(&[("SLURM_JOB_PARTITION", "gpu")])), (2, 1));
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl Found {
         self.channels.replace(system, graphs)
     }
 
+    /// [`SystemChannels::gaps`]
+    pub(crate) fn gaps(&self, system: &System) -> Vec<String> {
+        self.channels.gaps(system)
+    }
+
     /// As NCCL dumps them: see [`SystemChannels::graphs`].
     pub(crate) fn graphs(&self, system: &System) -> Result<[Graph; 2]> {
         let missing = || Error::invalid_argument("--dump-graph: this machine has no two GPUs to join");

@@ -3,7 +3,10 @@
 //!
 //! A channel's line starts at the top and goes down one step with each device that it visits, so that its order can be
 //! read: whole lines are rings, dotted ones the chains of trees. Where there are several hosts, NICs of one column stand
-//! below each other and dashed lines between hosts join them, and the two trees of hosts stand below all hosts.
+//! below each other and dashed lines between hosts join them, and the two trees of hosts stand below all hosts. Of hosts
+//! that share NVLink switches the first is drawn whole, the others by their GPUs.
+
+mod legend;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -16,7 +19,7 @@ use rsccl::internals::topo::system::{LinkKind, NodeId, NodeKind, System};
 
 use super::found::Found;
 
-/// The picture, with at most [`MAX_HOSTS`] hosts.
+/// The picture, with at most [`MAX_HOSTS`] hosts drawn whole.
 pub(crate) fn svg(system: &System, found: &Found) -> String {
     let mut picture = Picture {
         system,
@@ -25,17 +28,20 @@ pub(crate) fn svg(system: &System, found: &Found) -> String {
         body: String::new(),
         words: String::new(),
         places: HashMap::new(),
+        labels: Vec::new(),
+        left_out: 0,
+        equal_arcs: Vec::new(),
         width: 0.0,
         y: MARGIN,
     };
-    let shown = system.hosts().min(MAX_HOSTS);
     let tracks = tracks(found);
-    for host in 0..shown {
-        picture.host(host, &tracks);
+    let groups = hosts_of_domains(system);
+    for hosts in groups.iter().take(MAX_HOSTS) {
+        picture.host(hosts, &tracks);
     }
     picture.between_hosts(found);
-    if shown < system.hosts() {
-        let more = system.hosts() - shown;
+    if groups.len() > MAX_HOSTS {
+        let more: usize = groups[MAX_HOSTS..].iter().map(Vec::len).sum();
         picture.text(MARGIN, picture.y + LINE, &format!("and {more} more hosts"), "start");
         picture.y += 2.0 * LINE;
     }
@@ -44,8 +50,26 @@ pub(crate) fn svg(system: &System, found: &Found) -> String {
     picture.finish()
 }
 
-/// The most hosts of a picture.
-pub(crate) const MAX_HOSTS: u32 = 18;
+/// The hosts of each domain, in the order of their first hosts; one that has no GPU stands alone.
+fn hosts_of_domains(system: &System) -> Vec<Vec<u32>> {
+    let mut groups: Vec<Vec<u32>> = Vec::new();
+    for nodes in system.components() {
+        let mut hosts: Vec<u32> = nodes.iter().map(|id| system.node(*id).host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        // Of a NIC or a NUMA node by itself the host is there already.
+        match groups.iter_mut().find(|group| group.iter().any(|host| hosts.contains(host))) {
+            Some(group) => group.extend(hosts.into_iter().filter(|host| !group.contains(host)).collect::<Vec<_>>()),
+            None => groups.push(hosts),
+        }
+    }
+    groups
+}
+
+/// The most hosts, or domains of several hosts, that are drawn whole: those behind them show nothing new.
+pub(crate) const MAX_HOSTS: usize = 4;
+/// The most hosts of a domain of which the GPUs are drawn.
+const MAX_COMPACT: usize = 35;
 /// The most rings that are drawn, and the most trees.
 const MAX_RINGS: usize = 8;
 const MAX_TREES: usize = 4;
@@ -67,6 +91,14 @@ const GREY: &str = "#777777";
 const PURPLE: &str = "#7a52a8";
 const BLUE: &str = "#4a78b0";
 const ORANGE: &str = "#c9801c";
+const GREEN: &str = "#2a8f5b";
+/// Room above NUMA nodes for the bar that joins three or more.
+const ABOVE: f64 = 26.0;
+/// Room for the words of the legend, and for rows of hosts.
+const LEAST_WIDTH: f64 = 420.0;
+const COMPACT_WIDTH: f64 = 1440.0;
+/// How large a number at a link is.
+const LABEL: (f64, f64) = (30.0, 11.0);
 /// Between hosts of a tree.
 const PLACE: f64 = 28.0;
 /// The letters of a device's name that are readable in its box.
@@ -80,6 +112,11 @@ struct Drawing<'a> {
     /// Where the next host stands.
     next: f64,
     lowest: f64,
+}
+
+/// Whether a number at `x` would stand in the gap between two columns, where lines from host to host run.
+fn in_gap(x: f64) -> bool {
+    !(0.16..0.78).contains(&((x - MARGIN) / COLUMN).fract())
 }
 
 /// What is not drawn of so many.
@@ -157,40 +194,151 @@ struct Picture<'a> {
     words: String,
     /// The middle of each device that is drawn.
     places: HashMap<NodeId, (f64, f64)>,
+    /// Where numbers stand on arcs, and how many found no room.
+    labels: Vec<(f64, f64)>,
+    left_out: usize,
+    /// What each arc of a host carries, where that is the same for all of them.
+    equal_arcs: Vec<Bandwidth>,
     width: f64,
     y: f64,
 }
 
 impl Picture<'_> {
-    fn host(&mut self, host: u32, tracks: &[Track]) {
-        let top = self.y;
+    /// The first of hosts that share links, whole, and the others.
+    fn host(&mut self, hosts: &[u32], tracks: &[Track]) {
+        let (host, top) = (hosts[0], self.y);
         let of_host = |id: &NodeId| self.system.node(*id).host == host;
-        let cpus: Vec<NodeId> = self
-            .system
-            .ids()
-            .filter(of_host)
-            .filter(|id| matches!(self.system.node(*id).kind, NodeKind::Cpu(_)))
-            .collect();
+        let is_cpu = |id: &NodeId| matches!(self.system.node(*id).kind, NodeKind::Cpu(_));
+        let cpus: Vec<NodeId> = self.system.ids().filter(of_host).filter(is_cpu).collect();
+        let above = if cpus.len() > 2 { ABOVE } else { 0.0 };
         let mut column = 0.0;
         let mut bottom = top;
         for cpu in &cpus {
-            bottom = self.branch(*cpu, None, top + 2.0 * LINE + BOX.1 / 2.0, &mut column).max(bottom);
+            bottom = self.branch(*cpu, None, top + above + 2.0 * LINE + BOX.1 / 2.0, &mut column).max(bottom);
         }
-        for pair in cpus.windows(2) {
-            self.join(pair[0], pair[1]);
-        }
+        self.join_cpus(&cpus);
+        self.coherent_links(host);
         self.y = bottom + BOX.1;
-        self.gpu_links(host);
+        self.gpu_links(host, hosts.len());
+        let mut wide = column * COLUMN;
+        if hosts.len() > 1 {
+            wide = self.compact(&hosts[1..], wide);
+        }
         self.tracks(host, tracks);
-        self.width = self.width.max(column * COLUMN + 2.0 * MARGIN);
-        let (width, height) = (column * COLUMN + MARGIN, self.y - top);
+        self.width = self.width.max(wide + 2.0 * MARGIN);
+        let (width, height) = (wide + MARGIN, self.y - top);
         let frame = format!(
             "<rect x=\"{}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#f6f6f4\" stroke=\"#999\"/>\n",
             MARGIN / 2.0
         );
         self.frames.push_str(&frame);
-        self.text(MARGIN, top + LINE, &format!("host {host}"), "start");
+        let name = match hosts {
+            [host] => format!("host {host}"),
+            hosts => format!("hosts {} to {}, one NVLink domain; host {host}:", hosts[0], hosts[hosts.len() - 1]),
+        };
+        self.text(MARGIN, top + LINE, &name, "start");
         self.y += 2.0 * LINE;
+    }
+
+    /// Hosts of a domain behind its first, by their GPUs, beside each other and in rows; how wide that is.
+    fn compact(&mut self, hosts: &[u32], wide: f64) -> f64 {
+        let of = |host: u32| -> Vec<NodeId> {
+            self.system.gpus().into_iter().filter(|id| self.system.node(*id).host == host).collect()
+        };
+        let gpus: Vec<(u32, Vec<NodeId>)> = hosts.iter().take(MAX_COMPACT).map(|host| (*host, of(*host))).collect();
+        #[expect(clippy::cast_precision_loss, reason = "few devices")]
+        let most = gpus.iter().map(|(_, gpus)| gpus.len()).max().unwrap_or(1).max(1) as f64;
+        let cell = most * COLUMN + MARGIN;
+        let beside = if hosts.len() < 4 { hosts.len() } else { 4 };
+        #[expect(clippy::cast_precision_loss, reason = "at most 4")]
+        let wide = wide.max(COMPACT_WIDTH.min(cell * beside as f64 - MARGIN));
+        let (mut left, mut reached) = (0.0, 0.0_f64);
+        for (host, gpus) in gpus {
+            if left > 0.0 && left + cell > wide + MARGIN {
+                left = 0.0;
+                self.y += LEVEL + LINE;
+            }
+            let (x, y) = (MARGIN + left, self.y);
+            let frame = format!(
+                "<rect x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{LEVEL}\" rx=\"6\" fill=\"none\" stroke=\"{PURPLE}\"/>\n",
+                x - 4.0,
+                most * COLUMN
+            );
+            self.body.push_str(&frame);
+            self.text(x, y + LINE - 2.0, &format!("host {host}"), "start");
+            let mut middle = x + COLUMN / 2.0 - 4.0;
+            for gpu in gpus {
+                // What its sisters of the first host have is not taken for granted.
+                let linked = self.system.links(gpu).iter().any(|link| link.kind == LinkKind::NvLink);
+                let (name, fill) = (self.name(gpu), if linked { "#b7dfb0" } else { "#f2b8b0" });
+                let name = if linked { name } else { format!("{name}, no link") };
+                self.device(middle, y + LEVEL / 2.0 + 8.0, &name, fill);
+                middle += COLUMN;
+            }
+            left += cell;
+            reached = reached.max(left);
+        }
+        self.y += LEVEL + LINE;
+        if hosts.len() > MAX_COMPACT {
+            let what = format!("and {} more hosts of this domain", hosts.len() - MAX_COMPACT);
+            self.text(MARGIN, self.y + LINE / 2.0, &what, "start");
+            self.y += 2.0 * LINE;
+        }
+        wide.max(reached - MARGIN)
+    }
+
+    /// Every two NUMA nodes of a host are joined: two by a line, more by a bar above them.
+    fn join_cpus(&mut self, cpus: &[NodeId]) {
+        if let [one, other] = cpus {
+            self.join(*one, *other);
+        }
+        let ([first, .., last], true) = (cpus, cpus.len() > 2) else { return };
+        let links = cpus.iter().flat_map(|cpu| self.system.links(*cpu));
+        let widths: Vec<Bandwidth> =
+            links.filter(|link| link.kind == LinkKind::System).map(|link| link.bandwidth).collect();
+        let (Some(least), Some(most)) = (widths.iter().min(), widths.iter().max()) else { return };
+        let what = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        let (from, to) = (self.places[first], self.places[last]);
+        let y = from.1 - BOX.1 / 2.0 - ABOVE / 2.0;
+        for cpu in cpus {
+            let place = self.places[cpu];
+            self.line((place.0, y), (place.0, place.1 - BOX.1 / 2.0), BLUE, 1.5);
+        }
+        self.line((from.0, y), (to.0, y), BLUE, 3.0);
+        self.text((from.0 + to.0) / 2.0, y - 5.0, &format!("each two of them: {what}"), "middle");
+    }
+
+    /// From each GPU with a coherent link past its bridges to its NUMA node.
+    fn coherent_links(&mut self, host: u32) {
+        for gpu in self.system.gpus().into_iter().filter(|id| self.system.node(*id).host == host) {
+            let coherent = self.system.links(gpu).iter().find(|link| link.kind == LinkKind::Coherent);
+            let Some(link) = coherent.copied() else { continue };
+            let (Some(from), Some(to)) = (self.places.get(&gpu).copied(), self.places.get(&link.to).copied()) else {
+                continue;
+            };
+            let (x, level) = (from.0 + BOX.0 / 2.0 + 5.0, to.1 + BOX.1 / 2.0 + 6.0);
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                self.body,
+                "<path d=\"M{} {} V{level} H{x} V{} H{}\" fill=\"none\" stroke=\"{GREEN}\" stroke-width=\"2.5\"/>",
+                to.0 + BOX.0 / 4.0,
+                to.1 + BOX.1 / 2.0,
+                from.1,
+                from.0 + BOX.0 / 2.0
+            );
+            self.label(x, from.1 - LEVEL / 2.0 - 6.0, link.bandwidth.gigabytes());
+        }
+    }
+
+    fn name(&self, id: NodeId) -> String {
+        match &self.system.node(id).kind {
+            NodeKind::Gpu { device, .. } => format!("GPU {device}"),
+            NodeKind::Cpu(_) => format!("CPU {}", self.system.node(id).numa),
+            NodeKind::Port { name, device, .. } if name.is_empty() => format!("NIC {device}"),
+            NodeKind::Port { name, .. } => name.clone(),
+            NodeKind::Nic => "card".to_owned(),
+            NodeKind::Pci | NodeKind::Switch => "PCI".to_owned(),
+        }
     }
 
     /// A device and what hangs below it, from `column` on; the lowest place that it takes.
@@ -215,14 +363,14 @@ impl Picture<'_> {
         for child in &below {
             self.join(id, *child);
         }
-        let (name, fill) = match &self.system.node(id).kind {
-            NodeKind::Gpu { device, .. } => (format!("GPU {device}"), "#b7dfb0"),
-            NodeKind::Cpu(_) => (format!("NUMA {}", self.system.node(id).numa), "#bcd4ee"),
-            NodeKind::Port { name, device, .. } if name.is_empty() => (format!("NIC {device}"), "#f7d9a8"),
-            NodeKind::Port { name, .. } => (name.clone(), "#f7d9a8"),
-            NodeKind::Nic => ("card".to_owned(), "#fbeed5"),
-            NodeKind::Pci | NodeKind::Switch => ("PCI".to_owned(), "#e4e0ea"),
+        let fill = match &self.system.node(id).kind {
+            NodeKind::Gpu { .. } => "#b7dfb0",
+            NodeKind::Cpu(_) => "#bcd4ee",
+            NodeKind::Port { .. } => "#f7d9a8",
+            NodeKind::Nic => "#fbeed5",
+            NodeKind::Pci | NodeKind::Switch => "#e4e0ea",
         };
+        let name = self.name(id);
         self.device(x, y, &name, fill);
         bottom
     }
@@ -237,7 +385,7 @@ impl Picture<'_> {
     }
 
     /// Below the GPUs: a bar for the switches with a line to each GPU, or arcs between GPUs, each with what it carries.
-    fn gpu_links(&mut self, host: u32) {
+    fn gpu_links(&mut self, host: u32, hosts: usize) {
         let gpus: Vec<NodeId> =
             self.system.gpus().into_iter().filter(|id| self.system.node(*id).host == host).collect();
         let mut switched = Vec::new();
@@ -265,7 +413,9 @@ impl Picture<'_> {
                 BOX.1
             );
             self.body.push_str(&bar);
-            self.text((from + to) / 2.0, y + 17.0, "NVLink switches", "middle");
+            let what =
+                if hosts > 1 { format!("NVLink switches of {hosts} hosts") } else { "NVLink switches".to_owned() };
+            self.text((from + to) / 2.0, y + 17.0, &what, "middle");
             self.y = y + BOX.1 + LINE;
         }
         self.arcs(&arcs);
@@ -294,16 +444,31 @@ impl Picture<'_> {
                 two.0
             );
             if !same {
-                self.label((one.0 + two.0) / 2.0, y + depth, bandwidth.gigabytes());
+                self.arc_label((one.0, two.0), (y, depth), bandwidth.gigabytes());
             }
             lowest = lowest.max(y + depth + LINE);
         }
-        if let (Some((.., bandwidth)), true) = (arcs.first(), same) {
-            let what = format!("each link between GPUs: {bandwidth}");
-            self.text(MARGIN + 4.0, lowest + 4.0, &what, "start");
-            lowest += LINE;
-        }
+        // Said in the legend, where nothing runs through it.
+        self.equal_arcs.extend(arcs.first().filter(|_| same).map(|(.., bandwidth)| *bandwidth));
         self.y = lowest;
+    }
+
+    /// What an arc carries, where on it there is room: not in the gaps between columns, where lines to other hosts run.
+    fn arc_label(&mut self, (from, to): (f64, f64), (y, depth): (f64, f64), gigabytes: f64) {
+        const PLACES: [f64; 9] = [0.3, 0.7, 0.24, 0.76, 0.36, 0.64, 0.5, 0.18, 0.82];
+        for part in PLACES {
+            // The arc is a Bézier curve, whose ends and handles stand above each other.
+            let x = from + (to - from) * part * part * (3.0 - 2.0 * part);
+            let at = (x, y + 3.0 * part * (1.0 - part) * depth * 1.33);
+            let is_taken =
+                self.labels.iter().any(|other| (other.0 - at.0).abs() < LABEL.0 && (other.1 - at.1).abs() < LABEL.1);
+            if !in_gap(x) && !is_taken {
+                self.labels.push(at);
+                self.label(at.0, at.1 + 3.5, gigabytes);
+                return;
+            }
+        }
+        self.left_out += 1;
     }
 
     /// The channels of this host: each a line that goes down a step with every device, with its name before it.
@@ -420,70 +585,14 @@ impl Picture<'_> {
         x
     }
 
-    fn legend(&mut self, found: &Found) {
-        self.y += LINE;
-        let mut x = MARGIN;
-        let kinds = [
-            (GREY, "", "PCI Express"),
-            (PURPLE, "", "NVLink, xGMI"),
-            (BLUE, "", "between NUMA nodes"),
-            (ORANGE, "", "network port"),
-            (COLOURS[0], "", "a ring"),
-            (COLOURS[0], "2 4", "a tree inside a host"),
-            (COLOURS[0], "5 3", "a ring from host to host"),
-        ];
-        for (colour, dashes, what) in kinds {
-            self.dashed((x, self.y - 4.0), (x + 26.0, self.y - 4.0), (colour, dashes));
-            self.text(x + 32.0, self.y, what, "start");
-            #[expect(clippy::cast_precision_loss, reason = "a few letters")]
-            let letters = what.len() as f64;
-            x += 32.0 + 7.0 * letters + LINE;
-        }
-        self.width = self.width.max(x);
-        let mut lines = vec!["numbers at links: GB/s in each direction".to_owned()];
-        if let Some(domain) = found.domains().first() {
-            for (what, most, inside) in
-                [("rings", MAX_RINGS, &domain.rings), ("chains of trees", MAX_TREES, &domain.chains)]
-            {
-                let Some(inside) = inside else { continue };
-                let shown = if found.between().is_some() { String::new() } else { more(inside.orders.len(), most) };
-                let (count, width, total) = (inside.orders.len(), inside.width, inside.total());
-                lines.push(format!("inside: {what}: {count} x {width} = {total}{shown}"));
-            }
-        }
-        match found.between() {
-            Some(Ok(between)) => {
-                for (what, most, channels) in [("rings", MAX_RINGS, &between.ring), ("trees", MAX_TREES, &between.tree)]
-                {
-                    let (count, width, total) = (channels.channels.len(), channels.width, channels.total());
-                    lines.push(format!("between hosts: {what}: {count} x {width} = {total}{}", more(count, most)));
-                }
-                lines.push(
-                    "lines below the GPUs: rings from the NIC where they enter to that where they leave, and trees from \
-                     their NIC on; a ring's last host leads back to its first"
-                        .to_owned(),
-                );
-            }
-            Some(Err(_)) | None if lines.len() > 1 => {
-                lines.push(
-                    "lines below the GPUs: rings from the first GPU back to it, and trees from their root on"
-                        .to_owned(),
-                );
-            }
-            Some(Err(_)) | None => {}
-        }
-        for line in lines {
-            self.y += LINE;
-            self.text(MARGIN, self.y, &line, "start");
-        }
-    }
-
     fn join(&mut self, above: NodeId, below: NodeId) {
         let (Some(from), Some(to)) = (self.places.get(&above).copied(), self.places.get(&below).copied()) else {
             return;
         };
-        let link = self.system.links(above).iter().filter(|link| link.to == below).max_by_key(|link| link.bandwidth);
-        let Some(link) = link else { return };
+        // Links of GPUs are drawn by themselves.
+        let is_drawn = |kind: LinkKind| matches!(kind, LinkKind::System | LinkKind::Network | LinkKind::Pci);
+        let mut links = self.system.links(above).iter().filter(|link| link.to == below);
+        let Some(link) = links.find(|link| is_drawn(link.kind)) else { return };
         let colour = match link.kind {
             LinkKind::System => BLUE,
             LinkKind::Network => ORANGE,
@@ -498,7 +607,9 @@ impl Picture<'_> {
         self.line(start, end, colour, 1.5);
         // A card without a PCI device hangs on the processor by nothing that could be measured.
         if link.bandwidth < Bandwidth::LOCAL {
-            let (x, y) = if sideways { ((start.0 + end.0) / 2.0, start.1 - 8.0) } else { (to.0, end.1 - 9.0) };
+            let beside = [20.0, 30.0, 40.0, 50.0].map(|more| start.0 + more).into_iter().find(|x| !in_gap(*x));
+            let beside = beside.filter(|x| *x < end.0).unwrap_or((start.0 + end.0) / 2.0);
+            let (x, y) = if sideways { (beside, start.1 - 8.0) } else { (to.0, end.1 - 9.0) };
             self.label(x, y, link.bandwidth.gigabytes());
         }
     }
@@ -563,7 +674,7 @@ impl Picture<'_> {
     }
 
     fn finish(self) -> String {
-        let (width, height) = (self.width.max(640.0), self.y + MARGIN);
+        let (width, height) = (self.width.max(LEAST_WIDTH), self.y + MARGIN);
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
              font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}{}{}{}</svg>\n",

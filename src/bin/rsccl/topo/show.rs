@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use rsccl::internals::topo::bandwidth::GpuGeneration;
-use rsccl::internals::topo::description::{Function, Machine, Pci};
+use rsccl::internals::topo::bandwidth::{Bandwidth, GpuGeneration};
+use rsccl::internals::topo::description::{Cpu, Function, Machine, Pci, Port};
 use rsccl::internals::topo::paths::{PathKind, Paths};
 use rsccl::internals::topo::reach::{self, Levels, Verdict};
 use rsccl::internals::topo::search::between::Hop;
@@ -20,15 +20,10 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
     for cpu in &machine.cpus {
         let host = hosts.iter().position(|host| *host == cpu.host).unwrap_or(0);
         let of_host = if hosts.len() > 1 { format!("host {host} ") } else { String::new() };
-        let [architecture, vendor, ..] = &cpu.identity;
-        line(
-            &mut text,
-            0,
-            &format!("{of_host}CPU {} ({architecture} {vendor}, {})", cpu.numa, processors(&cpu.affinity)),
-        );
+        line(&mut text, 0, &format!("{of_host}CPU {} ({})", cpu.numa, of_cpu(cpu)));
         cpu.devices.iter().for_each(|device| branch(&mut text, 1, device));
         for port in cpu.nics.iter().flat_map(|nic| &nic.ports) {
-            line(&mut text, 1, &format!("NIC {} {} Gbit/s, no PCI device", port.name, port.megabits / 1000));
+            line(&mut text, 1, &format!("NIC {}, no PCI device", of_port(port)));
         }
     }
     for (graphs, of_domain) in found.domains().iter().zip(&found.names) {
@@ -53,6 +48,52 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
         None => {}
     }
     text
+}
+
+/// What a NUMA node is, as far as that is known: architecture and vendor, package, processors, cores, memory, caches.
+fn of_cpu(cpu: &Cpu) -> String {
+    let [architecture, vendor, ..] = &cpu.identity;
+    let named: Vec<&str> = [&**architecture, &**vendor].into_iter().filter(|word| !word.is_empty()).collect();
+    let details = &cpu.details;
+    let mut parts = vec![named.join(" ")];
+    parts.extend(details.package.map(|package| format!("package {package}")));
+    parts.push(processors(&cpu.affinity));
+    parts.extend((details.cores > 0).then(|| count(details.cores, "core")));
+    parts.extend((details.memory_bytes > 0).then(|| format!("{} of memory", binary(details.memory_bytes))));
+    for cache in &details.caches {
+        let times = if cache.count == 1 { String::new() } else { format!("{} x ", cache.count) };
+        parts.push(format!("{times}L{} {}", cache.level, binary(cache.bytes)));
+    }
+    parts.retain(|part| !part.is_empty());
+    parts.join(", ")
+}
+
+fn count(number: u32, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+/// Bytes in the largest unit of which there is at least one, with one decimal below ten.
+fn binary(bytes: u64) -> String {
+    let (unit, name) = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
+        .into_iter()
+        .find(|(unit, _)| bytes >= *unit)
+        .unwrap_or((1, "bytes"));
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    if tenths < 100 && !tenths.is_multiple_of(10) {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    } else {
+        format!("{} {name}", tenths / 10)
+    }
+}
+
+/// A port's name, or its number, and its speed.
+fn of_port(port: &Port) -> String {
+    let name = if port.name.is_empty() { port.device.to_string() } else { port.name.clone() };
+    match port.megabits {
+        0 => format!("{name} without a link"),
+        megabits if megabits.is_multiple_of(1000) => format!("{name} {} Gbit/s", megabits / 1000),
+        megabits => format!("{name} {}.{:03} Gbit/s", megabits / 1000, megabits % 1000),
+    }
 }
 
 /// The processors of a mask as sysfs and topology files write it, hexadecimal words with the last processors first:
@@ -96,22 +137,31 @@ fn numbers(system: &System, gpus: &[NodeId]) -> String {
 }
 
 fn branch(text: &mut String, depth: usize, device: &Pci) {
-    let speed = device.speed.map_or_else(|| "speed unknown".to_owned(), |speed| format!("{speed:?}"));
-    let link = format!("{speed} x{}", device.lanes);
+    let link = match (device.speed, device.lanes) {
+        (Some(speed), 0) => format!("{speed:?}, lanes unknown"),
+        (Some(speed), lanes) => format!("{speed:?} x{lanes}"),
+        (None, 0) => "PCI link unknown".to_owned(),
+        (None, lanes) => format!("x{lanes}, PCI speed unknown"),
+    };
     let what = match &device.function {
         Function::Bridge => format!("PCI {}", device.bus_id),
         Function::Gpu(gpu) => {
             let generation = match gpu.generation {
                 GpuGeneration::Nvidia { capability: 0 } => "NVIDIA".to_owned(),
                 GpuGeneration::Nvidia { capability } => format!("sm_{capability}"),
+                GpuGeneration::Amd { gfx: 0 } => "AMD".to_owned(),
                 GpuGeneration::Amd { gfx } => format!("gfx{gfx:x}"),
             };
-            let links: u32 = gpu.links.iter().map(|link| link.count).sum();
-            format!("GPU {} {} ({generation}, {links} links)", gpu.device, device.bus_id)
+            let links = gpu.links.iter().fold(0, |sum: u32, link| sum.saturating_add(link.count));
+            let coherent = gpu
+                .c2c
+                .map_or_else(String::new, |(count, megabytes)| format!(", c2c {count} x {}", Bandwidth(megabytes)));
+            format!("GPU {} {} ({generation}, {}{coherent})", gpu.device, device.bus_id, count(links, "link"))
         }
         Function::Nic(nic) => {
-            let ports = nic.ports.iter().map(|port| format!("NIC {} {} Gbit/s", port.name, port.megabits / 1000));
-            format!("{} {}", ports.collect::<Vec<_>>().join(", "), device.bus_id)
+            let ports: Vec<String> = nic.ports.iter().map(|port| format!("NIC {}", of_port(port))).collect();
+            let ports = if ports.is_empty() { "card without a NIC of its own".to_owned() } else { ports.join(", ") };
+            format!("{ports} {}", device.bus_id)
         }
     };
     line(text, depth, &format!("{what}, {link}"));
