@@ -264,7 +264,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),
-        home: settings.standing.home(Path::new("/"))?,
+        home: settings.standing.home(Path::new("/")),
         switches: settings.standing.switches(settings.host_id.as_deref())?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
