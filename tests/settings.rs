@@ -12,10 +12,8 @@ use rsccl::{Communicator, ReduceOp};
 /// Where a test starts this program as a rank, this is the rank.
 #[test]
 #[ignore = "one rank of the jobs that the tests of this file start: alone it is no test"]
-#[expect(clippy::print_stdout, reason = "the test reads it")]
 fn worker() {
-    #![expect(clippy::disallowed_methods, reason = "the role of a test's process is no configuration of the library")]
-    if std::env::var_os(ROLE).is_none() {
+    if !is_rank() {
         return;
     }
     let summed = Communicator::from_env().and_then(|comm| {
@@ -30,6 +28,11 @@ fn worker() {
         Ok(said) => println!("\n{said}"),
         Err(error) => panic!("{error}"),
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the role of a test's process is no configuration of the library")]
+fn is_rank() -> bool {
+    std::env::var_os(ROLE).is_some()
 }
 
 /// What became of the ranks of a job.

@@ -35,8 +35,8 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
     })
 }
 
-/// Opens a file for lines that are put at its end; makes the file if there is none. A FIFO without a reader is an error:
-/// it is not waited for.
+/// Opens a file for lines that are put at its end; makes the file if there is none. A FIFO without a reader is an
+/// error: it is not waited for.
 ///
 /// # Errors
 /// Of the system.
