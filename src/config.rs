@@ -35,7 +35,7 @@ mod socket;
 mod store_address;
 mod value;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use debug::{DebugLevel, DebugLevels, Subsystem, SubsystemSet};
@@ -50,6 +50,7 @@ pub use value::{Kind, TimeUnit};
 
 use crate::error::{Error, Result};
 use layers::{Found, Layers};
+use value::Value;
 
 /// The behaviour of communicators. `None` leaves a choice to the library; each field's documentation ends with its
 /// variable and its default.
@@ -88,13 +89,14 @@ pub struct Config {
     /// several do. Processes that share a GPU take turns there then, each of some milliseconds, unless NVIDIA's MPS
     /// runs them together. `RSCCL_COHORT`; joint.
     pub cohort: Option<String>,
-    /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
+    /// The least channels of a call that has as many slots to fill. Calls that work in memory which the ranks of a host
+    /// share have at most 4; the log says so where more are asked for. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,
-    /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
-    /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
+    /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses, and
+    /// never more than 4 in memory that the ranks of a host share. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     pub max_channels: Option<u32>,
-    /// The bytes of all slots of one connection. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB for the messages of two ranks that
-    /// meet over sockets.
+    /// The bytes of all slots of one connection. Large collectives inside a host work in the memory of its ranks and
+    /// use no slots. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB for the messages of two ranks that meet over sockets.
     pub buffer_bytes: Option<u64>,
     /// The bytes of a rank's scratch window, which the ranks of its host can access. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     pub scratch_bytes: u64,
@@ -144,8 +146,9 @@ pub struct Config {
     /// worse, 2 where it is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     pub cross_nic: u32,
     /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells, for `rsccl topo`
-    /// and for communicators: they take NUMA nodes from it, and on GPUs the links between them; what it leaves out of
-    /// GPUs NVML tells. `NCCL_TOPO_FILE`.
+    /// and for communicators on GPUs: they take the links between GPUs and NICs from it; what it leaves out of GPUs
+    /// NVML tells. A file of processors alone, without GPUs and NICs, tells the NUMA nodes of all ranks. A file that
+    /// cannot be opened is left out with a warning, as in NCCL. `NCCL_TOPO_FILE`.
     pub topo_file: Option<PathBuf>,
     /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
     /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
@@ -170,15 +173,17 @@ pub struct Config {
     /// `NCCL_TOPO_DUMP_FILE`.
     pub topo_dump_file: Option<PathBuf>,
     /// A graph file in place of a search for channels between the GPUs of a host, for `rsccl topo` and for
-    /// communicators. `NCCL_GRAPH_FILE`.
+    /// communicators of one host; those of several hosts search, and warn that they do not use it. A file that cannot
+    /// be opened is left out with a warning, as in NCCL. `NCCL_GRAPH_FILE`.
     pub graph_file: Option<PathBuf>,
     /// Where `rsccl topo` writes the channels as a graph file, and rank 0 those between a communicator's GPUs when they
     /// first meet. `NCCL_GRAPH_DUMP_FILE`.
     pub graph_dump_file: Option<PathBuf>,
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,
-    /// Whether the memory of the host's ranks is mapped at the first need, and not at set-up. `NCCL_RUNTIME_CONNECT`;
-    /// true.
+    /// Whether everything is connected at the first need. If not, a communicator of one host maps the memory of its
+    /// ranks at set-up; connections, between hosts and on GPUs, wait for the first need all the same.
+    /// `NCCL_RUNTIME_CONNECT`; true.
     pub runtime_connect: bool,
     /// The identity of this host, in place of its name and boot id. `NCCL_HOSTID`.
     pub host_id: Option<String>,
@@ -195,25 +200,26 @@ pub struct Config {
     pub socket_interfaces: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
-    /// One network connection has this times `sockets_per_thread` sockets. No threads serve them: waiting ranks do.
-    /// `NCCL_SOCKET_NTHREADS`; 1.
+    /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
+    /// waiting ranks do. `NCCL_SOCKET_NTHREADS`; 1.
     pub socket_threads: Option<u32>,
-    /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`].
+    /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1.
     /// `NCCL_NSOCKS_PERTHREAD`; 1.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     pub socket_retry_sleep: Duration,
-    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`; the system's choice.
+    /// A socket's receive buffer in bytes, at least 64 KiB. `NCCL_SOCKET_RCVBUF`; the system's choice.
     pub socket_receive_bytes: Option<u64>,
-    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`; the system's choice.
+    /// A socket's send buffer in bytes, at least 64 KiB. `NCCL_SOCKET_SNDBUF`; the system's choice.
     pub socket_send_bytes: Option<u64>,
     /// How much is logged; `None`: nothing. `NCCL_DEBUG`.
     pub debug: Option<DebugLevel>,
     /// Which parts of the library log. `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
     pub debug_subsystems: SubsystemSet,
-    /// The log's file, with `%h` for the host and `%p` for the process; `None`: standard output. `NCCL_DEBUG_FILE`.
+    /// The log's file, with `%h` for the host and `%p` for the process; `None`, or a file that cannot be opened:
+    /// standard output. `NCCL_DEBUG_FILE`.
     pub debug_file: Option<String>,
     /// The format of the time in a line, as for `strftime`, with `%3f` for milliseconds. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
     pub debug_time_format: String,
@@ -309,20 +315,29 @@ impl Config {
     /// As [`Config::resolve`].
     pub fn resolve_in(mut self, environment: &Environment) -> Result<Config> {
         let layers = Layers::read(environment)?;
-        let mut set = Vec::new();
+        if !layers.mistyped().is_empty() {
+            return Err(Error::invalid_argument(layers.mistyped().join("; ")));
+        }
+        let (mut remarks, mut set) = (Vec::new(), Vec::new());
         for variable in VARIABLES {
-            match layers.find(variable)? {
-                Some(found) => {
-                    self.set(variable, &found)?;
+            let (laid, outcome) = self.lay(variable, &layers, &mut remarks);
+            outcome?;
+            match laid {
+                Some(Laid { name, source }) => {
                     let shown = variable.shown(&self);
-                    set.push(Note::Information(format!("{} set by {} to {shown}", found.name, found.source)));
+                    set.push(Note::Information(format!("{name} set by {source} to {shown}")));
+                    self.leave_out_absent((variable, &source), environment, &mut remarks);
                 }
-                None => variable.kind.check(&(variable.get)(&self)).map_err(|why| {
-                    wrong(variable, &variable.full_name(), &variable.shown(&self), &Source::Code, &why)
-                })?,
+                None => {
+                    self.leave_out_absent((variable, &Source::Code), environment, &mut remarks);
+                    variable.kind.check(&(variable.get)(&self)).map_err(|why| {
+                        wrong(variable, &variable.full_name(), &variable.shown(&self), &Source::Code, &why)
+                    })?;
+                }
             }
         }
         self.notes = layers.into_notes();
+        self.notes.extend(remarks);
         self.notes.extend(set);
         if self.switch_address.is_none() {
             self.switch_address = environment.get(launch::SWITCH_ADDRESS)?.map(str::to_owned);
@@ -354,7 +369,8 @@ impl Config {
         Ok(self)
     }
 
-    /// The remarks of [`Config::resolve`]: unknown names, names without effect, files open to other users.
+    /// The remarks of [`Config::resolve`]: unknown names, names without effect, values and lines that are ignored,
+    /// files that are absent or open to other users.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
@@ -367,28 +383,79 @@ impl Config {
     pub fn explain(self, environment: &Environment) -> Result<(Vec<Setting>, Vec<Note>)> {
         let layers = Layers::read(environment)?;
         let defaults = Config::default();
-        let mut config = self;
+        let (mut config, mut remarks) = (self, Vec::new());
         let mut settings = Vec::with_capacity(VARIABLES.len());
         for variable in VARIABLES {
             let default = variable.shown(&defaults);
             let in_code = (variable.get)(&config) != (variable.get)(&defaults);
-            let mut source = if in_code { Source::Code } else { Source::Default };
-            let mut problem = None;
-            match layers.find(variable) {
-                Ok(Some(found)) => {
-                    problem = config.set(variable, &found).err().map(|error| error.to_string());
-                    source = found.source;
-                }
-                Ok(None) => {}
-                Err(error) => problem = Some(error.to_string()),
-            }
-            settings.push(Setting { variable, default, value: variable.shown(&config), source, problem });
+            let (laid, outcome) = config.lay(variable, &layers, &mut remarks);
+            let unset = if in_code { Source::Code } else { Source::Default };
+            let source = laid.map_or(unset, |laid| laid.source);
+            let problem = outcome.err().map(|error| error.to_string());
+            let value = variable.shown(&config);
+            config.leave_out_absent((variable, &source), environment, &mut remarks);
+            settings.push(Setting { variable, default, value, source, problem });
         }
-        Ok((settings, layers.into_notes()))
+        let mut notes: Vec<Note> = layers.mistyped().iter().cloned().map(Note::Mistake).collect();
+        notes.extend(layers.into_notes());
+        notes.extend(remarks);
+        Ok((settings, notes))
+    }
+
+    /// Sets `variable` to what the strongest of `layers` has for it, if one has; says which. A bad value of the log's
+    /// variables is no error, but a remark, as in NCCL.
+    fn lay(&mut self, variable: &Variable, layers: &Layers<'_>, remarks: &mut Vec<Note>) -> (Option<Laid>, Result<()>) {
+        let (found, outcome) = match layers.find(variable) {
+            Ok(Some(found)) => {
+                let outcome = self.set(variable, &found);
+                (Some(found), outcome)
+            }
+            Ok(None) => (None, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let laid = found.as_ref().map(|found| Laid { name: found.name.clone(), source: found.source.clone() });
+        match outcome {
+            Err(error) if variable.is_of_log() => {
+                let source = laid.map_or(Source::Environment, |laid| laid.source);
+                remarks.push(layers.mistake(&source, format!("{}: ignored", error.message())));
+                (None, Ok(()))
+            }
+            Err(error) => (laid, Err(error)),
+            Ok(()) => {
+                remarks.extend(found.as_ref().and_then(|found| stray_marks(variable, found)));
+                (laid, Ok(()))
+            }
+        }
+    }
+
+    /// Forgets the file that `variable` names and that cannot be opened, with a remark, as NCCL does: the file is often
+    /// one for other machines of the site. Does nothing to variables whose files have to be there.
+    fn leave_out_absent(
+        &mut self,
+        (variable, source): (&Variable, &Source),
+        environment: &Environment,
+        remarks: &mut Vec<Note>,
+    ) {
+        let path = variable.shown(self);
+        if !variable.names_spare_file() || path.is_empty() {
+            return;
+        }
+        let Some(error) = file::unopened(Path::new(&path)) else { return };
+        let text = format!("{}={path:?} ({source}): {error}: the file is left out", variable.full_name());
+        remarks.push(layers::mistake_of(source, environment.system_file(), text));
+        let is_optional = (variable.set)(self, &Value::Automatic);
+        debug_assert!(is_optional, "without the file the library looks for itself");
     }
 
     fn set(&mut self, variable: &Variable, found: &Found<'_>) -> Result<()> {
         let Found { name, text, source } = found;
+        if matches!(variable.kind, Kind::Choice(_))
+            && variable.is_of_log()
+            && text.trim().eq_ignore_ascii_case(SILENCE)
+            && (variable.set)(self, &Value::Automatic)
+        {
+            return Ok(());
+        }
         let shown = if matches!(variable.kind, Kind::Secret) { secret::REDACTED } else { text };
         let value = variable.kind.parse(text, variable.automatic);
         let value = value.map_err(|why| wrong(variable, name, shown, source, &why))?;
@@ -429,6 +496,12 @@ impl Config {
     }
 }
 
+/// By which name, and where, a variable is set.
+struct Laid {
+    name: String,
+    source: Source,
+}
+
 /// One line of [`Config::explain`].
 #[derive(Debug)]
 #[non_exhaustive]
@@ -448,6 +521,21 @@ pub struct Setting {
 fn wrong(variable: &Variable, name: &str, shown: &str, source: &Source, why: &str) -> Error {
     Error::invalid_argument(format!("{name}={shown:?} ({source}): {why}; allowed: {}", variable.allowed()))
 }
+
+/// The remark that `^` or `=` stands inside the list of interfaces, where it is part of a name, as in NCCL.
+fn stray_marks(variable: &Variable, Found { name, text, source }: &Found<'_>) -> Option<Note> {
+    if variable.name != "SOCKET_IFNAME" {
+        return None;
+    }
+    let list = text.strip_prefix('^').unwrap_or(text);
+    let stray = list.strip_prefix('=').unwrap_or(list).split(',').find(|name| name.contains(['^', '=']))?;
+    Some(Note::Warning(format!(
+        "{name}={text:?} ({source}): ^ and = count at the start of the list only, so {stray:?} is no interface"
+    )))
+}
+
+/// The value of `NCCL_DEBUG` that asks for nothing. NCCL does not know it, and logs nothing therefore.
+const SILENCE: &str = "NONE";
 
 /// The setters: one for each field, named after it.
 macro_rules! setters {

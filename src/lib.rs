@@ -50,7 +50,7 @@
 //! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
 //! | large calls between processes that copy nothing | a registered `Buffer` | one copy by the kernel, or two by scratch |
 //! | several hosts | TCP between them; GPU memory goes through pinned memory of the host, or by NVLinks where they join hosts | |
-//! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | a warning in the log |
+//! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | `NCCL_DEBUG=WARN` warns |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |
 //! | a communicator from an MPI communicator | feature `mpi`: an MPI and libclang at build time | `Communicator::from_env` under `mpirun` |
 //! | C++ classes | feature `cpp`: a C++17 compiler; `cpp/install.sh PREFIX` | |
@@ -114,6 +114,9 @@ pub mod internals {
         pub use crate::config::nearest::nearest;
     }
     pub mod comm {
+        pub mod settings {
+            pub use crate::comm::settings::check;
+        }
         pub mod this_host {
             pub use crate::comm::this_host::*;
         }

@@ -34,22 +34,22 @@ use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
 
 use crate::config::{Config, DebugLevel, Note, Subsystem};
-use crate::error::Result;
 
 use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
 
 /// Starts to log as `config` says: the first configuration of the process that sets `NCCL_DEBUG` decides. Then logs the
-/// remarks about the configuration, each one once in a process; their lines name the caller's place. May be called
-/// again.
+/// remarks about the configuration, each one once in a process; their lines name the caller's place. Mistakes of whoever
+/// runs the program stand on standard error too, from rank 0 or from a process that knows no `rank`. May be called again.
 ///
-/// # Errors
-/// If `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
+/// No setting of the log ends a program: lines whose file cannot be opened go to standard output.
 #[track_caller]
-pub(crate) fn install(config: &Config) -> Result<()> {
+pub(crate) fn install(config: &Config, rank: Option<u32>) {
+    let mut mistakes = Vec::new();
     if PRINTER.get().is_none()
-        && let Some(printer) = Printer::new(config)?
+        && let Some((printer, mistake)) = Printer::new(config)
     {
+        mistakes.extend(mistake);
         let (level, hears_calls) = (printer.level() as u8, printer.hears_calls());
         // If two threads come at the same time, the second one's printer is dropped.
         if PRINTER.set(printer).is_ok() {
@@ -59,10 +59,12 @@ pub(crate) fn install(config: &Config) -> Result<()> {
             PRINTS_CALLS.store(hears_calls, Ordering::Relaxed);
         }
     }
-    for note in config.notes() {
-        say_once(note);
+    for note in config.notes().iter().cloned().chain(mistakes.into_iter().map(Note::Mistake)) {
+        match note {
+            Note::Mistake(text) if rank.unwrap_or(0) == 0 => tell(&text),
+            note => say_once(&note),
+        }
     }
-    Ok(())
 }
 
 /// Logs the version, once in a process. Rank 0 calls this when an init begins, as in NCCL.
@@ -81,7 +83,8 @@ pub(crate) fn hears_calls() -> bool {
 }
 
 /// Prints a warning on standard error, whatever `NCCL_DEBUG` asks for: for a situation that makes all results wrong but
-/// is not an error of a call. Each text is printed once in a process.
+/// is not an error of a call, and for settings that have not the effect which the user expects. Each text is printed
+/// once in a process.
 #[track_caller]
 pub(crate) fn tell(text: &str) {
     if is_new(text) {
@@ -120,13 +123,13 @@ pub(crate) fn write(site: &Site, rank: Option<u32>, text: fmt::Arguments<'_>) {
 #[track_caller]
 pub(crate) fn say_once(note: &Note) {
     let text = match note {
-        Note::Warning(text) | Note::Information(text) => text,
+        Note::Mistake(text) | Note::Warning(text) | Note::Information(text) => text,
     };
     if !is_new(text) {
         return;
     }
     match note {
-        Note::Warning(text) => event!(Warn / WARN, Env in Location::caller(), "{text}"),
+        Note::Mistake(text) | Note::Warning(text) => event!(Warn / WARN, Env in Location::caller(), "{text}"),
         Note::Information(text) => event!(Info / INFO, Env in Location::caller(), "{text}"),
     }
 }

@@ -109,7 +109,7 @@ fn version_and_help() {
 #[test]
 fn env_prints_every_variable_with_value_and_source() {
     let variables =
-        [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("RSCCL_STOR", "x"), ("RANK", "1"), ("WORLD_SIZE", "2")];
+        [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("NCCL_BUFSIZE", "x"), ("RANK", "1"), ("WORLD_SIZE", "2")];
     let table = Job::start(&["env"], &variables).outcome();
     assert_eq!(table.exit, Exit::Code(0), "{}", table.stderr);
     for variable in rsccl::config::VARIABLES {
@@ -118,24 +118,72 @@ fn env_prints_every_variable_with_value_and_source() {
     let algo = table.stdout.lines().find(|line| line.starts_with("NCCL_ALGO ")).unwrap();
     assert_eq!(algo.split_whitespace().take(5).collect::<Vec<_>>(), ["NCCL_ALGO", "text", "-", "Ring", "environment"]);
     assert!(table.stdout.contains("Launched as rank 1 of 2 by torchrun, no store."), "{}", table.stdout);
-    assert!(table.stderr.contains("did you mean RSCCL_STORE?"), "{}", table.stderr);
+    assert!(table.stderr.contains("did you mean NCCL_BUFFSIZE?"), "{}", table.stderr);
     assert!(!table.stdout.contains("sesame"));
+    for (name, words) in [("NCCL_DEBUG ", "VERSION, WARN, ATTN, INFO, ABORT, TRACE"), ("RSCCL_COHORT ", "joint, split")]
+    {
+        let line = table.stdout.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line.ends_with(&format!("({words})")), "{line}");
+    }
 
     let json = Job::start(&["env", "--json"], &variables).outcome();
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["variables"].as_array().unwrap().len(), rsccl::config::VARIABLES.len());
     assert_eq!((&json["launch"]["rank"], &json["launch"]["launcher"]), (&1.into(), &"torchrun".into()));
-    assert_eq!(json["notes"][0]["level"], "warning");
+    assert_eq!(json["notes"][0]["level"], "mistake");
 }
 
 #[test]
 fn env_shows_the_table_in_spite_of_bad_values_and_fails() {
-    let bad = Job::start(&["env"], &[("NCCL_DEBUG", "LOUD")]).outcome();
+    let bad = Job::start(&["env"], &[("NCCL_BUFFSIZE", "much")]).outcome();
     assert_eq!(bad.exit, Exit::Code(2));
-    assert!(bad.stdout.contains("environment (bad)") && bad.stderr.contains("NCCL_DEBUG=\"LOUD\""), "{}", bad.stderr);
+    assert!(
+        bad.stdout.contains("environment (bad)") && bad.stderr.contains("NCCL_BUFFSIZE=\"much\""),
+        "{}",
+        bad.stderr
+    );
     let pair = [("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "16")];
     let bad = Job::start(&["env"], &pair).outcome();
     assert!(bad.exit == Exit::Code(2) && bad.stderr.contains("at most 64"), "{}", bad.stderr);
+}
+
+/// Every program refuses these, though the table of variables cannot tell.
+#[test]
+fn env_refuses_what_programs_refuse() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no such thing\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (name, value) in [
+        ("NCCL_ALGO", "Rign"),
+        ("NCCL_PROTO", "XX"),
+        ("RSCCL_PROCESSORS", "abc"),
+        ("RSCCL_TUNE_FILE", "/nonexistent"),
+        ("RSCCL_TUNE_FILE", file),
+        ("RSCCL_SWITCH_FILE", "/nonexistent"),
+        ("RSCCL_SECRET_FILE", "/nonexistent"),
+        ("NCCL_TOPO_FILE", file),
+        ("NCCL_GRAPH_FILE", file),
+        ("NCCL_P2P_LEVEL", "near"),
+        ("NCCL_SOCKET_IFNAME", "^"),
+        ("NCCL_COMM_ID", "nowhere"),
+        ("NCCL_SOCKET_RCVBUF", "1"),
+        ("RSCCL_ALGO", "Rign"),
+    ] {
+        let bad = Job::start(&["env"], &[(name, value)]).outcome();
+        assert_eq!(bad.exit, Exit::Code(2), "{name}={value}");
+        assert_eq!(bad.stdout.matches("environment (bad)").count(), 1, "{name}={value}: {}", bad.stdout);
+        assert!(bad.stderr.contains(name.split_once('_').unwrap().1), "{}", bad.stderr);
+    }
+    let unknown = Job::start(&["env"], &[("RSCCL_STOR", "x")]).outcome();
+    assert_eq!(unknown.exit, Exit::Code(2));
+    assert_eq!(unknown.stderr.matches("did you mean RSCCL_STORE?").count(), 1, "{}", unknown.stderr);
+    // What programs only warn of.
+    for (name, value) in [("NCCL_DEBUG", "LOUD"), ("NCCL_TOPO_FILE", "/none/of.xml"), ("NCCL_ALGO", "NVLS")] {
+        let good = Job::start(&["env"], &[(name, value)]).outcome();
+        assert_eq!((good.exit, good.stdout.contains("(bad)")), (Exit::Code(0), false), "{}", good.stderr);
+        assert_eq!(good.stderr.contains(&format!("rsccl: warning: {name}=")), name != "NCCL_ALGO", "{}", good.stderr);
+    }
 }
 
 #[test]

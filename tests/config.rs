@@ -88,17 +88,17 @@ fn a_bad_value_names_variable_value_source_and_what_is_allowed() {
     for (name, value, allowed) in [
         ("NCCL_COMM_BLOCKING", "2", "1 or 0"),
         ("RSCCL_COMM_BLOCKING", "maybe", "1 or 0"),
-        ("RSCCL_TIMEOUT_MS", "10s", "1 to 2592000000 milliseconds"),
-        ("RSCCL_TIMEOUT_MS", "0", "1 to 2592000000 milliseconds"),
+        ("RSCCL_TIMEOUT_MS", "10s", "10 to 2592000000 milliseconds"),
+        ("RSCCL_TIMEOUT_MS", "0", "10 to 2592000000 milliseconds"),
+        ("RSCCL_INIT_TIMEOUT_MS", "5", "10 to 2592000000 milliseconds"),
+        ("NCCL_SOCKET_RCVBUF", "1", "bytes from 65536 to 2147483647"),
+        ("NCCL_SOCKET_SNDBUF", "65535", "bytes from 65536 to 2147483647"),
         ("RSCCL_SPIN_US", "2000000", "0 to 1000000 microseconds"),
         ("NCCL_BUFFSIZE", "1", "bytes from 16384 to 1073741824"),
         ("NCCL_MIN_NCHANNELS", "65", "a whole number from 1 to 64, or -1 for automatic"),
         ("NCCL_SOCKET_RETRY_CNT", "-1", "a whole number from 0 to 1000"),
         ("NCCL_NET", "IB", "Socket"),
         ("NCCL_SOCKET_FAMILY", "inet", "AF_INET, AF_INET6"),
-        ("NCCL_DEBUG", "LOUD", "VERSION, WARN"),
-        ("NCCL_DEBUG_SUBSYS", "INIT,NOISE", "a list of INIT, COLL"),
-        ("NCCL_DEBUG_TIMESTAMP_LEVELS", "x", "a list of VERSION"),
         ("RSCCL_STORE", "nowhere", "tcp://host:port"),
     ] {
         let text = refused(&[(name, value)]);
@@ -148,7 +148,105 @@ fn errors_in_files_name_file_and_line() {
     assert!(with(folder.path().to_str().unwrap()).contains("not a regular file"));
     std::fs::write(folder.path().join("b.conf"), [0x7f, b'E', b'L', b'F', 2, 1, 1, 0]).unwrap();
     let garbage = with(folder.path().join("b.conf").to_str().unwrap());
-    assert!(garbage.contains("b.conf:1: a control character"), "{garbage}");
+    assert!(garbage.contains("b.conf is not text"), "{garbage}");
+}
+
+/// What NCCL leaves out ends no program here: users of a machine cannot edit its file.
+#[test]
+fn lines_that_are_no_assignments_are_remarks() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines =
+        b"\xef\xbb\xbf[site]\r\nexport NCCL_DEBUG=INFO\r\n\xff\xfe\r\nNCCL_BUFFSIZE = 1M\r\nNCCL_BUFFSIZE=2M\r\n";
+    let path = folder.path().join("a.conf");
+    std::fs::write(&path, lines).unwrap();
+    let shown = path.to_str().unwrap();
+    let machine = Environment::default().with_system_file(&path);
+    for environment in [machine, Environment::of([("NCCL_CONF_FILE", shown)])] {
+        let config = Config::default().resolve_in(&environment).unwrap();
+        assert_eq!((config.buffer_bytes, config.debug), (Some(1 << 20), None));
+        let told = format!("{shown}:1, and 2 more lines, the next is 2: ignored, it has no =");
+        let is_it = |note: &&Note| matches!(note, Note::Warning(text) if text.starts_with(&told));
+        assert_eq!(config.notes().iter().filter(is_it).count(), 1, "{:?}", config.notes());
+    }
+    // A name that a newer release may know, or none, in the file of a machine.
+    std::fs::write(&path, "RSCCL_TIMEOUT=10\nNCCL_BUFSIZE=1M\n").unwrap();
+    let config = Config::default().resolve_in(&Environment::default().with_system_file(&path)).unwrap();
+    let told =
+        |part: &str| config.notes().iter().any(|note| matches!(note, Note::Warning(text) if text.contains(part)));
+    assert!(told("did you mean RSCCL_TIMEOUT_MS?") && told("did you mean NCCL_BUFFSIZE?"), "{:?}", config.notes());
+    assert!(refused(&[("NCCL_CONF_FILE", shown)]).contains("did you mean RSCCL_TIMEOUT_MS?"));
+}
+
+#[test]
+fn a_file_that_nobody_named_ends_no_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = folder.path().join("long.conf");
+    std::fs::write(&long, vec![b'#'; 2 << 20]).unwrap();
+    for (path, why) in
+        [(folder.path(), "is not a regular file: ignored"), (&*long, "longer than 1048576 bytes: ignored")]
+    {
+        let config = Config::default().resolve_in(&Environment::default().with_system_file(path)).unwrap();
+        let [Note::Warning(text)] = config.notes() else { panic!("{:?}", config.notes()) };
+        assert!(text.contains(why), "{text}");
+    }
+}
+
+fn mistakes(config: &Config) -> Vec<&str> {
+    let told =
+        config.notes().iter().filter_map(|note| if let Note::Mistake(text) = note { Some(&**text) } else { None });
+    told.collect()
+}
+
+#[test]
+fn settings_of_the_log_are_never_errors() {
+    use std::os::unix::ffi::OsStrExt;
+    let log = VARIABLES.iter().filter(|variable| variable.name.starts_with("DEBUG"));
+    let names: Vec<String> = log.map(rsccl::config::Variable::full_name).collect();
+    assert_eq!(names.len(), 5);
+    let no_text = std::ffi::OsStr::from_bytes(b"\xff");
+    let all = Environment::of(names.iter().map(|name| (&**name, no_text)));
+    let config = Config::default().with_debug(DebugLevel::Warn).resolve_in(&all).unwrap();
+    assert_eq!((config.debug, mistakes(&config).len()), (Some(DebugLevel::Warn), 5), "what the program says is kept");
+    let config = resolve(&[("NCCL_DEBUG", "FOO"), ("NCCL_DEBUG_SUBSYS", "INIT,^ENV")]).unwrap();
+    assert_eq!((config.debug, config.debug_subsystems), (None, Config::default().debug_subsystems));
+    let [level, parts] = &mistakes(&config)[..] else { panic!("{:?}", config.notes()) };
+    assert!(level.starts_with("NCCL_DEBUG=\"FOO\" (environment): no such choice; allowed: VERSION"), "{level}");
+    assert!(level.ends_with(": ignored") && parts.contains("there is no subsystem \"^ENV\""), "{level}, {parts}");
+    let empty = resolve(&[("NCCL_DEBUG_SUBSYS", "")]).unwrap();
+    assert_eq!((empty.debug_subsystems.to_string(), mistakes(&empty).len()), ("NONE".to_owned(), 0));
+    let silent = Config::default().with_debug(DebugLevel::Info);
+    let silent = silent.resolve_in(&Environment::of([("NCCL_DEBUG", "none")])).unwrap();
+    assert_eq!((silent.debug, mistakes(&silent).len()), (None, 0));
+}
+
+#[test]
+fn a_file_of_topology_or_channels_that_is_absent_is_left_out() {
+    let config = resolve(&[("NCCL_TOPO_FILE", "/none/a"), ("NCCL_GRAPH_FILE", "/none/b")]).unwrap();
+    assert_eq!((&config.topo_file, &config.graph_file), (&None, &None));
+    let [topology, graph] = &mistakes(&config)[..] else { panic!("{:?}", config.notes()) };
+    assert!(topology.starts_with("NCCL_TOPO_FILE=\"/none/a\" (environment): No such file"), "{topology}");
+    assert!(graph.starts_with("NCCL_GRAPH_FILE=\"/none/b\" (environment): No such file"), "{graph}");
+    let by_program = Config::default().with_topo_file("/none/c").resolve_in(&Environment::default()).unwrap();
+    assert!(by_program.topo_file.is_none() && mistakes(&by_program)[0].contains("(program)"));
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().to_str().unwrap();
+    assert!(resolve(&[("NCCL_TOPO_FILE", here)]).unwrap().topo_file.is_some(), "it is there");
+    // Nobody who runs a program can change the machine's file: only the log says it.
+    let path = write(&folder.path().join("system.conf"), "NCCL_TOPO_FILE=/none/d\n");
+    let machine = Config::default().resolve_in(&Environment::default().with_system_file(&path)).unwrap();
+    let is_it = |note: &Note| matches!(note, Note::Warning(text) if text.contains("/none/d"));
+    assert!(mistakes(&machine).is_empty() && machine.notes().iter().any(is_it), "{:?}", machine.notes());
+}
+
+#[test]
+fn marks_inside_a_list_of_interfaces_are_told() {
+    for (list, stray) in [("=a,b,^c", Some("^c")), ("a,=b", Some("=b")), ("^=a,b", None), ("=a", None), ("a,b", None)] {
+        let config = resolve(&[("NCCL_SOCKET_IFNAME", list)]).unwrap();
+        let told =
+            config.notes().iter().find_map(|note| if let Note::Warning(text) = note { Some(text) } else { None });
+        assert_eq!(told.is_some(), stray.is_some(), "{list}: {told:?}");
+        assert!(told.is_none_or(|text| text.contains(&format!("{:?} is no interface", stray.unwrap()))), "{told:?}");
+    }
 }
 
 #[test]
@@ -165,34 +263,44 @@ fn a_fifo_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn unknown_names_are_warned_of_and_idle_ones_told_once() {
+fn unknown_names_are_told_and_idle_ones_told_once() {
     let folder = tempfile::tempdir().unwrap();
-    let path = write(&folder.path().join("a.conf"), "NCCL_GDRCOPY_ENABLE=1\nRSCCL_SCRATCH=1\nPATH=/bin\n");
+    let path = write(&folder.path().join("a.conf"), "NCCL_GDRCOPY_ENABLE=1\nPATH=/bin\n");
     let config = resolve(&[
-        ("RSCCL_TIMEOUT", "1"),
         ("RSCCL_XYZZY_PLUGH", "1"),
+        ("NCCL_BUFSIZE", "1M"),
+        ("NCCL_REPRODUCIBLE", "1"),
         ("NCCL_IB_HCA", "mlx5"),
         ("RSCCL_RANK", "0"),
         ("RSCCL_CONF_FILE", &path),
     ]);
-    let notes = config.unwrap().notes().to_vec();
     let expected = [
-        "RSCCL_TIMEOUT (environment) is unknown; did you mean RSCCL_TIMEOUT_MS?".to_owned(),
-        "RSCCL_XYZZY_PLUGH (environment) is unknown; `rsccl env` lists what is known".to_owned(),
-        format!("RSCCL_SCRATCH ({path}:2) is unknown; did you mean RSCCL_SCRATCH_BYTES?"),
-        format!("PATH ({path}:3) has no effect: only names with NCCL_ or RSCCL_ are read here"),
+        Note::Mistake("RSCCL_XYZZY_PLUGH (environment) is unknown; `rsccl env` lists what is known".to_owned()),
+        Note::Mistake("NCCL_BUFSIZE (environment) is not a variable of NCCL; did you mean NCCL_BUFFSIZE?".to_owned()),
+        Note::Mistake(
+            "NCCL_REPRODUCIBLE (environment) is not a variable of NCCL; did you mean RSCCL_REPRODUCIBLE?".to_owned(),
+        ),
+        Note::Warning(format!("PATH ({path}:2) has no effect: only names with NCCL_ or RSCCL_ are read here")),
+        Note::Information("variables of NCCL that have no effect here: NCCL_GDRCOPY_ENABLE, NCCL_IB_HCA".to_owned()),
     ];
-    let idle = "variables of NCCL that have no effect here: NCCL_GDRCOPY_ENABLE, NCCL_IB_HCA".to_owned();
-    let mut expected: Vec<Note> = expected.into_iter().map(Note::Warning).collect();
-    expected.push(Note::Information(idle));
-    assert_eq!(notes, expected);
+    assert_eq!(config.unwrap().notes(), expected);
+    let all = refused(&[("RSCCL_TIMEOUT", "1"), ("RSCCL_SCRATCH", "1")]);
+    assert_eq!(
+        all,
+        "RSCCL_SCRATCH (environment) is unknown; did you mean RSCCL_SCRATCH_BYTES?; \
+         RSCCL_TIMEOUT (environment) is unknown; did you mean RSCCL_TIMEOUT_MS?"
+    );
+    assert!(resolve(&[("RSCCL_TIMEOUT", ""), ("NCCL_BUFSIZE", "")]).unwrap().notes().is_empty(), "that is unset");
+    // The names of installations, builds and tests are no settings.
+    let elsewhere = [("RSCCL_ROOT", "/opt"), ("RSCCL_HOME", "/opt"), ("RSCCL_DIR", "/opt"), ("RSCCL_TEST_SEED", "7")];
+    assert!(resolve(&elsewhere).unwrap().notes().iter().all(|note| matches!(note, Note::Information(_))));
 }
 
 #[test]
 fn the_table_tells_value_and_source_of_each_variable() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(&folder.path().join(".nccl.conf"), "\nNCCL_PROTO=LL\n");
-    let variables = [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("NCCL_DEBUG", "LOUD")];
+    let variables = [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("NCCL_BUFFSIZE", "LOUD")];
     let environment = Environment::of(variables).with_home(folder.path());
     let (settings, _) = Config::default().with_name("code").explain(&environment).unwrap();
     assert_eq!(settings.len(), VARIABLES.len());
@@ -202,7 +310,7 @@ fn the_table_tells_value_and_source_of_each_variable() {
     assert_eq!((&*of("COMM_NAME").value, &of("COMM_NAME").source), ("code", &Source::Code));
     assert_eq!((&*of("SOCKET_RETRY_CNT").value, &of("SOCKET_RETRY_CNT").source), ("34", &Source::Default));
     assert_eq!(of("SECRET").value, "<redacted>");
-    assert!(of("DEBUG").problem.as_ref().unwrap().contains("LOUD"));
+    assert!(of("BUFFSIZE").problem.as_ref().unwrap().contains("LOUD"));
 }
 
 proptest::proptest! {

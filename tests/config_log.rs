@@ -63,14 +63,10 @@ fn work(config: &Config, calls: u32) {
 fn nccls_lines_come_whatever_subscriber_the_program_has_or_installs_later() {
     let folder = tempfile::tempdir().unwrap();
     let pattern = folder.path().join("log.%h.%p");
-    let bad = folder.path().join("none/log");
     let resolve = |file: &str| {
         let variables = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,COLL"), ("NCCL_DEBUG_FILE", file)];
         Config::default().resolve_in(&Environment::of(variables)).unwrap()
     };
-    let error = local::run_with(1, &resolve(bad.to_str().unwrap()), |_| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("NCCL_DEBUG_FILE=") && error.contains("none/log"), "{error}");
-
     let config = resolve(pattern.to_str().unwrap());
     work(&config, 3);
     let heard = Arc::new(Mutex::new(Vec::new()));

@@ -273,7 +273,8 @@ fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
             "--check-only",
         ]);
         command.args(["--transport", transport]).env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", subsystems);
-        let output = command.env("RSCCL_ALG", "x").env("NCCL_DEBUG_FILE", &file).output().expect("the binary starts");
+        let output =
+            command.env("NCCL_BUFSIZE", "x").env("NCCL_DEBUG_FILE", &file).output().expect("the binary starts");
         assert!(output.status.success(), "{}", text(&output.stderr));
         std::fs::read_to_string(&file).expect("the log was written")
     };
@@ -290,7 +291,7 @@ fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
         assert_eq!(count("Recv: opCount 1 sendbuff 0x0 recvbuff 0x"), 1, "{calls}");
     }
     let usual = log("usual", "local", "INIT,ENV");
-    assert_eq!(count(&usual, ["[-] ", "did you mean RSCCL_ALGO?"]), 1, "{usual}");
+    assert_eq!(count(&usual, ["[-] ", "did you mean NCCL_BUFFSIZE?"]), 1, "{usual}");
     assert_eq!(count(&usual, ["[-] RSCCL INFO ", "NCCL_DEBUG set by environment to INFO"]), 1, "{usual}");
     assert_eq!(count(&usual, ["Init timings - local: rank 1 nranks 2 total ", "(bootstrap "]), 1, "{usual}");
     assert_eq!(count(&usual, ["rank 0 nranks 2", "Destroy COMPLETE"]), 1, "{usual}");

@@ -85,6 +85,19 @@ fn files_of_the_environment_are_read_and_written() {
     assert!(std::fs::read_to_string(graph).expect("written").contains("<graphs version=\"1\">"));
 }
 
+/// A site may name files for all its machines, of which some have none.
+#[test]
+fn files_of_the_environment_that_are_absent_are_left_out() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.args(["topo", "--file", &machine("p4d")]);
+    command.env("NCCL_TOPO_FILE", "/none/topo.xml").env("NCCL_GRAPH_FILE", "/none/graph.xml");
+    let output = command.output().expect("the command line runs");
+    let told = String::from_utf8(output.stderr).expect("text");
+    assert!(output.status.success(), "{told}");
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), text(&["--file", &machine("p4d")]));
+    assert!(["topo.xml", "graph.xml"].iter().all(|name| told.contains(&format!("/none/{name}"))), "{told}");
+}
+
 /// A cloud's file has PCI devices alone: the command says so, and an overlay says the rest.
 #[test]
 fn an_overlay_tells_what_a_file_leaves_out() {

@@ -70,7 +70,8 @@ impl FromStr for Family {
 /// The value of `NCCL_SOCKET_IFNAME`. The default has no rules.
 ///
 /// A list of names separated by commas. Each is a prefix; after a leading `=` each is a whole name; after a leading `^`
-/// (which comes before a `=`) the named interfaces are excluded.
+/// (which comes before a `=`) the named interfaces are excluded. A number after a colon (`eth0:1`) does not count, as
+/// in NCCL, which has it for InfiniBand's ports; but an interface whose own name has such a number is preferred.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     names: Vec<String>,
@@ -92,7 +93,7 @@ impl FromStr for Rules {
                 "'{shown}' has {count} interfaces: at most {MAX_INTERFACES} are allowed"
             )));
         }
-        if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME_BYTES) {
+        if let Some(long) = names.iter().find(|name| without_port(name).len() > MAX_NAME_BYTES) {
             let long: String = long.chars().take(64).flat_map(char::escape_default).collect();
             return Err(Error::invalid_argument(format!(
                 "the interface name '{long}' is longer than {MAX_NAME_BYTES} characters"
@@ -113,8 +114,18 @@ impl Rules {
 
     /// Whether the rules allow the interface `name`.
     pub fn allow(&self, name: &str) -> bool {
-        let named = self.names.iter().any(|rule| if self.exact { name == rule } else { name.starts_with(rule) });
+        let named = self.names(name, |rule| rule) || self.names(name, without_port);
         self.is_empty() || named != self.exclude
+    }
+
+    /// Whether they allow it and name it with its number, if they have numbers.
+    fn prefer(&self, name: &str) -> bool {
+        self.exclude || self.names(name, |rule| rule)
+    }
+
+    fn names(&self, name: &str, whole: impl Fn(&str) -> &str) -> bool {
+        let is_it = |rule: &str| if self.exact { name == rule } else { name.starts_with(rule) };
+        self.names.iter().any(|rule| is_it(whole(rule)))
     }
 }
 
@@ -171,7 +182,11 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
         ];
         order.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
     } else {
-        pick(&|interface| rules.allow(&interface.name))
+        let order: [&dyn Fn(&Interface) -> bool; 2] =
+            [&|interface| rules.allow(&interface.name) && rules.prefer(&interface.name), &|interface| {
+                rules.allow(&interface.name)
+            }];
+        order.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
     };
     if found.is_empty() {
         return Err(nothing(NOTHING, all, (rules, family)));
@@ -183,6 +198,14 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
 pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
     let mut usable = all.iter().filter(|interface| is_usable(interface, family) && rules.allow(&interface.name));
     usable.find(|interface| is_in_subnet(interface, near)).cloned()
+}
+
+/// The name of an interface in a rule, without the number behind a colon.
+fn without_port(rule: &str) -> &str {
+    match rule.rsplit_once(':') {
+        Some((name, port)) if !name.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => rule,
+    }
 }
 
 /// How far an address reaches; the better comes first.
@@ -324,6 +347,20 @@ mod tests {
         assert_eq!(names("^eth,lo,virbr", Family::Any, None), ["docker0 172.17.0.1"]);
         assert_eq!(names("^=eth1,lo,docker0,virbr0", Family::Any, None), ["eth0 10.1.0.5", "eth10 fe80::5"]);
         assert_eq!(names("eth", Family::V6, None), ["eth0 fd00::5", "eth10 fe80::5"]);
+    }
+
+    #[test]
+    fn a_number_after_a_colon_does_not_count_unless_it_is_part_of_the_name() {
+        assert_eq!(names("lo:0", Family::Any, None), ["lo 127.0.0.1"]);
+        assert_eq!(names("=eth1:3,nothing", Family::Any, None), ["eth1 10.2.0.5"]);
+        assert_eq!(names("^eth:0,lo,virbr:7", Family::Any, None), ["docker0 172.17.0.1"]);
+        // A second address that was given to eth0 under a name of its own.
+        let mut list = machine();
+        list.push(interface("eth0:1", "10.8.0.5", 16));
+        let rules: Rules = "eth0:1".parse().unwrap();
+        let chosen = choose(&list, &rules, Family::Any, None).unwrap();
+        assert_eq!(chosen.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["eth0:1"]);
+        assert!(!"lo:x".parse::<Rules>().unwrap().allow("lo"));
     }
 
     #[test]

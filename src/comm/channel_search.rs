@@ -15,6 +15,7 @@ use crate::bootstrap::MAX_GATHER_BYTES;
 use crate::comm::session::Session;
 use crate::comm::settings::searching::Searching;
 use crate::comm::this_host;
+use crate::config::Note;
 use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::log;
@@ -23,7 +24,7 @@ use crate::sys::float_mode;
 use crate::topo::Topology;
 use crate::topo::channels::{self, SystemChannels};
 use crate::topo::description::Machine;
-use crate::topo::graphs;
+use crate::topo::graphs::{self, Graph};
 use crate::topo::layout::{ChannelOrders, Layout};
 use crate::topo::search::between::CrossNic;
 use crate::topo::system::{NodeId, System};
@@ -68,6 +69,7 @@ pub(super) fn find(
     wait: &Wait,
 ) -> Result<Option<JoinedGpus>> {
     let (me, settings) = (session.world.rank, &session.settings.searching);
+    let number = topology.hosts().len();
     if devices.iter().all(|device| *device == devices[0]) {
         return Ok(None);
     }
@@ -75,20 +77,24 @@ pub(super) fn find(
     let is_first = local.first() == Some(&me);
     let news = is_first.then(|| {
         let uuids: Vec<[u8; 16]> = local.iter().map(|rank| devices[rank.index()].0).collect();
-        describe(settings, me, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
+        describe((settings, number), me, &uuids)
+            .unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned()))
+            .encode()
     });
     let mut told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
     let in_part = |ranks: &[Rank]| matches!(HostNews::decode(&told[ranks[0].index()]), Ok(HostNews::InPart));
     if topology.hosts().iter().any(|ranks| in_part(ranks)) {
         // Where ranks may use their own GPUs alone, each tells what it sees.
         let own = in_part(local).then(|| {
-            let news = describe_own(settings, me, devices[me.index()].0);
+            let news = describe_own((settings, number), me, devices[me.index()].0);
             news.unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
         });
         let parts = session.bootstrap.all_gather(&own.unwrap_or_default(), wait)?;
         let hosts: Vec<&Vec<Rank>> = topology.hosts().iter().filter(|ranks| in_part(ranks)).collect();
-        let fused: Vec<(usize, Vec<u8>)> =
-            hosts.iter().map(|ranks| Ok((ranks[0].index(), fuse(ranks, &parts)?.encode()))).collect::<Result<_>>()?;
+        let fused: Vec<(usize, Vec<u8>)> = hosts
+            .iter()
+            .map(|ranks| Ok((ranks[0].index(), fuse(ranks, &parts, settings.cross)?.encode())))
+            .collect::<Result<_>>()?;
         fused.into_iter().for_each(|(first, news)| told[first] = news);
     }
     let hosts = hosts_in_order(topology, layout);
@@ -98,6 +104,7 @@ pub(super) fn find(
         join(session.world, (&hosts, &told), settings.cross)?
     };
     if me == Rank::new(0) {
+        settings.unused_graphs(number).iter().for_each(|unused| log::tell(unused));
         report(session, joined.as_ref());
     }
     // Rank 0 has logged the reason.
@@ -120,11 +127,11 @@ fn look(settings: &Searching, me: Rank) -> Result<this_host::ThisHost> {
     Ok(host)
 }
 
-/// This host, for its ranks, whose GPUs have these UUIDs.
+/// This host, for its ranks, whose GPUs have these UUIDs; one of so many hosts.
 ///
 /// # Errors
 /// Where a file cannot be read, or is wrong.
-fn describe(settings: &Searching, me: Rank, uuids: &[[u8; 16]]) -> Result<HostNews> {
+fn describe((settings, hosts): (&Searching, usize), me: Rank, uuids: &[[u8; 16]]) -> Result<HostNews> {
     let this_host::ThisHost { mut machine, gpus, .. } = look(settings, me)?;
     let bus_id = |uuid: &[u8; 16]| gpus.iter().find(|(own, _)| own == uuid).map(|(_, bus_id)| bus_id.clone());
     let Some(bus_ids) = uuids.iter().map(bus_id).collect::<Option<Vec<String>>>() else {
@@ -132,32 +139,45 @@ fn describe(settings: &Searching, me: Rank, uuids: &[[u8; 16]]) -> Result<HostNe
     };
     check_hosts(&machine)?;
     machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
-    let system = System::new(&machine)?;
-    let mut found = SystemChannels::search(&system, settings.cross);
-    if let Some(graphs) = settings.graphs()? {
-        for note in found.replace(&system, &graphs)? {
-            log::warn!(Graph @ me, "NCCL_GRAPH_FILE: {note}");
-        }
-        found.orders(&places(&system, 0, &bus_ids).unwrap_or_default())?;
-    }
-    let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
+    let of_file = graphs_of_file(settings, hosts)?;
+    let graphs = inside(&machine, &bus_ids, of_file.as_deref(), settings.cross)?;
     Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs })
 }
 
-/// This host as one of its ranks sees it, whose GPU has this UUID.
+/// The channels of the graph file, which counts on one host alone.
+fn graphs_of_file(settings: &Searching, hosts: usize) -> Result<Option<Vec<Graph>>> {
+    if hosts == 1 { settings.graphs() } else { Ok(None) }
+}
+
+/// The channels inside a host, those of a file in place of those that the search finds; empty where there are none.
+///
+/// # Errors
+/// Where the file is not one of these GPUs.
+fn inside(machine: &Machine, bus_ids: &[String], of_file: Option<&[Graph]>, cross: CrossNic) -> Result<String> {
+    let system = System::new(machine)?;
+    let mut found = SystemChannels::search(&system, cross);
+    if let Some(graphs) = of_file {
+        for note in found.replace(&system, graphs)? {
+            log::say_once(&Note::Warning(format!("NCCL_GRAPH_FILE: {note}")));
+        }
+        found.orders(&places(&system, 0, bus_ids).unwrap_or_default())?;
+    }
+    Ok(found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs)))
+}
+
+/// This host as one of its ranks sees it, whose GPU has this UUID; one of so many hosts. Its channels are those of the
+/// graph file, if that counts.
 ///
 /// # Errors
 /// As [`describe`].
-fn describe_own(settings: &Searching, me: Rank, uuid: [u8; 16]) -> Result<HostNews> {
+fn describe_own((settings, hosts): (&Searching, usize), me: Rank, uuid: [u8; 16]) -> Result<HostNews> {
     let this_host::ThisHost { machine, gpus, .. } = look(settings, me)?;
     let Some((_, bus_id)) = gpus.into_iter().find(|(own, _)| *own == uuid) else {
         return Ok(HostNews::Unknown("NVML does not show the GPUs of its ranks".to_owned()));
     };
     check_hosts(&machine)?;
-    if settings.graphs()?.is_some() {
-        return Ok(HostNews::Unknown("NCCL_GRAPH_FILE needs a rank that sees all GPUs of its host".to_owned()));
-    }
-    Ok(HostNews::Found { bus_ids: vec![bus_id], machine: xml::write(&machine), graphs: String::new() })
+    let graphs = graphs_of_file(settings, hosts)?.map_or_else(String::new, |graphs| graphs::write(&graphs));
+    Ok(HostNews::Found { bus_ids: vec![bus_id], machine: xml::write(&machine), graphs })
 }
 
 fn check_hosts(machine: &Machine) -> Result<()> {
@@ -168,17 +188,21 @@ fn check_hosts(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What each rank of a host sees of it, as one. The channels inside it are searched for by all.
+/// What each rank of a host sees of it, as one. The channels inside it are searched for by all, unless the first rank
+/// that has a graph file tells them.
 ///
 /// # Errors
 /// Where a rank has told nothing that can be read, or of a file that is wrong.
-fn fuse(ranks: &[Rank], parts: &[Vec<u8>]) -> Result<HostNews> {
-    let (mut bus_ids, mut machines) = (Vec::new(), Vec::new());
+fn fuse(ranks: &[Rank], parts: &[Vec<u8>], cross: CrossNic) -> Result<HostNews> {
+    let (mut bus_ids, mut machines, mut of_file) = (Vec::new(), Vec::new(), None);
     for rank in ranks {
         let broken = |error: Error| Error::remote(*rank, format!("what rank {rank} sees: {}", error.message()));
         match HostNews::decode(&parts[rank.index()]).map_err(broken)? {
-            HostNews::Found { bus_ids: own, machine, .. } => {
+            HostNews::Found { bus_ids: own, machine, graphs } => {
                 bus_ids.extend(own.into_iter().take(1));
+                if of_file.is_none() && !graphs.is_empty() {
+                    of_file = Some(graphs::parse("graphs", &graphs).map_err(broken)?);
+                }
                 machines.push(xml::parse("topology", &machine).map_err(broken)?.0);
             }
             HostNews::Wrong(text) => return Err(Error::invalid_argument(format!("rank {rank}: {text}")).about(*rank)),
@@ -188,7 +212,11 @@ fn fuse(ranks: &[Rank], parts: &[Vec<u8>]) -> Result<HostNews> {
     }
     let mut machine = Machine::fused(machines);
     machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
-    Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs: String::new() })
+    let graphs = match of_file {
+        Some(graphs) => inside(&machine, &bus_ids, Some(&graphs), cross)?,
+        None => String::new(),
+    };
+    Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs })
 }
 
 /// The hosts that ranks are on, in the order of the layout. Its hosts are domains of memory: ranks of one host that
@@ -452,9 +480,11 @@ mod tests {
         let good = || told("dgx1v", &[0]);
         let ranks = [4, 5].map(Rank::new);
         let parts = |last: HostNews| [vec![Vec::new(); 4], vec![good(), last.encode()]].concat();
-        let wrong = fuse(&ranks, &parts(HostNews::Wrong("t.xml:3: no tag".to_owned()))).err().unwrap();
+        let wrong =
+            fuse(&ranks, &parts(HostNews::Wrong("t.xml:3: no tag".to_owned())), CrossNic::IfBetter).err().unwrap();
         assert_eq!((wrong.peer(), wrong.message()), (Some(5), "rank 5: t.xml:3: no tag"));
-        let HostNews::Unknown(reason) = fuse(&ranks, &parts(HostNews::Unknown("no NVML".to_owned()))).unwrap() else {
+        let unknown = parts(HostNews::Unknown("no NVML".to_owned()));
+        let HostNews::Unknown(reason) = fuse(&ranks, &unknown, CrossNic::IfBetter).unwrap() else {
             panic!("rank 5 knows nothing");
         };
         assert_eq!(reason, "rank 5: no NVML");
@@ -482,12 +512,36 @@ mod tests {
         let parts: Vec<Vec<u8>> = bus_ids.iter().map(part).collect();
         let ranks: Vec<Rank> = (0..8).map(Rank::new).collect();
         let mut all = vec![Vec::new(); 8];
-        all[0] = fuse(&ranks, &parts).unwrap().encode();
+        all[0] = fuse(&ranks, &parts, CrossNic::IfBetter).unwrap().encode();
         let fused = joined(&[4; 8], &all).unwrap().unwrap();
         all[0] = told("dgx1v", &[0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(fused.orders, joined(&[4; 8], &all).unwrap().unwrap().orders);
-        let broken = fuse(&ranks[..1], &[vec![9]]).unwrap_err();
+        let broken = fuse(&ranks[..1], &[vec![9]], CrossNic::IfBetter).unwrap_err();
         assert_eq!((broken.kind(), broken.peer()), (Kind::Remote, Some(0)));
+        // A graph file that one of them names counts, though none of them sees all GPUs: here one of the six rings.
+        let mut file = SystemChannels::search(&system, CrossNic::IfBetter).graphs(&system).unwrap();
+        file[0].channels.truncate(1);
+        let HostNews::Found { bus_ids: own, machine, .. } = HostNews::decode(&parts[3]).unwrap() else {
+            panic!("rank 3 has described its GPU");
+        };
+        let mut parts = parts;
+        parts[3] = HostNews::Found { bus_ids: own, machine, graphs: graphs::write(&file) }.encode();
+        all[0] = fuse(&ranks, &parts, CrossNic::IfBetter).unwrap().encode();
+        let rings = joined(&[4; 8], &all).unwrap().unwrap().orders;
+        assert_eq!((fused.orders.rings().len(), rings.rings().len()), (6, 1));
+    }
+
+    #[test]
+    fn a_graph_file_of_one_host_is_named_where_there_are_several() {
+        let searching = Searching::read(&crate::Config::default().with_graph_file("/etc/graph.xml")).unwrap();
+        let told = searching.unused_graphs(3).unwrap();
+        assert!(
+            told.starts_with("NCCL_GRAPH_FILE=\"/etc/graph.xml\" is not used") && told.contains("are on 3"),
+            "{told}"
+        );
+        assert_eq!(searching.unused_graphs(1), None);
+        assert!(graphs_of_file(&searching, 3).unwrap().is_none(), "it is not even read");
+        assert!(graphs_of_file(&searching, 1).is_err());
     }
 
     #[test]

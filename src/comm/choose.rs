@@ -7,10 +7,12 @@ use crate::comm::channel_search::JoinedGpus;
 use crate::comm::line_ways::LineWays;
 use crate::comm::programs::{Means, Programs};
 use crate::comm::settings::tuning::Tuning;
+use crate::config::Note;
 use crate::device::lines;
 use crate::error::{Error, Result};
 use crate::exec::lower::MessageWay;
 use crate::exec::{Call, CallCount, Message, Program};
+use crate::log;
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::sys::float_mode;
@@ -90,6 +92,13 @@ impl Chooser {
         let (direct, team) = settings.team_ranks.map_or((MOST_DIRECT, TEAM_RANKS), |ranks| (ranks, ranks));
         let crowded = layout.hosts().iter().any(|ranks| ranks.len() > direct);
         let layout = Arc::new(if crowded { layout.with_teams_of(team) } else { layout });
+        let (least, shares) = (settings.channels.0, layout.hosts().iter().any(|ranks| ranks.len() > 1));
+        if shares && least > WINDOW_CHANNELS {
+            log::say_once(&Note::Warning(format!(
+                "NCCL_MIN_NCHANNELS={least}: calls that work in memory which ranks of a host share have at most \
+                 {WINDOW_CHANNELS} channels"
+            )));
+        }
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
         Chooser {
             world,

@@ -35,7 +35,7 @@ impl Communicator {
     /// the host of `NCCL_COMM_ID` has no address within the time that init may take.
     pub fn unique_id(config: &Config) -> Result<UniqueId> {
         let config = config.clone().resolve()?;
-        crate::log::install(&config)?;
+        crate::log::install(&config, None);
         UniqueId::generate(&bootstrap_options(&config)?)
     }
 
@@ -76,7 +76,7 @@ impl Communicator {
     /// As [`Communicator::init`]; and where there are no ids, or more than ranks.
     pub fn init_scalable(ids: &[UniqueId], rank: u32, world: u32, config: &Config) -> Result<Communicator> {
         let config = config.clone().resolve()?;
-        crate::log::install(&config)?;
+        crate::log::install(&config, Some(rank));
         let world = checked_world(rank, world)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let ids = ids.to_vec();
@@ -107,7 +107,7 @@ impl Communicator {
     /// ```
     pub fn init_all(ranks: u32, config: &Config) -> Result<Vec<Communicator>> {
         let config = config.clone().resolve()?;
-        crate::log::install(&config)?;
+        crate::log::install(&config, None);
         let settings = Settings::read(&config)?;
         let bootstraps = LocalBootstrap::world(ranks)?;
         let mut all = Vec::with_capacity(bootstraps.len());
@@ -264,7 +264,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),
-        home: settings.standing.home(Path::new("/"))?,
+        home: settings.standing.home(Path::new("/")),
         switches: settings.standing.switches(settings.host_id.as_deref())?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));

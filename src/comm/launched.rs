@@ -49,8 +49,9 @@ impl Communicator {
     pub fn from_env_with(config: &Config) -> Result<Communicator> {
         let environment = Environment::capture();
         let config = config.clone().resolve_in(&environment)?;
-        crate::log::install(&config)?;
-        let launch = Launch::learn(&environment, &config)?;
+        let learnt = Launch::learn(&environment, &config);
+        log::install(&config, learnt.as_ref().ok().map(|launch| launch.world.rank.get()));
+        let launch = learnt?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         for warning in &launch.warnings {
             log::tell(warning);

@@ -88,7 +88,7 @@ fn each_rank<T: Send, E: From<Error> + Send>(
     follows: impl Fn(&E, &Option<Error>) -> bool + Sync,
 ) -> Result<Vec<T>, E> {
     let config = config.clone().resolve()?;
-    crate::log::install(&config)?;
+    crate::log::install(&config, None);
     let settings = Settings { blocking: true, ..Settings::read(&config)? };
     let rank = |bootstrap: LocalBootstrap| {
         let world = bootstrap.world();

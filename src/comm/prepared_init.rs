@@ -9,7 +9,7 @@ use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::Result;
 use crate::sync::Wait;
-use crate::types::World;
+use crate::types::{Rank, World};
 
 /// The half of an init that needs no other rank: the configuration, read and checked.
 #[derive(Debug)]
@@ -20,9 +20,9 @@ pub(crate) struct PreparedInit {
 
 impl PreparedInit {
     /// Reads `config` with the environment laid over it, and installs the log that it asks for.
-    pub(crate) fn new(config: &Config) -> Result<PreparedInit> {
+    pub(crate) fn new(config: &Config, rank: Rank) -> Result<PreparedInit> {
         let config = config.clone().resolve()?;
-        crate::log::install(&config)?;
+        crate::log::install(&config, Some(rank.get()));
         Ok(PreparedInit { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
     }
 

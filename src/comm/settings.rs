@@ -7,10 +7,11 @@ pub(super) mod tuning;
 
 use std::time::Duration;
 
+use crate::bootstrap::address::HostPort;
 use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
 use crate::comm::filters;
-use crate::config::{Config, MAX_CHANNELS, Note, SocketFamily};
+use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::exec::PROMISED_MESSAGES;
@@ -184,6 +185,24 @@ impl Settings {
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
     }
+}
+
+/// Checks what programs check of `config` when they begin, and ranks when they meet on GPUs; for `rsccl env`.
+///
+/// # Errors
+/// Those that a program gets.
+pub fn check(config: &Config) -> Result<()> {
+    let config = &config.clone().resolve_in(&Environment::default())?;
+    let settings = Settings::read(config)?;
+    let options = bootstrap_options(config)?;
+    if let Some(place) = &options.comm_id {
+        let place = place.parse::<HostPort>();
+        place.map_err(|error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
+    }
+    settings.standing.switches(settings.host_id.as_deref())?;
+    settings.searching.machine()?;
+    settings.searching.graphs()?;
+    Ok(())
 }
 
 /// A ring of `slots` slots that have `bytes` together.

@@ -61,9 +61,15 @@ impl Environment {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] if the value is not UTF-8.
     pub fn get(&self, name: &str) -> Result<Option<&str>> {
-        let Some(value) = self.variables.get(OsStr::new(name)).filter(|value| !value.is_empty()) else {
-            return Ok(None);
-        };
+        Ok(self.text(name)?.filter(|value| !value.is_empty()))
+    }
+
+    /// The value of `name`, which may be empty.
+    ///
+    /// # Errors
+    /// As [`Environment::get`].
+    pub(super) fn text(&self, name: &str) -> Result<Option<&str>> {
+        let Some(value) = self.variables.get(OsStr::new(name)) else { return Ok(None) };
         let not_text = || Error::invalid_argument(format!("{name} (environment) is not valid UTF-8 text"));
         value.to_str().map(Some).ok_or_else(not_text)
     }

@@ -46,7 +46,9 @@ impl fmt::Display for Source {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// Probably a mistake of the user.
+    /// A mistake of whoever runs the program: standard error tells it, whatever `NCCL_DEBUG` asks for.
+    Mistake(String),
+    /// Probably a mistake.
     Warning(String),
     /// For information.
     Information(String),
@@ -67,45 +69,53 @@ pub(super) struct Layers<'a> {
     /// Strongest first.
     files: Vec<ConfFile>,
     notes: Vec<Note>,
+    /// Names that only this library reads, and does not know.
+    mistyped: Vec<String>,
 }
 
 impl<'a> Layers<'a> {
-    /// Reads the files that `environment` names.
+    /// The environment alone, without files.
+    #[cfg(any(feature = "mpi", feature = "cpp"))]
+    pub(super) fn without_files(environment: &'a Environment) -> Layers<'a> {
+        Layers { environment, files: Vec::new(), notes: Vec::new(), mistyped: Vec::new() }
+    }
+
+    /// Reads the files that `environment` names. A file that nobody has named, but the library looks for, ends no
+    /// program: remarks say what is wrong with it.
     ///
     /// # Errors
-    /// Those of [`ConfFile::open`]; also if a variable names a file that cannot be read.
+    /// Those of [`ConfFile::open`], for the file that a variable names; also if that file cannot be read.
     pub(super) fn read(environment: &'a Environment) -> Result<Layers<'a>> {
-        let mut layers = Layers::without_files(environment);
+        let mut layers = Layers { environment, files: Vec::new(), notes: Vec::new(), mistyped: Vec::new() };
         match named_file(environment)? {
             Some((name, path)) => match ConfFile::open(&path)? {
-                Opened::Read(file) => layers.files.push(file),
+                Opened::Read(file) => layers.add(file),
                 Opened::Missing => return Err(unusable(&name, &path, "there is no such file")),
                 Opened::Forbidden => return Err(unusable(&name, &path, "this user may not read it")),
             },
-            None => layers.open_if_there(environment.home().map(|home| home.join(USER_FILE)))?,
+            None => layers.open_if_there(environment.home().map(|home| home.join(USER_FILE))),
         }
-        layers.open_if_there(environment.system_file().map(Path::to_owned))?;
+        layers.open_if_there(environment.system_file().map(Path::to_owned));
         layers.note_unknown();
         Ok(layers)
     }
 
-    /// The environment alone, without files.
-    pub(super) fn without_files(environment: &'a Environment) -> Layers<'a> {
-        Layers { environment, files: Vec::new(), notes: Vec::new() }
+    fn open_if_there(&mut self, path: Option<PathBuf>) {
+        let Some(path) = path else { return };
+        let why = match ConfFile::open(&path) {
+            Ok(Opened::Read(file)) => return self.add(file),
+            Ok(Opened::Missing) => return,
+            Ok(Opened::Forbidden) => {
+                format!("the configuration file {} may not be read by this user", path.display())
+            }
+            Err(error) => error.to_string(),
+        };
+        self.notes.push(Note::Warning(format!("{why}: ignored")));
     }
 
-    fn open_if_there(&mut self, path: Option<PathBuf>) -> Result<()> {
-        let Some(path) = path else { return Ok(()) };
-        match ConfFile::open(&path)? {
-            Opened::Read(file) => self.files.push(file),
-            Opened::Missing => {}
-            Opened::Forbidden => {
-                let message =
-                    format!("the configuration file {} may not be read by this user: ignored", path.display());
-                self.notes.push(Note::Warning(message));
-            }
-        }
-        Ok(())
+    fn add(&mut self, file: ConfFile) {
+        self.notes.extend(file.remark().map(Note::Warning));
+        self.files.push(file);
     }
 
     /// The text of the strongest source for `variable`.
@@ -113,14 +123,15 @@ impl<'a> Layers<'a> {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] if a value in the environment is not UTF-8.
     pub(super) fn find(&self, variable: &Variable) -> Result<Option<Found<'_>>> {
+        let counts = |text: &str| !text.is_empty() || variable.kind.takes_empty();
         for name in variable.names() {
-            if let Some(text) = self.environment.get(&name)? {
+            if let Some(text) = self.environment.text(&name)?.filter(|text| counts(text)) {
                 return Ok(Some(Found { name, text, source: Source::Environment }));
             }
         }
         for file in &self.files {
             for name in variable.names() {
-                if let Some(found) = file.find(&name).filter(|found| !found.value.is_empty()) {
+                if let Some(found) = file.find(&name).filter(|found| counts(&found.value)) {
                     let source = Source::File { path: file.path.clone(), line: found.line };
                     return Ok(Some(Found { name, text: &found.value, source }));
                 }
@@ -134,23 +145,47 @@ impl<'a> Layers<'a> {
         self.notes
     }
 
+    /// A remark on a mistake in what `source` has.
+    pub(super) fn mistake(&self, source: &Source, text: String) -> Note {
+        mistake_of(source, self.environment.system_file(), text)
+    }
+
+    /// The names that only this library reads, and does not know: each as a sentence.
+    pub(super) fn mistyped(&self) -> &[String] {
+        &self.mistyped
+    }
+
     /// Adds a remark for each unknown name with our prefix, and one for the names of NCCL's that have no effect here.
     fn note_unknown(&mut self) {
-        let mut idle = Vec::new();
-        let mut notes = Vec::new();
-        let mut judge = |name: &str, source: Source| match name.strip_prefix(NCCL_PREFIX) {
-            Some(_) if is_known(name) => {}
-            Some(stem) => match misspelt(stem) {
-                Some(near) => notes.push(Note::Warning(format!(
-                    "{name} ({source}) is not a variable of NCCL; did you mean {NCCL_PREFIX}{near}?"
-                ))),
-                None => idle.push(name.to_owned()),
-            },
-            None if is_known(name) => {}
-            None => notes.push(unknown(name, &source)),
+        let (mut idle, mut notes, mut mistyped) = (Vec::new(), Vec::new(), Vec::new());
+        let of_machine = self.environment.system_file();
+        let mut judge = |name: &str, source: Source| match Judgement::of(name) {
+            Judgement::Known => {}
+            Judgement::OfNccl => idle.push(name.to_owned()),
+            Judgement::Elsewhere => notes.push(Note::Information(format!("{name} ({source}) is no setting"))),
+            Judgement::Misspelt(meant) => {
+                let mistake = format!("{name} ({source}) is not a variable of NCCL; did you mean {meant}?");
+                notes.push(mistake_of(&source, of_machine, mistake));
+            }
+            Judgement::Unread => notes.push(Note::Warning(format!(
+                "{name} ({source}) has no effect: only names with NCCL_ or RSCCL_ are read here"
+            ))),
+            Judgement::Mistyped(meant) => {
+                let mistake = format!("{name} ({source}) is unknown; did you mean {meant}?");
+                match mistake_of(&source, of_machine, mistake) {
+                    Note::Mistake(mistake) => mistyped.push(mistake),
+                    note => notes.push(note),
+                }
+            }
+            Judgement::Unknown => {
+                let unknown = format!("{name} ({source}) is unknown; `rsccl env` lists what is known");
+                notes.push(mistake_of(&source, of_machine, unknown));
+            }
         };
         for prefix in [OWN_PREFIX, NCCL_PREFIX] {
-            self.environment.names(prefix).for_each(|name| judge(name, Source::Environment));
+            // An empty value counts as unset.
+            let set = self.environment.names(prefix).filter(|name| self.environment.has(name));
+            set.for_each(|name| judge(name, Source::Environment));
         }
         for file in &self.files {
             for line in &file.lines {
@@ -158,11 +193,59 @@ impl<'a> Layers<'a> {
             }
         }
         self.notes.extend(notes);
+        self.mistyped = mistyped;
         if !idle.is_empty() {
             idle.sort();
             idle.dedup();
             self.notes
                 .push(Note::Information(format!("variables of NCCL that have no effect here: {}", idle.join(", "))));
+        }
+    }
+}
+
+/// A mistake of whoever runs the program, unless it stands in the machine's file, which few users may edit: of that
+/// the log alone tells.
+pub(super) fn mistake_of(source: &Source, of_machine: Option<&Path>, text: String) -> Note {
+    match source {
+        Source::File { path, .. } if of_machine.is_some_and(|own| own == &**path) => Note::Warning(text),
+        _ => Note::Mistake(text),
+    }
+}
+
+/// What a name is, with its prefix.
+enum Judgement {
+    /// A part of the library reads it.
+    Known,
+    /// One of NCCL's that has no effect here.
+    OfNccl,
+    /// One that begins like NCCL's and is none; behind it the one that was probably meant.
+    Misspelt(String),
+    /// One that begins like this library's, and of which the user probably meant another.
+    Mistyped(String),
+    /// One that begins like this library's, and is like none of its names.
+    Unknown,
+    /// One that begins like this library's, but is for builds and tests.
+    Elsewhere,
+    /// One that a file alone can have.
+    Unread,
+}
+
+impl Judgement {
+    fn of(name: &str) -> Judgement {
+        if is_known(name) {
+            return Judgement::Known;
+        }
+        if let Some(stem) = name.strip_prefix(NCCL_PREFIX) {
+            return misspelt(stem).map_or(Judgement::OfNccl, Judgement::Misspelt);
+        }
+        let Some(stem) = name.strip_prefix(OWN_PREFIX) else { return Judgement::Unread };
+        if NO_SETTINGS.contains(&stem) || stem.starts_with(TESTS_PREFIX) {
+            return Judgement::Elsewhere;
+        }
+        let launch = launch::OWN_NAMES.iter().filter_map(|known| known.strip_prefix(OWN_PREFIX));
+        match nearest(stem, stems(|_| true).chain(launch).chain([CONF_FILE])) {
+            Some(near) => Judgement::Mistyped(format!("{OWN_PREFIX}{near}")),
+            None => Judgement::Unknown,
         }
     }
 }
@@ -193,25 +276,26 @@ fn is_known(name: &str) -> bool {
         || VARIABLES.iter().any(|known| known.names().any(|known| known == name))
 }
 
-/// The variable that a name of NCCL's is one letter away from. Of the many that NCCL has and this library does not
-/// know, none is so near to one that it knows.
-fn misspelt(stem: &str) -> Option<&'static str> {
-    one_edit(stem, VARIABLES.iter().filter(|known| known.scope == Scope::Nccl).map(|known| known.name))
+/// The variable that a name with NCCL's prefix is one letter away from, or that is this library's own and has no such
+/// prefix. Of the many names that NCCL has and this library does not know, none is so near to one that it knows.
+fn misspelt(stem: &str) -> Option<String> {
+    if stems(|scope| scope == Scope::Own).any(|own| own == stem) {
+        return Some(format!("{OWN_PREFIX}{stem}"));
+    }
+    let near = one_edit(stem, stems(|scope| scope == Scope::Nccl).chain([CONF_FILE]));
+    near.map(|near| format!("{NCCL_PREFIX}{near}"))
 }
 
-fn unknown(name: &str, source: &Source) -> Note {
-    let Some(stem) = name.strip_prefix(OWN_PREFIX) else {
-        return Note::Warning(format!(
-            "{name} ({source}) has no effect: only names with NCCL_ or RSCCL_ are read here"
-        ));
-    };
-    let stems = VARIABLES.iter().flat_map(|known| std::iter::once(known.name).chain(known.alias));
-    let launch = launch::OWN_NAMES.iter().filter_map(|known| known.strip_prefix(OWN_PREFIX));
-    match nearest(stem, stems.chain(launch).chain([CONF_FILE])) {
-        Some(near) => Note::Warning(format!("{name} ({source}) is unknown; did you mean {OWN_PREFIX}{near}?")),
-        None => Note::Warning(format!("{name} ({source}) is unknown; `rsccl env` lists what is known")),
-    }
+/// The names without prefix of the variables in these scopes, aliases too.
+fn stems(wanted: impl Fn(Scope) -> bool) -> impl Iterator<Item = &'static str> {
+    let known = VARIABLES.iter().filter(move |known| wanted(known.scope));
+    known.flat_map(|known| std::iter::once(known.name).chain(known.alias))
 }
 
 /// The user's configuration file, in the home.
 const USER_FILE: &str = ".nccl.conf";
+/// What builds and modules call an installation, and tests what they are told (`tests/README.md`).
+const NO_SETTINGS: [&str; 10] =
+    ["ROOT", "DIR", "HOME", "PREFIX", "PATH", "VERSION", "COMMIT", "EXHAUSTIVE", "RANDOM_STEPS", "FUZZ_CASES"];
+/// How the names begin by which the library's own tests are told something.
+const TESTS_PREFIX: &str = "TEST_";

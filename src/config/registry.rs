@@ -61,6 +61,16 @@ impl Variable {
         format!("{}{more}", self.kind.allowed())
     }
 
+    /// Whether the variable chooses what is logged, and how: a bad value of those ends no program, as in NCCL.
+    pub(super) fn is_of_log(&self) -> bool {
+        self.name.starts_with("DEBUG")
+    }
+
+    /// Whether a file that is named and cannot be opened ends no program, as in NCCL.
+    pub(super) fn names_spare_file(&self) -> bool {
+        matches!(self.name, "TOPO_FILE" | "GRAPH_FILE")
+    }
+
     /// The value in `config`, as the variable would be written; empty if the library chooses.
     pub fn shown(&self, config: &Config) -> String {
         self.kind.show(&(self.get)(config))
@@ -119,8 +129,8 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag,
         "init, split and shrink return when done; 0: at once, with InProgress"),
     variable!(Nccl "COMM_NAME" => name: Kind::Text, "the communicator's name in logs"),
-    variable!(Own "TIMEOUT_MS" => timeout: milliseconds(1, MONTH_MS), "the deadline of each operation"),
-    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(1, MONTH_MS),
+    variable!(Own "TIMEOUT_MS" => timeout: milliseconds(LEAST_DEADLINE_MS, MONTH_MS), "the deadline of each operation"),
+    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(LEAST_DEADLINE_MS, MONTH_MS),
         "the deadline of a communicator's set-up"),
     variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag,
         "the same bits whatever the size, algorithm and transport"),
@@ -132,10 +142,11 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "COHORT" => cohort: Kind::Choice(&["joint", "split"]),
         "ranks of one GPU work as one (joint), or each for itself (split)"),
     variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS),
-        "the least channels of a call that is large enough; unset: 1"),
+        "least channels of a large call (in shared memory 4 at most); unset: 1"),
     variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS),
-        "the most channels of a call; unset: 64, of which 2 are chosen"),
-    variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),
+        "most channels of a call (in shared memory 4); unset: 64, 2 are chosen"),
+    variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30),
+        "slots of one connection, together; large calls inside a host use none"),
     variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30),
         "a rank's scratch window that its host's ranks see"),
     variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag,
@@ -162,7 +173,7 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "CROSS_NIC" => cross_nic: count(0, 2),
         "channels between GPUs change NICs: 0 never, 1 if no worse, 2 if better"),
     variable!(Nccl "TOPO_FILE" => topo_file: Kind::Path,
-        "a topology file in place of what the system tells of this machine"),
+        "a topology file in place of what the system tells of GPUs and NICs"),
     variable!(Nccl "IGNORE_CPU_AFFINITY" => ignore_cpu_affinity: Kind::Flag,
         "1: a rank's processors say nothing about where it stands on its host"),
     variable!(Own "SWITCH_FILE" => switch_file: Kind::Path,
@@ -176,12 +187,12 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "TOPO_DUMP_FILE" => topo_dump_file: Kind::Path,
         "where rank 0, or rsccl topo, writes the topology of GPUs as a file"),
     variable!(Nccl "GRAPH_FILE" => graph_file: Kind::Path,
-        "a graph file in place of a search for channels between GPUs"),
+        "a graph file in place of a search for channels between one host's GPUs"),
     variable!(Nccl "GRAPH_DUMP_FILE" => graph_dump_file: Kind::Path,
         "where rank 0, or rsccl topo, writes the channels as a graph file"),
     variable!(Nccl "NET" => net: Kind::Choice(&["Socket"]), "the network to use"),
     variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag,
-        "map the host's memory when first needed; 0: at set-up"),
+        "0: one host maps its memory at set-up; the rest connects when needed"),
     variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
     variable!(Nccl "COMM_ID" => comm_id: Kind::Text, "a fixed address of the root: host:port or [ipv6]:port"),
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
@@ -192,15 +203,15 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES),
         "the address family of all sockets"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16),
-        "times NCCL_NSOCKS_PERTHREAD: sockets of one connection; no threads here"),
+        "times NCCL_NSOCKS_PERTHREAD: sockets of a connection, no threads; 0 as 1"),
     variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16),
-        "times NCCL_SOCKET_NTHREADS: sockets of one connection, at most 64"),
+        "times NCCL_SOCKET_NTHREADS: sockets of a connection, at most 64; 0 as 1"),
     variable!(Nccl "SOCKET_RETRY_CNT" => socket_retries: count(0, 1000), "how often a refused connect is tried again"),
     variable!(Nccl "SOCKET_RETRY_SLEEP_MSEC" => socket_retry_sleep: milliseconds(0, 60_000),
         "the pause before the k-th retry is k times this"),
-    variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(1, MAX_I32),
+    variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(LEAST_SOCKET_BYTES, MAX_I32),
         "a socket's receive buffer; unset: the system's choice"),
-    variable!(Nccl "SOCKET_SNDBUF" => socket_send_bytes: bytes(1, MAX_I32),
+    variable!(Nccl "SOCKET_SNDBUF" => socket_send_bytes: bytes(LEAST_SOCKET_BYTES, MAX_I32),
         "a socket's send buffer; unset: the system's choice"),
     variable!(Nccl "DEBUG" => debug: Kind::Choice(DebugLevel::NAMES), "how much is logged; unset: nothing"),
     variable!(Nccl "DEBUG_SUBSYS" => debug_subsystems: Kind::Subsystems, "which parts log"),
@@ -223,6 +234,12 @@ pub const MAX_CHANNELS: u64 = 64;
 pub const MAX_SOCKETS: u32 = 64;
 /// The longest deadline: longer than any job, short enough for every clock.
 const MONTH_MS: u64 = 30 * 24 * 3600 * 1000;
+/// The shortest deadline: a rank that waits for its turn on a busy machine takes some milliseconds.
+const LEAST_DEADLINE_MS: u64 = 10;
+/// The smallest buffer of a socket. With less than the largest packet of loopback needs (64 KiB), sender and receiver
+/// wait for each other's timers: 230 ms for 1 MiB with send buffers of 32 KiB, 4 ms with 64 KiB; with receive buffers
+/// of 2 KiB some jobs end at their deadlines.
+const LEAST_SOCKET_BYTES: u64 = 64 << 10;
 /// The largest value that `setsockopt` takes.
 const MAX_I32: u64 = i32::MAX as u64;
 

@@ -119,6 +119,11 @@ impl Kind {
         matches!(self, Kind::Flag | Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. })
     }
 
+    /// Whether an empty text is a value: a list of nothing. Other variables count as unset.
+    pub(super) fn takes_empty(&self) -> bool {
+        matches!(self, Kind::Subsystems)
+    }
+
     /// Parses `text`, or says what is wrong with it. If the variable is `automatic`, `-1` lets the library choose, as
     /// in NCCL.
     pub(super) fn parse(&self, text: &str, automatic: bool) -> Result<Value, String> {

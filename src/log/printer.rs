@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::config::{Config, DebugLevel, DebugLevels, Subsystem, SubsystemSet};
-use crate::error::Result;
 use crate::sys::{clock, host};
 
 use super::Site;
@@ -25,18 +24,15 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// The printer that `config` asks for; `None` if `NCCL_DEBUG` is not set.
-    ///
-    /// # Errors
-    /// If `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
-    pub(super) fn new(config: &Config) -> Result<Option<Printer>> {
-        let Some(level) = config.debug else { return Ok(None) };
-        let name = host::hostname()?;
+    /// The printer that `config` asks for, and why its file is not used; `None` if `NCCL_DEBUG` is not set.
+    pub(super) fn new(config: &Config) -> Option<(Printer, Option<String>)> {
+        let level = config.debug?;
+        let name = host::hostname().unwrap_or_else(|_| "-".to_owned());
         // As in NCCL, without the domain.
         let host = name.split('.').next().unwrap_or_default().to_owned();
         let identity = Identity { host, process: host::process_id() };
-        let sink = Sink::open(config.debug_file.as_deref(), &identity)?;
-        Ok(Some(Printer {
+        let (sink, mistake) = Sink::open(config.debug_file.as_deref(), &identity);
+        let printer = Printer {
             level,
             subsystems: config.debug_subsystems,
             time_format: config.debug_time_format.clone(),
@@ -44,7 +40,8 @@ impl Printer {
             identity,
             began: clock::now(),
             sink,
-        }))
+        };
+        Some((printer, mistake))
     }
 
     /// The most detailed level that is printed.
@@ -104,7 +101,7 @@ mod tests {
 
     fn printer(level: DebugLevel, subsystems: &str) -> Printer {
         let set = SubsystemSet::parse(subsystems).unwrap();
-        Printer::new(&Config::default().with_debug(level).with_debug_subsystems(set)).unwrap().unwrap()
+        Printer::new(&Config::default().with_debug(level).with_debug_subsystems(set)).unwrap().0
     }
 
     #[test]
@@ -124,6 +121,6 @@ mod tests {
 
     #[test]
     fn without_debug_there_is_no_printer() {
-        assert!(Printer::new(&Config::default()).unwrap().is_none());
+        assert!(Printer::new(&Config::default()).is_none());
     }
 }

@@ -1,9 +1,10 @@
 //! The destination of lines.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::sys::text_file;
 
 use super::line::Identity;
 
@@ -15,19 +16,20 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// The file that `pattern` names, or standard output without a pattern.
-    ///
-    /// # Errors
-    /// If the file cannot be opened, or the pattern has an unknown `%`.
-    pub(super) fn open(pattern: Option<&str>, identity: &Identity) -> Result<Sink> {
-        let Some(pattern) = pattern else { return Ok(Sink::StandardOutput) };
-        let wrong = |why: &str| Error::invalid_argument(format!("NCCL_DEBUG_FILE={pattern:?}: {why}"));
-        let path = expand(pattern, identity).map_err(|why| wrong(&why))?;
+    /// The file that `pattern` names, or standard output without a pattern, or where the file cannot be opened, as in
+    /// NCCL. Behind it the reason why it cannot.
+    pub(super) fn open(pattern: Option<&str>, identity: &Identity) -> (Sink, Option<String>) {
+        let Some(pattern) = pattern else { return (Sink::StandardOutput, None) };
+        let path = expand(pattern, identity);
         // Each line is appended by one write, so processes that share a file do not break each other's lines.
-        let opened = OpenOptions::new().create(true).append(true).open(&path);
-        opened
-            .map(Sink::File)
-            .map_err(|error| Error::system(format!("NCCL_DEBUG_FILE={pattern:?}: opening {path:?}"), error))
+        match text_file::open_to_append(Path::new(&path)) {
+            Ok(file) => (Sink::File(file), None),
+            Err(error) => {
+                let why =
+                    format!("NCCL_DEBUG_FILE={pattern:?}: opening {path:?}: {error}: the log goes to standard output");
+                (Sink::StandardOutput, Some(why))
+            }
+        }
     }
 
     /// Writes a whole line at once.
@@ -41,44 +43,49 @@ impl Sink {
     }
 }
 
-/// Replaces `%h` by the host, `%p` by the process number, `%%` by a percent sign.
-fn expand(pattern: &str, identity: &Identity) -> std::result::Result<String, String> {
+/// Replaces `%h` by the host, `%p` by the process number, `%%` by a percent sign; keeps what has no meaning, as NCCL
+/// does.
+fn expand(pattern: &str, identity: &Identity) -> String {
     let mut path = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();
     while let Some(letter) = letters.next() {
-        match (letter, if letter == '%' { letters.next() } else { None }) {
-            ('%', Some('h')) => path.push_str(&identity.host),
-            ('%', Some('p')) => path.push_str(&identity.process.to_string()),
-            ('%', Some('%')) => path.push('%'),
-            ('%', _) => return Err("a % without meaning; allowed: %h host, %p process, %% percent sign".to_owned()),
-            (letter, _) => path.push(letter),
+        if letter != '%' {
+            path.push(letter);
+            continue;
+        }
+        match letters.next() {
+            Some('h') => path.push_str(&identity.host),
+            Some('p') => path.push_str(&identity.process.to_string()),
+            Some('%') => path.push('%'),
+            Some(other) => path.extend(['%', other]),
+            None => path.push('%'),
         }
     }
-    Ok(path)
+    path
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
 
     #[test]
     fn patterns() {
         let identity = Identity { host: "node0".to_owned(), process: 11 };
-        assert_eq!(expand("/a/%h.%p%%", &identity), Ok("/a/node0.11%".to_owned()));
-        assert!(expand("/a/%x", &identity).is_err());
-        assert!(expand("/a/%", &identity).is_err());
+        let of = |pattern| expand(pattern, &identity);
+        assert_eq!(of("/a/%h.%p%%"), "/a/node0.11%");
+        assert_eq!([of("/a/%q%P"), of("/a/%"), of("%%h")], ["/a/%q%P", "/a/%", "%h"]);
     }
 
     #[test]
-    fn a_file_that_cannot_be_opened_is_an_error_with_its_name() {
+    fn a_file_that_cannot_be_opened_is_told_with_its_name() {
         let identity = Identity { host: "node0".to_owned(), process: 11 };
-        let error = Sink::open(Some("/no/such/folder/%h"), &identity).unwrap_err();
-        assert_eq!(error.kind(), Kind::System);
-        let text = error.to_string();
+        let (sink, told) = Sink::open(Some("/no/such/folder/%h"), &identity);
+        assert!(matches!(sink, Sink::StandardOutput));
+        let told = told.unwrap();
         assert!(
-            text.contains("NCCL_DEBUG_FILE=\"/no/such/folder/%h\"") && text.contains("/no/such/folder/node0"),
-            "{text}"
+            told.contains("NCCL_DEBUG_FILE=\"/no/such/folder/%h\"") && told.contains("/no/such/folder/node0"),
+            "{told}"
         );
+        assert!(matches!(Sink::open(None, &identity), (Sink::StandardOutput, None)));
     }
 }

@@ -38,7 +38,7 @@ pub(crate) unsafe fn communicator(mpi: Mpi, theirs: Handle, config: &Config) -> 
 }
 
 fn join(mpi: Mpi, theirs: &Theirs, config: &Config) -> Result<Communicator> {
-    let prepared = PreparedInit::new(config);
+    let prepared = PreparedInit::new(config, theirs.world().rank);
     // A rank whose settings are wrong waits as long as the user allows: it must tell the others.
     let timeout = match &prepared {
         Ok(prepared) => prepared.init_timeout(),

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -31,6 +33,21 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
             "{what} {shown} ({named_by}) is not text: line {line}, byte {text} of the file"
         ))
     })
+}
+
+/// Opens a file for lines that are put at its end; makes the file if there is none. A FIFO without a reader is an
+/// error: it is not waited for.
+///
+/// # Errors
+/// Of the system.
+pub fn open_to_append(path: &Path) -> std::io::Result<File> {
+    let file = File::options().create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    // SAFETY: the descriptor is open as long as `file` lives, and the call takes no pointer.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    // Later writes wait for a slow reader, or lines would be lost.
+    // SAFETY: as above; the flags are those of the file itself, which nobody else has yet.
+    let set = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) };
+    if flags < 0 || set < 0 { Err(std::io::Error::last_os_error()) } else { Ok(file) }
 }
 
 /// The longest are topology files: a host of 72 GPUs takes some 64 KiB.

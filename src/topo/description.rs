@@ -198,6 +198,11 @@ impl Machine {
         hosts
     }
 
+    /// Whether it has neither GPUs nor NICs, nor anything else that is plugged in.
+    pub fn has_processors_alone(&self) -> bool {
+        self.cpus.iter().all(|cpu| cpu.devices.is_empty() && cpu.nics.is_empty())
+    }
+
     /// The NUMA node of the first host to which all of these processors belong; `None` where there is none, or no
     /// processor.
     pub fn node_of(&self, processors: &[u32]) -> Option<u32> {

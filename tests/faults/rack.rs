@@ -41,6 +41,11 @@ fn hosts_that_must_go_by_nvlinks_and_cannot_are_told() {
     must_pass_here("2x4-mnnvl", "two_hosts_that_must");
 }
 
+#[test]
+fn a_graph_file_that_hosts_do_not_use_is_told() {
+    must_pass_here("2x4-mnnvl", "a_graph_file_of_one_host");
+}
+
 const RACK_WITHOUT_CHANNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/rack-without-channel.toml");
 
 /// After the trial has worked.
@@ -84,6 +89,17 @@ mod jobs {
     #[test]
     fn two_hosts_that_must() {
         two_hosts("1");
+    }
+
+    /// Between hosts channels are searched for: nobody reads the file, and rank 0 says so.
+    #[test]
+    fn a_graph_file_of_one_host() {
+        let no_graphs = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let Some((mut job, before)) = on_gpus(4, &with(BOUNDED, &[("NCCL_GRAPH_FILE", no_graphs)])) else { return };
+        job.must("call all_reduce 20011");
+        let told = |rank: &usize| job.ranks[*rank].log().contains("is not used: it has the channels of one host");
+        assert_eq!((0..4).filter(told).collect::<Vec<usize>>(), [0], "{}", job.ranks[0].log());
+        job.must_leave_nothing(&before);
     }
 
     fn two_hosts(enabled: &str) {

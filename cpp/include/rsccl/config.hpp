@@ -46,13 +46,14 @@ struct Config {
     /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. Processes that share a GPU take
     /// turns there then, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
-    /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
+    /// The least channels of a call that has as many slots to fill; at most 4 in memory that the ranks of a host share.
+    /// `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     std::optional<std::uint32_t> min_channels = {};
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
     /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     std::optional<std::uint32_t> max_channels = {};
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB for the messages of two
-    /// ranks that meet over sockets.
+    /// The bytes of one connection's slots together; large collectives inside a host use no slots. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB
+    /// for the messages of two ranks that meet over sockets.
     std::optional<std::uint64_t> buffer_bytes = {};
     /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     std::optional<std::uint64_t> scratch_bytes = {};
@@ -90,8 +91,9 @@ struct Config {
     /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it
     /// is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     std::optional<std::uint32_t> cross_nic = {};
-    /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells: communicators take NUMA nodes and
-    /// links between GPUs from it, the command `rsccl topo` all. `NCCL_TOPO_FILE`.
+    /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells: communicators on GPUs take links
+    /// between GPUs and NICs from it, the command `rsccl topo` all. A file of processors alone tells the NUMA nodes of all ranks. One that
+    /// cannot be opened is left out with a warning. `NCCL_TOPO_FILE`.
     std::optional<std::string> topo_file = {};
     /// Whether the processors on which a rank may run say nothing about where it stands. `NCCL_IGNORE_CPU_AFFINITY`; false.
     std::optional<bool> ignore_cpu_affinity = {};
@@ -108,13 +110,15 @@ struct Config {
     std::optional<std::uint32_t> team_ranks = {};
     /// Where the command `rsccl topo` writes the topology as a file, and rank 0 that of a communicator's GPUs. `NCCL_TOPO_DUMP_FILE`.
     std::optional<std::string> topo_dump_file = {};
-    /// A graph file in place of a search for channels between the GPUs of a host. `NCCL_GRAPH_FILE`.
+    /// A graph file in place of a search for channels between the GPUs of a communicator's one host; where it has several, a warning says
+    /// that the file is not used. One that cannot be opened is left out with a warning. `NCCL_GRAPH_FILE`.
     std::optional<std::string> graph_file = {};
     /// Where the command `rsccl topo` writes the channels as a graph file, and rank 0 those of a communicator. `NCCL_GRAPH_DUMP_FILE`.
     std::optional<std::string> graph_dump_file = {};
     /// The network to use; "Socket" is the only one. `NCCL_NET`.
     std::optional<std::string> net = {};
-    /// Map the memory of the host's ranks when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    /// Connect everything when first needed; if not, a communicator of one host maps its memory at set-up, and the rest waits for the
+    /// first need all the same. `NCCL_RUNTIME_CONNECT`; true.
     std::optional<bool> runtime_connect = {};
     /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
     std::optional<std::string> host_id = {};
@@ -139,15 +143,16 @@ struct Config {
     std::optional<std::uint32_t> socket_retries = {};
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     std::optional<std::chrono::milliseconds> socket_retry_sleep = {};
-    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`; the system's choice.
+    /// A socket's receive buffer in bytes, at least 64 KiB. `NCCL_SOCKET_RCVBUF`; the system's choice.
     std::optional<std::uint64_t> socket_receive_bytes = {};
-    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`; the system's choice.
+    /// A socket's send buffer in bytes, at least 64 KiB. `NCCL_SOCKET_SNDBUF`; the system's choice.
     std::optional<std::uint64_t> socket_send_bytes = {};
     /// How much is logged: "VERSION", "WARN", "INFO" or "TRACE". `NCCL_DEBUG`; nothing.
     std::optional<std::string> debug = {};
     /// Which parts log, e.g. "INIT,NET". `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
     std::optional<std::string> debug_subsystems = {};
-    /// Where the log goes, with `%h` for the host and `%p` for the process. `NCCL_DEBUG_FILE`; standard output.
+    /// Where the log goes, with `%h` for the host and `%p` for the process. `NCCL_DEBUG_FILE`; standard output, also where the file
+    /// cannot be opened.
     std::optional<std::string> debug_file = {};
     /// The time before a line, as `strftime` has it, with `%3f` for its fraction. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
     std::optional<std::string> debug_time_format = {};

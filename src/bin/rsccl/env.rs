@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use rsccl::Result;
-use rsccl::config::{CONF_FILE_DOC, Config, Environment, Launch, Note, Setting, StoreAddress};
+use rsccl::config::{CONF_FILE_DOC, Config, Environment, Kind, Launch, Note, Setting, StoreAddress, Variable};
+use rsccl::internals::comm::settings;
 use serde_json::{Value, json};
 
 use crate::{EXIT_USAGE, print};
@@ -18,7 +19,8 @@ pub(crate) struct Arguments {
 /// Prints the table. Bad values are reported on standard error after the table, and make the command fail.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let environment = Environment::capture();
-    let (settings, notes) = Config::default().explain(&environment)?;
+    let (mut settings, notes) = Config::default().explain(&environment)?;
+    settings.iter_mut().for_each(judge);
     let resolved = Config::default().resolve_in(&environment);
     // Usually there is no launcher here, and then there is nothing to show.
     let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
@@ -27,22 +29,47 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         false => as_table(&settings, &launchers(&environment), launch.as_ref()),
     };
     print::out("the table", &text)?;
+    let mut problems: Vec<String> = settings.iter().filter_map(|setting| setting.problem.clone()).collect();
+    if let Err(error) = &resolved
+        && !problems.iter().any(|problem| problem.contains(&error.to_string()))
+    {
+        // Unknown names, and errors about several variables together, such as a product that is too large.
+        problems.push(error.to_string());
+    }
+    let is_told = |text: &String| problems.iter().any(|problem| problem.contains(text));
     for note in notes.iter().filter(|_| !arguments.json) {
         match note {
-            Note::Warning(text) => print::complain(&format!("rsccl: warning: {text}")),
+            Note::Mistake(text) if is_told(text) => {}
+            Note::Mistake(text) | Note::Warning(text) => print::complain(&format!("rsccl: warning: {text}")),
             Note::Information(text) => print::complain(&format!("rsccl: {text}")),
             _ => {}
         }
     }
-    let problems: Vec<&String> = settings.iter().filter_map(|setting| setting.problem.as_ref()).collect();
     for problem in &problems {
         print::complain(&format!("rsccl: error: {problem}"));
     }
-    match resolved {
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(_) if !problems.is_empty() => Ok(ExitCode::from(EXIT_USAGE)),
-        // Errors about several variables together, such as a product that is too large.
-        Err(error) => Err(error),
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) })
+}
+
+/// Asks the library whether a program would take the value: the table of variables alone cannot tell that of lists, and
+/// of the content of files.
+fn judge(setting: &mut Setting) {
+    let variable = setting.variable;
+    let is_set = setting.value != setting.default && setting.problem.is_none();
+    // A secret is not shown, and its length was checked.
+    if !is_set || matches!(variable.kind, Kind::Secret) {
+        return;
+    }
+    let alone = Config::default().with_variable(&variable.full_name(), &setting.value);
+    let checked = alone.and_then(|config| settings::check(&config));
+    setting.problem = checked.err().map(|error| format!("{} ({}): {error}", variable.full_name(), setting.source));
+}
+
+/// What the variable means, with its words where it is a choice.
+fn meaning(variable: &Variable) -> String {
+    match variable.kind {
+        Kind::Choice(words) => format!("{} ({})", variable.doc, words.join(", ")),
+        _ => variable.doc.to_owned(),
     }
 }
 
@@ -63,14 +90,7 @@ fn as_table(settings: &[Setting], launchers: &[(&'static str, Option<String>)], 
         };
         let variable = setting.variable;
         let (default, value) = (shown(&setting.default), shown(&setting.value));
-        rows.push([
-            variable.full_name(),
-            variable.kind.name().to_owned(),
-            default,
-            value,
-            source,
-            variable.doc.to_owned(),
-        ]);
+        rows.push([variable.full_name(), variable.kind.name().to_owned(), default, value, source, meaning(variable)]);
     }
     let mut widths = [0; HEADER.len()];
     for row in &rows {
@@ -117,6 +137,7 @@ fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Val
         })
     };
     let note = |note: &Note| match note {
+        Note::Mistake(text) => json!({ "level": "mistake", "text": text }),
         Note::Warning(text) => json!({ "level": "warning", "text": text }),
         Note::Information(text) => json!({ "level": "information", "text": text }),
         _ => Value::Null,

@@ -8,6 +8,7 @@ mod switches;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use rsccl::config::Note;
 use rsccl::internals::comm::this_host;
 use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::description::Machine;
@@ -66,6 +67,9 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, mut notes) = describe(arguments, &config)?;
+    let mistakes =
+        config.notes().iter().filter_map(|note| if let Note::Mistake(text) = note { Some(text) } else { None });
+    notes.extend(mistakes.cloned());
     let system = System::new(&machine)?;
     if let Some(path) = arguments.dump.as_ref().or(config.topo_dump_file.as_ref()) {
         write(path, &xml::write(&machine))?;

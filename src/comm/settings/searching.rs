@@ -56,6 +56,16 @@ impl Searching {
         machine_file::parse(&path.display().to_string(), &text).map(Some)
     }
 
+    /// The remark that the graph file, if one is named, is not used: it is one of a host.
+    pub(crate) fn unused_graphs(&self, hosts: usize) -> Option<String> {
+        let path = self.graph_file.as_ref().filter(|_| hosts > 1)?;
+        Some(format!(
+            "NCCL_GRAPH_FILE={:?} is not used: it has the channels of one host, and these GPUs are on {hosts}, between \
+             which channels are searched for",
+            path.display().to_string()
+        ))
+    }
+
     /// The channels of the graph file; `None` where none is named.
     ///
     /// # Errors

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::Config;
+use crate::config::{Config, Note};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::host::hostname;
 use crate::sys::numa::{self, ThreadHome};
 use crate::sys::text_file;
+use crate::topo::description::Machine;
 use crate::topo::layout::RankPlace;
 use crate::topo::machine_file;
 use crate::topo::switches::Switches;
@@ -18,7 +19,7 @@ use crate::transport::{PeerInfo, SWITCH_LAYERS};
 pub(crate) struct Standing {
     /// The processors that count as the rank's; those on which it may run where nobody has said.
     processors: Option<Vec<u32>>,
-    /// What tells the NUMA nodes, in place of the system.
+    /// What tells the NUMA nodes in place of the system, if it describes processors alone.
     topo_file: Option<PathBuf>,
     /// Whether processors say nothing.
     ignored: bool,
@@ -55,22 +56,32 @@ impl Standing {
     }
 
     /// What the rank's processors share. `root` is `/`, or a folder that replaces it in tests.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::System`] where the topology file cannot be read, [`crate::error::Kind::InvalidArgument`]
-    /// with its line and column where it is malformed.
-    pub(crate) fn home(&self, root: &Path) -> Result<ThreadHome> {
+    pub(crate) fn home(&self, root: &Path) -> ThreadHome {
         if self.ignored {
-            return Ok(ThreadHome::default());
+            return ThreadHome::default();
         }
         let processors = self.processors.clone().unwrap_or_else(|| numa::allowed_processors(root));
-        let Some(path) = &self.topo_file else { return Ok(numa::home_of(root, &processors)) };
-        let (machine, _) = machine_file::parse(
-            &path.display().to_string(),
-            &text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?,
-        )?;
-        // Such files know neither sockets nor caches.
-        Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
+        match self.described() {
+            // Such files know neither sockets nor caches.
+            Some(machine) => ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() },
+            None => numa::home_of(root, &processors),
+        }
+    }
+
+    /// The machine of the topology file, if it has processors alone. A file with GPUs and NICs is for those: a site
+    /// names it for all jobs of a machine, and the system knows more of the processors. What is wrong with it is an
+    /// error where ranks meet on GPUs, and nowhere else.
+    fn described(&self) -> Option<Machine> {
+        let path = self.topo_file.as_ref()?;
+        let read = text_file::read(path, "the topology file", "NCCL_TOPO_FILE");
+        match read.and_then(|text| machine_file::parse(&path.display().to_string(), &text)) {
+            Ok((machine, _)) => Some(machine).filter(Machine::has_processors_alone),
+            Err(error) => {
+                let text = format!("{}: it says nothing of where ranks stand", error.message());
+                log::say_once(&Note::Warning(text));
+                None
+            }
+        }
     }
 
     /// The switches of the network above this host, which is called `chosen` where the user has named it.
@@ -156,7 +167,6 @@ pub(crate) fn place(peer: &PeerInfo) -> RankPlace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
 
     const TWO_NODES: &str = r#"<system version="1">
   <cpu numaid="0" affinity="00000000,0000ff0f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"/>
@@ -175,12 +185,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("two.xml");
         std::fs::write(&file, TWO_NODES).unwrap();
-        let node = |processors| standing(processors, Some(&file)).home(folder.path()).unwrap();
+        let node = |processors| standing(processors, Some(&file)).home(folder.path());
         assert_eq!(node("0-3,8"), ThreadHome { node: Some(0), ..ThreadHome::default() });
         assert_eq!(node("4,32").node, Some(1));
         assert_eq!([node("3-4"), node("16"), node("8191")], [ThreadHome::default(); 3]);
         let ignored = Standing { ignored: true, ..standing("0", Some(&file)) };
-        assert_eq!(ignored.home(folder.path()).unwrap(), ThreadHome::default());
+        assert_eq!(ignored.home(folder.path()), ThreadHome::default());
+    }
+
+    /// A site names the file of its GPUs for all jobs: those on host memory stand where the system says.
+    #[test]
+    fn a_file_of_gpus_and_one_that_is_wrong_do_not_place_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file.xml");
+        let gpus = crate::topo::machines::text("h100x8");
+        let malformed = "<system version=\"1\">\n<cpu numaid=\"x\"/></system>";
+        for text in [gpus, malformed] {
+            std::fs::write(&file, text).unwrap();
+            for processors in ["0", "0-3", "64"] {
+                let by_system = standing(processors, None).home(Path::new("/"));
+                assert_eq!(standing(processors, Some(&file)).home(Path::new("/")), by_system);
+            }
+        }
     }
 
     /// A file names hosts with or without their domain; without a file, Slurm's address counts.
@@ -217,15 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_lists_that_are_wrong_are_refused_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("bad.xml");
-        let missing = standing("0", Some(&file)).home(folder.path()).unwrap_err();
-        assert!(missing.to_string().contains("bad.xml (NCCL_TOPO_FILE)"), "{missing}");
-        std::fs::write(&file, "<system version=\"1\">\n<cpu numaid=\"x\"/></system>").unwrap();
-        let malformed = standing("0", Some(&file)).home(folder.path()).unwrap_err();
-        assert_eq!(malformed.kind(), Kind::InvalidArgument);
-        assert!(malformed.to_string().contains("bad.xml:2:"), "{malformed}");
+    fn lists_that_are_wrong_are_refused_by_name() {
         for text in ["", "3-1", "a", "0-3;8"] {
             let error = Standing::read(&Config::default().with_processors(text)).unwrap_err();
             assert!(error.to_string().contains("RSCCL_PROCESSORS"), "{error}");

@@ -81,13 +81,11 @@ fn hosts_follow_each_other_by_their_switches() {
 }
 
 #[test]
-fn a_rank_whose_topology_file_is_malformed_tells_all() {
+fn a_topology_file_that_is_malformed_does_not_end_a_job_on_host_memory() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bad.xml");
     std::fs::write(&file, "<system version=\"1\">\n<cpu numaid=\"x\"/></system>").unwrap();
-    let error = layout(&[base(), base().with_topo_file(&file)]).unwrap_err();
-    assert!(matches!(error.kind(), Kind::InvalidArgument | Kind::Remote), "{error}");
-    assert!(error.to_string().contains("bad.xml:2:"), "{error}");
+    assert_eq!(teams(&[base(), base().with_topo_file(&file)]), [[0, 1]]);
 }
 
 /// Costs that are measured decide: where messages between hosts take for ever, a tree's fewer hops win at any size.
