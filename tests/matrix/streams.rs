@@ -330,7 +330,8 @@ fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
 /// Ends the capture of a stream, of which nothing is kept. Nothing is instantiated, because other streams may still capture.
 fn must_be_valid(stream: &Arc<CudaStream>) {
     // SAFETY: the stream lives, and this thread has begun its capture.
-    let graph = unsafe { cudarc::driver::result::stream::end_capture(stream.cu_stream()) }.expect("the capture is valid");
+    let graph =
+        unsafe { cudarc::driver::result::stream::end_capture(stream.cu_stream()) }.expect("the capture is valid");
     // SAFETY: nobody else has the graph.
     unsafe { cudarc::driver::result::graph::destroy(graph) }.expect("the graph is there");
 }
