@@ -17,6 +17,7 @@ pub mod ring;
 mod seen;
 mod turns;
 mod wait;
+mod waiting;
 
 pub use abort::AbortFlag;
 pub(crate) use abort::Mirror;
@@ -26,3 +27,4 @@ pub use flag::Flag;
 pub use progress::Progress;
 pub use turns::{TurnGuard, Turns};
 pub use wait::{Deadline, NoteReader, Wait};
+pub use waiting::{AwaitedMessage, Waiting};

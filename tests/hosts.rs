@@ -252,6 +252,34 @@ fn a_host_whose_ranks_are_killed() {
     must_do_everything(&mut job);
 }
 
+/// Small packets pass, so that all ranks are connected and know of each other.
+#[test]
+fn a_network_that_loses_large_packets_is_told() {
+    let Some(network) = Network::make(2) else { return };
+    let timeout = [("RSCCL_TIMEOUT_MS", "2500")];
+    let [mut collective, mut message] = [(); 2].map(|()| job(&network, &[0, 1], &timeout));
+    for job in [&mut collective, &mut message] {
+        job.must("ring 3");
+        job.must("call all_reduce 300000");
+    }
+    network.lose_larger(1, 600);
+    collective.begin("call all_reduce 300000", |_| true);
+    for rank in &collective.ranks {
+        let text = rank.failure().text;
+        assert!(text.contains("all other ranks wait in it too") && text.contains("MTU"), "{text}");
+    }
+    // One packet, since the bridge lets pass what the system cuts later. The sender's system takes it: the sender goes
+    // on, and waits for its receiver elsewhere.
+    message.begin("recv 300 0", |rank| rank == 1);
+    message.ranks[0].must("send 300 1");
+    message.begin("call barrier 0", |rank| rank == 0);
+    for rank in &message.ranks {
+        let text = rank.failure().text;
+        let told = "rank 1 waits for rank 0 in recv #1, and rank 0 has begun its end of it";
+        assert!(text.contains(told) && text.contains("MTU"), "{text}");
+    }
+}
+
 #[test]
 fn a_host_that_is_cut_off() {
     for command in ["call all_reduce 10", "call all_reduce 300000", "call sendrecv 2000000"] {

@@ -37,7 +37,9 @@ impl std::fmt::Display for Channel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Channel::Message(_) => write!(f, "its message of the set-up"),
-            Channel::Collective(sequence) => write!(f, "its part of exchange #{sequence} among all ranks"),
+            Channel::Collective(sequence) => {
+                write!(f, "its part of step {sequence} of the set-up, which all ranks take")
+            }
             Channel::Shrink(_) => write!(f, "its part of a shrink"),
         }
     }

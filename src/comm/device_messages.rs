@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::lower::{self, MessageWay};
 use crate::exec::{self, Keeper, Message, Operation, Order};
 use crate::log;
+use crate::sync::AwaitedMessage;
 use crate::sync::ring::Label;
 use crate::transport::Channel;
 use crate::types::{Collective, DataType};
@@ -69,15 +70,19 @@ impl Engine {
     fn launch_singles(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         let me = self.session.world.rank;
         exec::check_to_self(me, &messages)?;
-        let peers = messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
-        let launched = Launched::Messages(peers);
-        let label = |message: &Message<'_>| {
-            let sequence = self.number_message(message);
+        let numbers: Vec<u64> = messages.iter().map(|message| self.number_message(message)).collect();
+        let awaited = |(message, number): (&Message<'_>, &u64)| {
+            let (peer, sends) = (message.peer(), message.sends());
+            let call = if sends { Collective::Send } else { Collective::Recv };
+            (peer != me).then_some(AwaitedMessage { peer, call, number: *number, sends })
+        };
+        let launched = Launched::Messages(messages.iter().zip(&numbers).filter_map(awaited).collect());
+        let label = |(message, sequence): (&Message<'_>, u64)| {
             let (data_type, count) = (message.data_type(), message.count());
             let (collective, op, root) = (Collective::Send, None, None);
             Operation { collective, data_type, op, root, count, sequence, past: 0, on_device: true, windows: 0 }.label()
         };
-        let labels: Vec<Label> = messages.iter().map(label).collect();
+        let labels: Vec<Label> = messages.iter().zip(numbers).map(label).collect();
         let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
         for (message, label) in messages.into_iter().zip(labels) {
             if self.side_mut()?.shares_device(message.peer()) {

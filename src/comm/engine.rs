@@ -25,8 +25,8 @@ use crate::log;
 use crate::plan::{Layout, Windows};
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
-use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
-use crate::sys::futex;
+use crate::sync::{AbortFlag, AwaitedMessage, Backoff, Patience, Progress, Wait, Waiting, progress};
+use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Receivers, Setup};
 use crate::tune::Choice;
@@ -63,6 +63,8 @@ impl Engine {
     /// The engine of a rank that knows its peers and the `layout` of all. `cores` is the least number of processors
     /// that a rank of the world may use.
     pub(crate) fn new(session: Session, fabric: Fabric, (layout, patience, cores): (Layout, Patience, u32)) -> Engine {
+        let mut session = session;
+        session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
@@ -191,7 +193,7 @@ impl Engine {
         let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages((&needs, Receivers::Come), &mut runs, WaitingFor::Collective(operation), background)
+        self.drive_messages((&needs, Receivers::Come), &mut runs, Some(operation), background)
     }
 
     #[inline]
@@ -295,8 +297,7 @@ impl Engine {
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| "group of messages".to_owned());
-        let peers = || needs.iter().map(|need| need.peer).collect();
-        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, WaitingFor::Messages(&peers), &mut NoBackground)
+        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, None, &mut NoBackground)
             .map_err(|error| error.during(name))
     }
 
@@ -308,11 +309,12 @@ impl Engine {
         message.check(self.session.world)?;
         let need = message.need();
         let mut run = self.begin_message(message);
-        let peers = || vec![need.peer];
+        let awaited = run.awaited();
+        let open = || vec![awaited];
         let needs = (&[need][..], Receivers::AreAsked);
-        let result = self.connect(needs, WaitingFor::Messages(&peers), &mut NoBackground).and_then(|()| {
+        let result = self.connect(needs, WaitingFor::Messages(&open), &mut NoBackground).and_then(|()| {
             let session = &*self.session;
-            let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
+            let mut watch = FailureWatch::new(session, WaitingFor::Messages(&open));
             let mut nothing = NoBackground;
             let mut wait_context = self.mover.wait_context((session, Awaited::OneRank), &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut wait_context)
@@ -367,7 +369,7 @@ impl Engine {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let needs = (&needs[..], Receivers::Come);
-        let result = self.drive_messages(needs, &mut runs, WaitingFor::Collective(&operation), &mut NoBackground);
+        let result = self.drive_messages(needs, &mut runs, Some(&operation), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -403,15 +405,20 @@ impl Engine {
         operation
     }
 
+    /// Runs messages side by side: those of a collective, or of their own.
     fn drive_messages(
         &mut self,
         needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
-        waiting_for: WaitingFor<'_>,
+        collective: Option<&Operation>,
         background: &mut dyn Background,
     ) -> Result<()> {
-        self.connect(needs, waiting_for, background)?;
+        let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
+        self.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
         let session = &*self.session;
+        // The tasks know better which of them have not ended.
+        let unknown = Vec::new;
+        let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
         let mut watch = FailureWatch::new(session, waiting_for);
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         let mut queues = MessageQueue::by_connection(runs);
@@ -427,12 +434,15 @@ impl Engine {
         let (session, mover) = (&*self.session, &mut self.mover);
         let attended = mover.fabric.attend(&*session.bootstrap)?;
         if background.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
+            if backoff.started().is_some() {
+                session.goes_on();
+            }
             *backoff = Backoff::new(mover.patience);
             return Ok(true);
         }
-        let peers = || background.peers();
-        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers)).since(backoff.started());
-        if backoff.turn(&mut watch, &|| messages_of(peers()))?.is_some() {
+        let open = || background.messages();
+        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&open)).turn_since(backoff.started());
+        if backoff.turn(&mut watch, &Requests(&*background))?.is_some() {
             progress::turn(mover.progress.as_ref())?;
             let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
             futex::nap(progress::rest(mover.progress.as_ref(), nap));
@@ -537,19 +547,22 @@ impl Engine {
         let bootstrap = &*session.bootstrap;
         let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
+        let mut watch =
+            FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
         if background.is_empty() && mover.fabric.links().drained() {
-            let mut turn = || mover.fabric.attend(bootstrap).map(drop);
+            let mut turn = || {
+                watch.tell(&|| call.to_owned(), clock::now());
+                mover.fabric.attend(bootstrap).map(drop)
+            };
             let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
             return bootstrap.meet(call, &wait, Some(senders)).map(|()| wait);
         }
         let mut backoff = Backoff::new(mover.patience);
-        let mut watch =
-            FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
         let mut turn = || {
             let attended = mover.fabric.attend(bootstrap)?;
             if background.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? || attended {
                 backoff = Backoff::new(mover.patience);
-            } else if backoff.turn(&mut watch, &|| messages_of(background.peers()))?.is_some() {
+            } else if backoff.turn(&mut watch, &Requests(&*background))?.is_some() {
                 let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
                 futex::nap(progress::rest(mover.progress.as_ref(), nap));
             }
@@ -741,13 +754,23 @@ fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {
     matches!(order, Order::Stream(_)) || messages.iter().any(|message| message.home() != Home::Host)
 }
 
-/// What requests wait for, in words.
-#[cold]
-fn messages_of(mut peers: Vec<Rank>) -> String {
-    peers.sort_unstable();
-    peers.dedup();
-    let named: Vec<String> = peers.iter().take(NAMED_PEERS).map(|peer| format!("rank {peer}")).collect();
-    format!("messages with {}{}", named.join(", "), if peers.len() > NAMED_PEERS { ", ..." } else { "" })
+/// What requests wait for.
+struct Requests<'a>(&'a dyn Background);
+
+impl Waiting for Requests<'_> {
+    fn words(&self) -> String {
+        let messages = self.0.messages();
+        let named: Vec<String> = messages.iter().take(NAMED_MESSAGES).map(AwaitedMessage::full_name).collect();
+        format!("{}{}", named.join(", "), if messages.len() > NAMED_MESSAGES { ", ..." } else { "" })
+    }
+
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        Some(self.0.messages())
+    }
+
+    fn blocking(&self) -> Option<Vec<AwaitedMessage>> {
+        Some(self.0.blocking())
+    }
 }
 
 #[cold]
@@ -762,5 +785,5 @@ const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
 /// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);
-/// Peers that the error of a request names.
-const NAMED_PEERS: usize = 8;
+/// Messages that the error of a request names.
+const NAMED_MESSAGES: usize = 8;

@@ -141,8 +141,8 @@ impl Watched {
     }
 
     fn watch(&self, launched: &Launched, event: &dyn Event) -> Result<()> {
-        let peers = || launched.peers();
-        let mut watch = FailureWatch::new(&self.session, launched.waiting_for(&peers));
+        let open = || launched.messages();
+        let mut watch = FailureWatch::new(&self.session, launched.waiting_for(&open));
         while !event.is_done()? {
             watch.look(&|| "its launch".to_owned())?;
             crate::sys::futex::nap(LOOK_EVERY);

@@ -31,7 +31,7 @@ use crate::log;
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sync::{Backoff, Deadline, Patience};
+use crate::sync::{AwaitedMessage, Backoff, Deadline, Patience, Waiting};
 use crate::sys::{clock, futex};
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, Elements, Protocol, Rank};
@@ -84,8 +84,8 @@ struct LoweredFrom {
 pub(super) enum Launched {
     /// A collective: it waits for all ranks.
     Collective(Operation),
-    /// Messages with these ranks.
-    Messages(Vec<Rank>),
+    /// Messages to and from other ranks.
+    Messages(Vec<AwaitedMessage>),
 }
 
 /// What a call needs to put its work into a stream.
@@ -333,8 +333,8 @@ impl Engine {
         let me = self.session.world.rank;
         let missing = self.side_mut()?.missing_elsewhere(me, ends);
         if !missing.is_empty() {
-            let peers = || launched.peers();
-            self.set_up(launched.waiting_for(&peers), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
+            let open = || launched.messages();
+            self.set_up(launched.waiting_for(&open), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
         let (shape, session) = (self.session.settings.sizes.shape, Arc::clone(&self.session));
         let (side, fabric) = self.device_and_fabric()?;
@@ -393,8 +393,8 @@ impl Engine {
         put: impl FnOnce(&mut DeviceSide, Putting<'_>) -> Result<Arc<dyn Event>>,
     ) -> Result<()> {
         let session = Arc::clone(&self.session);
-        let peers = || launched.peers();
-        let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&peers)));
+        let open = || launched.messages();
+        let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&open)));
         let (side, fabric) = self.device_and_fabric()?;
         let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
@@ -646,11 +646,11 @@ pub(super) fn fault(status: &StatusPage, session: &Session) -> Result<()> {
 }
 
 impl Launched {
-    /// The ranks of the messages; none of a collective.
-    pub(super) fn peers(&self) -> Vec<Rank> {
+    /// The messages; none of a collective.
+    pub(super) fn messages(&self) -> Vec<AwaitedMessage> {
         match self {
             Launched::Collective(_) => Vec::new(),
-            Launched::Messages(peers) => peers.clone(),
+            Launched::Messages(messages) => messages.clone(),
         }
     }
 
@@ -662,11 +662,11 @@ impl Launched {
         }
     }
 
-    /// The ranks that a wait is for; `peers` yields [`Launched::peers`].
-    pub(super) fn waiting_for<'a>(&'a self, peers: &'a dyn Fn() -> Vec<Rank>) -> WaitingFor<'a> {
+    /// What a wait is for; `open` yields [`Launched::messages`].
+    pub(super) fn waiting_for<'a>(&'a self, open: &'a dyn Fn() -> Vec<AwaitedMessage>) -> WaitingFor<'a> {
         match self {
             Launched::Collective(operation) => WaitingFor::Collective(operation),
-            Launched::Messages(_) => WaitingFor::Messages(peers),
+            Launched::Messages(_) => WaitingFor::Messages(open),
         }
     }
 
@@ -681,7 +681,7 @@ impl Launched {
 
 impl DeviceWait<'_> {
     /// One turn of the wait. It also answers peers in other processes that ask for this rank's ends of connections.
-    fn turn(&mut self, what: &dyn Fn() -> String) -> Result<()> {
+    fn turn(&mut self, what: &dyn Waiting) -> Result<()> {
         let slice = self.backoff.turn(&mut self.watch, what)?;
         if !self.fabric.attend(&*self.session.bootstrap)?
             && let Some(slice) = slice

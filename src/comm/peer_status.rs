@@ -1,24 +1,18 @@
-//! What a communicator knows of its peers: who failed, died, left or is stuck; and the notes in which ranks tell each
-//! other.
-//!
-//! # Notes
-//! Ranks publish them through the bootstrap. One byte of kind, then:
-//! ```text
-//! 1 failure   see `bootstrap::cause`
-//! 2 stall     four u64: the label of the operation that the rank waits in; the collective calls of the bootstrap that it had begun
-//!             before; then labels of its collectives before that one, three u64 each, where it asks who called something else
-//! 3 child     see `bootstrap::cause`; it ends no communicator, and the bootstrap keeps it
-//! ```
+//! What a communicator knows of its peers: who failed, died, left or is stuck. Ranks tell each other in notes, which
+//! they publish through the bootstrap: the first byte is the kind, 1 and 3 of `bootstrap::cause`, the others of
+//! [`stall`](crate::comm::stall).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::Event;
 use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
-use crate::bootstrap::{Event, MAX_NOTE_BYTES};
+use crate::comm::culprit::{BegunCounts, Culprit, Picture};
+use crate::comm::stall::{BegunMessages, Stall, StallNote};
 use crate::error::{Error, Result};
 use crate::exec::{History, Operation, mismatch, same_call, sequence};
-use crate::sync::NoteReader;
 use crate::sync::ring::Label;
+use crate::sync::{AwaitedMessage, NoteReader};
 use crate::sys::clock;
 use crate::types::{Rank, World};
 
@@ -29,6 +23,8 @@ pub(crate) struct PeerStatus {
     left: Vec<Left>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
+    /// How many messages ranks have begun for which others wait.
+    begun: BegunCounts,
     /// The first failure that a peer told of, or a difference that its note showed. The bootstrap delivers each note
     /// once, and every thread that looks must learn of it.
     failure: Option<Error>,
@@ -71,7 +67,7 @@ impl PeerStatus {
             return Err(died(*rank, why));
         }
         if let WaitingFor::Bootstrap(call) = waiting_for {
-            self.stalled.iter().try_for_each(|(from, stall)| call.compare(*from, stall))?;
+            self.compare(call)?;
         }
         if self.left.is_empty() {
             return Ok(());
@@ -79,20 +75,41 @@ impl PeerStatus {
         let gone = match waiting_for {
             WaitingFor::Anything | WaitingFor::Bootstrap(_) => None,
             WaitingFor::Collective(operation) => self.left.iter().find(|left| left.until <= operation.sequence),
-            WaitingFor::Messages(peers) => {
-                let peers = peers();
+            WaitingFor::Messages(open) => {
+                let open = open();
                 let is_due = |left: &Left| now.saturating_duration_since(left.heard) >= LAST_WORDS;
-                self.left.iter().find(|left| is_due(left) && peers.contains(&left.rank))
+                self.left.iter().find(|left| is_due(left) && open.iter().any(|message| message.peer == left.rank))
             }
         };
         gone.map_or(Ok(()), |left| Err(finalized(left.rank)))
     }
 
-    /// The ranks of `world` that have not said that they are stuck in `operation` too.
-    pub(crate) fn silent(&self, operation: &Operation, world: World) -> Vec<Rank> {
-        let is_stuck =
-            |rank: &Rank| self.stalled.get(rank).is_some_and(|stall| sequence(stall.label) == operation.sequence);
-        world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
+    /// Who holds up this rank, which is stuck in `mine` and has begun so many messages.
+    pub(crate) fn culprit(&mut self, mine: &Stall, world: World, begun: &[BegunMessages]) -> Culprit {
+        begun.iter().for_each(|begun| self.note_begun(world.rank, begun));
+        Picture::new(world, mine, (&self.stalled, &self.begun)).culprit()
+    }
+
+    fn note_begun(&mut self, rank: Rank, begun: &BegunMessages) {
+        self.begun.insert((rank, begun.peer, begun.sends), begun.count);
+    }
+
+    /// The messages of which ranks that are stuck wait for the end of rank `me`: the rank, and whether `me` sends.
+    pub(crate) fn wanted_of(&self, me: Rank) -> Vec<AwaitedMessage> {
+        let mut wanted = Vec::new();
+        for (rank, stall) in &self.stalled {
+            let Stall::Messages { open, .. } = stall else { continue };
+            let of_me = open.iter().filter(|message| message.peer == me && message.is_single());
+            wanted.extend(of_me.map(|message| message.other_end(*rank)));
+        }
+        wanted
+    }
+
+    /// # Errors
+    /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is stuck in a collective that comes before `call`
+    /// to it and after `call` to this rank.
+    fn compare(&self, call: BootstrapCall) -> Result<()> {
+        self.stalled.iter().try_for_each(|(from, stall)| call.compare(*from, stall))
     }
 
     /// What `events`, and what was heard before, say of the end of `peer`: at best in the words of the rank that failed
@@ -141,18 +158,25 @@ impl PeerStatus {
 
     /// Notes come from ranks that know the secret. Even so, a note that cannot be read is passed over and not trusted.
     fn read_note(&mut self, from: Rank, bytes: &[u8], history: &History) -> Result<()> {
-        match bytes.first() {
-            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
-            Some(&NOTE_STALL) => match Stall::decode(&bytes[1..]) {
-                Some(stall) => {
-                    self.stalled.insert(from, stall);
-                    let before = bytes[1..].get(Stall::BYTES..).unwrap_or_default().chunks_exact(size_of::<Label>());
-                    before.map(label_of).try_for_each(|label| compare(history, from, label))?;
-                    compare(history, from, stall.label)
-                }
-                None => Ok(()),
-            },
-            _ => Ok(()),
+        if bytes.first() == Some(&NOTE_FAILURE) {
+            return Err(decode_failure(from, &bytes[1..]));
+        }
+        match StallNote::decode(bytes) {
+            Some(StallNote::Stuck(stall)) => {
+                let label = if let Stall::Collective(stall) = &stall { Some(stall.label) } else { None };
+                self.stalled.insert(from, stall);
+                let labels = StallNote::earlier_labels(bytes).chain(label);
+                labels.into_iter().try_for_each(|label| compare(history, from, label))
+            }
+            Some(StallNote::GoesOn) => {
+                self.stalled.remove(&from);
+                Ok(())
+            }
+            Some(StallNote::Begun(all)) => {
+                all.iter().for_each(|begun| self.note_begun(from, begun));
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 
@@ -161,11 +185,11 @@ impl PeerStatus {
     /// # Errors
     /// [`Kind::Mismatch`] where a peer has said already that it is stuck elsewhere.
     pub(crate) fn reader(&self, call: BootstrapCall) -> Result<NoteReader> {
-        self.stalled.iter().try_for_each(|(from, stall)| call.compare(*from, stall))?;
-        Ok(NoteReader::new(move |from, bytes| match bytes.first() {
-            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
-            Some(&NOTE_STALL) => Stall::decode(&bytes[1..]).map_or(Ok(()), |stall| call.compare(from, &stall)),
-            _ => Ok(()),
+        self.compare(call)?;
+        Ok(NoteReader::new(move |from, bytes| match (bytes.first(), StallNote::decode(bytes)) {
+            (Some(&NOTE_FAILURE), _) => Err(decode_failure(from, &bytes[1..])),
+            (_, Some(StallNote::Stuck(stall))) => call.compare(from, &stall),
+            (_, Some(StallNote::GoesOn | StallNote::Begun(_)) | None) => Ok(()),
         }))
     }
 }
@@ -176,49 +200,6 @@ fn compare(history: &History, from: Rank, theirs: Label) -> Result<()> {
         Some(mine) if !same_call(mine, theirs) => Err(mismatch(mine, from, theirs)),
         _ => Ok(()),
     }
-}
-
-/// Where a rank is stuck.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stall {
-    /// The collective that it waits in.
-    label: Label,
-    /// Collective calls of the bootstrap that it had begun before.
-    exchanges: u64,
-}
-
-impl Stall {
-    /// Bytes behind the note's kind.
-    const BYTES: usize = 4 * size_of::<u64>();
-
-    fn encode(&self) -> Vec<u8> {
-        let mut note = vec![NOTE_STALL];
-        note.extend(self.label.iter().chain([&self.exchanges]).flat_map(|word| word.to_le_bytes()));
-        note
-    }
-
-    /// What stands behind the note's kind.
-    fn decode(bytes: &[u8]) -> Option<Stall> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        Some(Stall { label: [word(0)?, word(8)?, word(16)?], exchanges: word(24)? })
-    }
-}
-
-/// The note of a rank that waits in the collective `label`.
-pub(crate) fn stall_note(label: Label, exchanges: u64) -> Vec<u8> {
-    Stall { label, exchanges }.encode()
-}
-
-/// The note that asks the others to compare their latest collectives with this rank's.
-pub(crate) fn comparison_note(operation: Label, exchanges: u64, history: &History) -> Vec<u8> {
-    let mut note = Stall { label: operation, exchanges }.encode();
-    note.extend(history.latest(COMPARED).iter().flatten().flat_map(|word| word.to_le_bytes()));
-    note
-}
-
-/// The label in 24 bytes of a note.
-fn label_of(bytes: &[u8]) -> Label {
-    std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[word * size_of::<u64>() + byte])))
 }
 
 /// A call of the user's that is a collective call of the bootstrap (split, placement), and its place in this rank's
@@ -238,6 +219,7 @@ impl BootstrapCall {
     /// that this rank begins later and has not begun this call: then the two programs have the calls in different
     /// orders.
     fn compare(&self, from: Rank, stall: &Stall) -> Result<()> {
+        let Stall::Collective(stall) = stall else { return Ok(()) };
         if sequence(stall.label) < self.collectives || stall.exchanges > self.exchanges {
             return Ok(());
         }
@@ -255,8 +237,8 @@ pub(crate) enum WaitingFor<'a> {
     Bootstrap(BootstrapCall),
     /// All ranks, unless they have done their part before.
     Collective(&'a Operation),
-    /// The ranks that messages go to and come from. The list is made only when a rank has left.
-    Messages(&'a dyn Fn() -> Vec<Rank>),
+    /// The messages that have not ended. The list is made only when a rank has left or this one is stuck.
+    Messages(&'a dyn Fn() -> Vec<AwaitedMessage>),
 }
 
 fn died(rank: Rank, why: &str) -> Error {
@@ -267,12 +249,6 @@ fn finalized(rank: Rank) -> Error {
     Error::remote(rank, format!("rank {rank} has finalized and takes no part in this"))
 }
 
-const NOTE_STALL: u8 = 2;
-/// Labels in a note that asks for a comparison.
-const COMPARED: usize = 64;
-
-const _: () = assert!(1 + Stall::BYTES + COMPARED * size_of::<Label>() <= MAX_NOTE_BYTES);
-
 /// How long after a rank's goodbye its messages may still come: goodbyes travel over connections of their own.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -280,6 +256,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 mod tests {
     use super::*;
     use crate::bootstrap::cause::failure_note;
+    use crate::comm::stall::{CollectiveStall, GOES_ON, comparison_note};
     use crate::error::Kind;
     use crate::sync::{AbortFlag, Wait};
     use crate::types::{Collective, DataType};
@@ -300,7 +277,7 @@ mod tests {
     }
 
     fn stall_note(label: Label) -> Vec<u8> {
-        Stall { label, exchanges: 3 }.encode()
+        Stall::Collective(CollectiveStall { label, exchanges: 3 }).encode()
     }
 
     #[test]
@@ -390,7 +367,8 @@ mod tests {
         let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
         assert!(peers.gone(WaitingFor::Collective(&operation(1, 4)), now).is_ok());
         assert_eq!(peers.gone(WaitingFor::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
-        let (others, them) = (|| vec![Rank::new(2)], || vec![Rank::new(2), Rank::new(3)]);
+        let recv = |peer| AwaitedMessage { peer: Rank::new(peer), call: Collective::Recv, number: 0, sends: false };
+        let (others, them) = (|| vec![recv(2)], || vec![recv(2), recv(3)]);
         assert!(peers.gone(WaitingFor::Messages(&others), later).is_ok());
         assert!(peers.gone(WaitingFor::Messages(&them), now).is_ok(), "its last words may be on their way");
         assert_eq!(peers.gone(WaitingFor::Messages(&them), later).unwrap_err().peer(), Some(3));
@@ -401,15 +379,36 @@ mod tests {
         let mut peers = PeerStatus::default();
         let history = History::default();
         peers.read_note(Rank::new(1), &stall_note(operation(4, 6).label()), &history).unwrap();
+        let world = World { rank: Rank::new(0), size: 3 };
+        let mine = Stall::Collective(CollectiveStall { label: operation(4, 6).label(), exchanges: 3 });
+        assert_eq!(peers.culprit(&mine, world, &[]), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
         peers.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
-        let world = World { rank: Rank::new(0), size: 4 };
-        assert_eq!(peers.silent(&operation(4, 6), world), [Rank::new(2), Rank::new(3)]);
-        assert_eq!(peers.silent(&operation(4, 5), world), [Rank::new(1), Rank::new(3)]);
+        assert!(matches!(peers.culprit(&mine, world, &[]), Culprit::Cycle(_)));
+        peers.read_note(Rank::new(2), GOES_ON, &history).unwrap();
+        assert!(matches!(peers.culprit(&mine, world, &[]), Culprit::Silent(..)));
+    }
+
+    /// Rank 1 waits for a message that this rank has begun, and for one that it has not.
+    #[test]
+    fn messages_for_which_peers_wait_are_known() {
+        let mut peers = PeerStatus::default();
+        let open = vec![
+            AwaitedMessage { peer: Rank::new(0), call: Collective::Recv, number: 3, sends: false },
+            AwaitedMessage { peer: Rank::new(2), call: Collective::Send, number: 4, sends: true },
+            AwaitedMessage { peer: Rank::new(0), call: Collective::AllToAllV, number: 4, sends: true },
+        ];
+        let stall = Stall::Messages { open, is_all: true };
+        peers.read_note(Rank::new(1), &stall.encode(), &History::default()).unwrap();
+        let wanted = AwaitedMessage { peer: Rank::new(1), call: Collective::Send, number: 3, sends: true };
+        assert_eq!(peers.wanted_of(Rank::new(0)), [wanted]);
+        let told = BegunMessages::encode(&[BegunMessages { peer: Rank::new(1), sends: true, count: 4 }]);
+        peers.read_note(Rank::new(0), &told, &History::default()).unwrap();
+        assert_eq!(peers.begun.get(&(Rank::new(0), Rank::new(1), true)), Some(&4));
     }
 
     #[test]
     fn garbage_is_passed_over() {
-        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
+        for note in [&[][..], &[9, 1, 2], &[2, 1]] {
             assert!(PeerStatus::default().read_note(Rank::new(0), note, &History::default()).is_ok());
         }
         let failure = PeerStatus::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0], &History::default());

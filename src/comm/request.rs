@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use crate::comm::forked;
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::fork::Birthplace;
 
 /// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their
@@ -44,6 +44,8 @@ impl Request<'_> {
 pub(super) struct Outcome {
     ended: Mutex<Option<Result<()>>>,
     changed: Condvar,
+    /// Whether a thread has waited for it.
+    is_awaited: AtomicBool,
 }
 
 impl Outcome {
@@ -65,8 +67,15 @@ impl Outcome {
         self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
     }
 
+    /// Notes that the program does not go on before the request has ended.
+    pub(super) fn note_wait(&self) {
+        // Relaxed: it is told to other ranks, and nothing is published by it.
+        self.is_awaited.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until the request has ended. The thread that works at it has a deadline, so this wait ends too.
     pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
+        self.note_wait();
         let mut ended = self.lock();
         loop {
             match &*ended {
@@ -118,6 +127,11 @@ impl Promise {
 
     pub(super) fn set(&self, result: Result<()>) {
         self.outcome.set(result);
+    }
+
+    /// Whether a thread waits for the operation.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.outcome.is_awaited.load(Ordering::Relaxed)
     }
 
     /// Says that one part of an operation has ended well. The last part to end sets the outcome.

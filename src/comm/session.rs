@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::cause::failure_note;
 use crate::comm::Settings;
-use crate::comm::peer_status::{self, BootstrapCall, PeerStatus, WaitingFor};
+use crate::comm::culprit::Culprit;
+use crate::comm::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
+use crate::comm::stall::{self, BegunMessages, Stall};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{History, Operation};
+use crate::exec::History;
 use crate::log;
 use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::sync::{AbortFlag, Deadline, NoteReader, Wait};
+use crate::sync::{AbortFlag, AwaitedMessage, Deadline, NoteReader, Wait};
 use crate::sys::{clock, futex};
 use crate::types::{Rank, World};
 
@@ -30,10 +32,22 @@ pub(crate) struct Session {
     /// The labels of the latest collectives, to compare them with a peer's.
     pub(crate) history: History,
     peers: Mutex<PeerStatus>,
+    /// What this rank has told the others of its stall.
+    told: Mutex<ToldStall>,
+    /// Whether the ranks are on more than one host.
+    pub(crate) spans_hosts: bool,
     /// Collectives begun. All ranks count alike.
     collectives: Count,
     /// Messages begun with each peer. The two ranks of a pair count alike.
     messages: Box<[MessageCounts]>,
+}
+
+/// What a rank has told the others of its stall.
+#[derive(Debug, Default)]
+struct ToldStall {
+    stall: Option<Stall>,
+    /// Of messages for which they wait.
+    begun: Vec<BegunMessages>,
 }
 
 /// A number that one thread counts up and any thread may read.
@@ -71,6 +85,8 @@ impl Session {
             abort,
             history: History::default(),
             peers: Mutex::default(),
+            told: Mutex::default(),
+            spans_hosts: false,
             collectives: Count::default(),
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
         }
@@ -120,15 +136,52 @@ impl Session {
         peers.check(waiting_for, now)
     }
 
-    /// Tells the others that this rank waits in `operation`, so that one which waits in another call finds the
-    /// difference.
-    pub(crate) fn publish_stall(&self, operation: &Operation) {
-        self.bootstrap.publish(&peer_status::stall_note(operation.label(), self.bootstrap.exchanges()));
+    /// Tells the others where this rank is stuck, unless it has: a rank that waits in another call finds the
+    /// difference, and one whose deadline passes knows who waits for whom.
+    pub(crate) fn tell_stall(&self, stall: Stall) {
+        let mut told = self.told();
+        if told.stall.as_ref() != Some(&stall) {
+            self.bootstrap.publish(&stall.encode());
+            told.stall = Some(stall);
+        }
     }
 
-    /// The ranks that have not said that they wait in `operation` too.
-    pub(crate) fn silent(&self, operation: &Operation) -> Vec<Rank> {
-        self.peers().silent(operation, self.world)
+    /// Tells the others of messages for which they wait and which this rank has begun: what it has sent may be lost on
+    /// the way.
+    pub(crate) fn tell_begun(&self) {
+        let begun = self.begun();
+        let mut told = self.told();
+        if !begun.is_empty() && told.begun != begun {
+            self.bootstrap.publish(&BegunMessages::encode(&begun));
+            told.begun = begun;
+        }
+    }
+
+    /// How many messages this rank has begun, where peers wait for one of them.
+    fn begun(&self) -> Vec<BegunMessages> {
+        let wanted = self.peers().wanted_of(self.world.rank);
+        let begun = wanted.into_iter().map(|AwaitedMessage { peer, number, sends, .. }| {
+            let counts = &self.messages[peer.index()];
+            let count = if sends { counts.sent.get() } else { counts.received.get() };
+            (count > number).then_some(BegunMessages { peer, sends, count })
+        });
+        let mut begun: Vec<BegunMessages> = begun.flatten().collect();
+        begun.sort_unstable_by_key(|begun| (begun.peer, begun.sends));
+        begun.dedup();
+        begun
+    }
+
+    /// Tells the others that this rank goes on, if it has told that it is stuck.
+    pub(crate) fn goes_on(&self) {
+        if self.told().stall.take().is_some() {
+            self.bootstrap.publish(stall::GOES_ON);
+        }
+    }
+
+    /// Who holds up this rank, which is stuck in `stall`.
+    pub(crate) fn culprit(&self, stall: &Stall) -> Culprit {
+        let begun = self.begun();
+        self.peers().culprit(stall, self.world, &begun)
     }
 
     /// What ends a collective call of the bootstrap early: a peer's failure, or a peer that is stuck in another call.
@@ -207,7 +260,7 @@ impl Session {
     /// Tells the others what this rank has called, and waits a little for one that has called something else.
     fn ask_for_the_first_difference(&self) -> Option<Error> {
         let now = *self.history.latest(1).first()?;
-        self.bootstrap.publish(&peer_status::comparison_note(now, self.bootstrap.exchanges(), &self.history));
+        self.bootstrap.publish(&stall::comparison_note(now, self.bootstrap.exchanges(), &self.history));
         self.await_explanation(None, CAUSE_PATIENCE).filter(|told| told.kind() == Kind::Mismatch)
     }
 
@@ -217,6 +270,11 @@ impl Session {
         let (World { rank, size }, id) = (self.world, self.bootstrap.id());
         log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
         log::trace!(Call @ rank, "CommFinalize({id:016x})");
+    }
+
+    /// As of [`Session::peers`].
+    fn told(&self) -> MutexGuard<'_, ToldStall> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.

@@ -14,10 +14,10 @@ use crate::comm::panics::as_error;
 use crate::comm::request::{Outcome, Promise, is_own};
 use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, Progress, Task, check_to_self};
-use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sync::{AwaitedMessage, Backoff};
 use crate::transport::{Fabric, Need, Receivers};
-use crate::types::{Rank, World};
+use crate::types::World;
 
 /// A job that needs the engine and all ranks, such as a split; what is under way goes on meanwhile. Its result returns
 /// through a channel of its own.
@@ -94,8 +94,13 @@ impl Background for UnderWay<'_> {
         Ok(moved)
     }
 
-    fn peers(&self) -> Vec<Rank> {
-        self.messages.iter().map(|(run, ..)| run.peer()).collect()
+    fn messages(&self) -> Vec<AwaitedMessage> {
+        self.messages.iter().map(|(run, ..)| run.awaited()).collect()
+    }
+
+    fn blocking(&self) -> Vec<AwaitedMessage> {
+        let blocking = self.messages.iter().filter(|(_, _, promise)| promise.is_awaited());
+        blocking.map(|(run, ..)| run.awaited()).collect()
     }
 }
 
@@ -205,6 +210,7 @@ fn run_group<'scope>(
 /// has begun, and may still be under way.
 fn await_end(engine: &mut Engine, outcome: &Outcome, under_way: &mut UnderWay<'_>) -> Result<()> {
     let mut backoff = Backoff::new(engine.patience());
+    outcome.note_wait();
     while !outcome.is_set() {
         let ended = |error: Error| match is_own(&error) {
             true => Error::internal("a message that had begun was refused").with_source(error),

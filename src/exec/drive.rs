@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::sync::{Backoff, Flag, Patience, Watch, progress};
+use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Waiting, Watch, progress};
 use crate::transport::{EndRequest, Fabric, Links};
-use crate::types::Rank;
 
 /// What a look at a task or a pump found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +36,14 @@ pub trait Task {
     /// What the task waits for, where that is a single flag.
     fn blocked<'a>(&'a self, links: &'a Links) -> Option<Blocked<'a>>;
 
-    /// In words, for the error of a wait that ends badly: "rank 3 (its message of lane 0, round 2)".
+    /// In words, for the error of a wait that ends badly: "rank 3 (its data for this call)".
     fn waiting_for(&self) -> String;
+
+    /// The messages that have not ended; the last one where all have. `None` where the task is no messages of the
+    /// program's.
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        None
+    }
 }
 
 /// Work that progresses whenever an operation waits: messages that were begun before it, a hook of the user.
@@ -52,8 +57,11 @@ pub trait Background {
     /// What ends the communicator.
     fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool>;
 
-    /// The ranks that this work waits for.
-    fn peers(&self) -> Vec<Rank>;
+    /// The messages of this work that have not ended.
+    fn messages(&self) -> Vec<AwaitedMessage>;
+
+    /// Those for which the program waits.
+    fn blocking(&self) -> Vec<AwaitedMessage>;
 }
 
 /// No background work.
@@ -69,7 +77,11 @@ impl Background for NoBackground {
         Ok(false)
     }
 
-    fn peers(&self) -> Vec<Rank> {
+    fn messages(&self) -> Vec<AwaitedMessage> {
+        Vec::new()
+    }
+
+    fn blocking(&self) -> Vec<AwaitedMessage> {
         Vec::new()
     }
 }
@@ -102,18 +114,18 @@ pub trait FlagWait {
     ///
     /// # Errors
     /// Why the wait was given up: a deadline, an abort, a dead peer.
-    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()>;
+    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Waiting) -> Result<()>;
 }
 
 impl FlagWait for WaitContext<'_> {
     #[inline]
-    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
+    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Waiting) -> Result<()> {
         if flag.reached(target) { Ok(()) } else { self.until_slow(flag, target, waiting_for) }
     }
 }
 
 impl WaitContext<'_> {
-    fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
+    fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Waiting) -> Result<()> {
         let WaitContext { patience, watch, fabric, bootstrap, background, progress } = self;
         loop {
             let alone = background.is_empty() && !fabric.owes();
@@ -149,7 +161,7 @@ fn wait_on(
     (flag, target): (&Flag, u64),
     (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
     (mut background, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
-    waiting_for: &dyn Fn() -> String,
+    waiting_for: &dyn Waiting,
 ) -> Result<Woken> {
     patience.heed_sleepers();
     let mut backoff = Backoff::new(*patience);
@@ -197,10 +209,9 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
                 wakes += 1;
                 let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], wait_context) };
                 let quiet = (None, wait_context.bootstrap);
-                let woken =
-                    wait_on(flag, (wait_context.patience, wait_context.watch, wait_context.progress), quiet, &|| {
-                        task.waiting_for()
-                    })?;
+                let waiting = OneTask(task);
+                let WaitContext { patience, watch, progress, .. } = wait_context;
+                let woken = wait_on(flag, (patience, *watch, *progress), quiet, &waiting)?;
                 if let Woken::Asked(ask) = woken {
                     wait_context.fabric.open_for(ask, wait_context.bootstrap)?;
                     return drive(&mut [task], wait_context);
@@ -262,8 +273,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             continue;
         }
         let links = wait_context.fabric.links();
-        let waiting = || describe(tasks, done, links);
-        let tired = backoff.turn(wait_context.watch, &waiting)?;
+        let tired = backoff.turn(wait_context.watch, &Tasks { tasks, done, links })?;
         if backoff.started().is_some()
             && let Some(ask) = Fabric::asking(wait_context.bootstrap)
         {
@@ -283,18 +293,57 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
     }
 }
 
-/// What is waited for: the tasks that are not done, and where all are, the peers whose systems have not taken what was
-/// sent to them.
-fn describe(tasks: &[&mut dyn Task], done: &[bool], links: &Links) -> String {
-    let waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task.waiting_for());
-    let named: Vec<String> = waiting.take(NAMED_TASKS).collect();
-    if !named.is_empty() {
-        return named.join("; ");
+/// What a wait for one task waits for.
+struct OneTask<'a, T>(&'a T);
+
+impl<T: Task> Waiting for OneTask<'_, T> {
+    fn words(&self) -> String {
+        self.0.waiting_for()
     }
-    let mut peers = links.undrained().map(|peer| format!("rank {peer}"));
-    let named: Vec<String> = peers.by_ref().take(NAMED_TASKS).collect();
-    let more = if peers.next().is_some() { ", ..." } else { "" };
-    format!("{}{more} to take what was sent", named.join(", "))
+
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        self.0.messages()
+    }
+}
+
+/// What a wait for several tasks waits for: those that are not done, and where all are, the peers whose systems have
+/// not taken what was sent to them.
+struct Tasks<'a, 'b> {
+    tasks: &'a [&'b mut dyn Task],
+    done: &'a [bool],
+    links: &'a Links,
+}
+
+impl Tasks<'_, '_> {
+    fn all(&self) -> impl Iterator<Item = (&dyn Task, bool)> {
+        self.tasks.iter().zip(self.done).map(|(task, done)| (&**task as &dyn Task, *done))
+    }
+}
+
+impl Waiting for Tasks<'_, '_> {
+    fn words(&self) -> String {
+        let waiting = self.all().filter(|(_, done)| !done).map(|(task, _)| task.waiting_for());
+        let named: Vec<String> = waiting.take(NAMED_TASKS).collect();
+        if !named.is_empty() {
+            return named.join("; ");
+        }
+        let mut peers = self.links.undrained().map(|peer| format!("rank {peer}"));
+        let named: Vec<String> = peers.by_ref().take(NAMED_TASKS).collect();
+        let more = if peers.next().is_some() { ", ..." } else { "" };
+        format!("{}{more} to take what was sent", named.join(", "))
+    }
+
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        let mut open = Vec::new();
+        for (task, done) in self.all() {
+            let messages = task.messages()?;
+            let is_open = |message: &AwaitedMessage| {
+                !done || (message.sends && self.links.undrained().any(|peer| peer == message.peer))
+            };
+            open.extend(messages.into_iter().filter(is_open));
+        }
+        (!self.tasks.is_empty()).then_some(open)
+    }
 }
 
 /// Sleeps until something may have changed: on the sockets or on a flag that is waited for. If nothing else has to be
@@ -347,14 +396,14 @@ mod tests {
     use crate::sys::numa::ThreadHome;
     use crate::sys::thread;
     use crate::transport::{Channel, Need, PeerInfo, Policy, Receivers, Setup, Sizes, SocketOptions, Way};
-    use crate::types::World;
+    use crate::types::{Rank, World};
 
     /// Ends a wait that lasts longer than any machine needs.
     struct Limit(Deadline);
 
     impl Watch for Limit {
-        fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
-            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+        fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()> {
+            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for.words())) } else { Ok(()) }
         }
     }
 

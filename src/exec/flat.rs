@@ -144,8 +144,9 @@ impl Flat {
                 continue;
             }
             let done = arena.done();
-            wait_context
-                .until(done, needed, &|| format!("rank {rank} (to finish an operation {} back)", FLAT_SLOTS / 2))?;
+            let waiting_for =
+                || format!("rank {rank} (to end the call that came {} calls before this one)", FLAT_SLOTS / 2);
+            wait_context.until(done, needed, &waiting_for)?;
             least = least.min(done.value());
         }
         self.finished = self.finished.max(least);
@@ -484,7 +485,7 @@ mod models {
     struct Sleep;
 
     impl FlagWait for Sleep {
-        fn until(&mut self, flag: &Flag, target: u64, _: &dyn Fn() -> String) -> Result<()> {
+        fn until(&mut self, flag: &Flag, target: u64, _: &dyn crate::sync::Waiting) -> Result<()> {
             while !flag.reached(target) {
                 flag.park(target, EVER);
             }

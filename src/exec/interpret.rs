@@ -526,13 +526,11 @@ impl Task for PlanRun<'_> {
 
     fn waiting_for(&self) -> String {
         let waiting = (0..self.lanes.len()).find_map(|lane| Some((lane, self.current(lane)?)));
-        let Some((lane, (action, round))) = waiting else { return "nothing".to_owned() };
-        let of = |what: &str, peers: Vec<String>| {
-            format!("{} {} ({what} of round {round}, lane {lane})", plural(peers.len()), peers.join(", "))
-        };
+        let Some((_, (action, _))) = waiting else { return "nothing".to_owned() };
+        let of = |what: &str, peers: Vec<String>| format!("{} {} ({what})", plural(peers.len()), peers.join(", "));
         match action {
             Action::Enter { .. } | Action::Signal { .. } => "nothing".to_owned(),
-            Action::Wait { peer, .. } => of("its flag", vec![peer.to_string()]),
+            Action::Wait { peer, .. } => of("to do its part of this call", vec![peer.to_string()]),
             Action::Combine(combine) => {
                 let slots = |operands: &[Operand]| {
                     let peers = operands.iter().filter_map(|operand| match operand {
@@ -542,7 +540,10 @@ impl Task for PlanRun<'_> {
                     peers.collect::<Vec<_>>()
                 };
                 let sources = slots(&combine.sources);
-                if sources.is_empty() { of("room for data", slots(&combine.targets)) } else { of("data", sources) }
+                match &sources[..] {
+                    [] => of("to take data of this call", slots(&combine.targets)),
+                    _ => of("to send data of this call", sources),
+                }
             }
         }
     }

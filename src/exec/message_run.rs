@@ -24,6 +24,7 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
 use crate::exec::{Operation, is_same, mismatch};
+use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Shape};
 use crate::sys::alive::Process;
 use crate::sys::cpu;
@@ -135,8 +136,13 @@ impl<'a> MessageRun<'a> {
 
     /// What the message is called in errors: "send #3 to rank 1".
     pub fn name(&self) -> String {
-        let (what, to) = if self.sends() { ("send", "to") } else { ("recv", "from") };
-        format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer())
+        self.awaited().full_name()
+    }
+
+    /// The message as one that is waited for.
+    pub fn awaited(&self) -> AwaitedMessage {
+        let Operation { collective, sequence, .. } = self.called();
+        AwaitedMessage { peer: self.peer(), call: collective, number: sequence, sends: self.sends() }
     }
 
     /// What this rank called: both ends of a message have the label of a send.
@@ -333,11 +339,17 @@ impl Task for MessageRun<'_> {
     }
 
     fn waiting_for(&self) -> String {
-        let what = match self.message.direction {
-            Direction::Send(_) => "to recv",
-            Direction::Recv(_) => "to send",
+        let message = self.awaited();
+        let other = match (message.call, self.message.direction) {
+            (Collective::Send | Collective::Recv, Direction::Send(_)) => "recv for",
+            (Collective::Send | Collective::Recv, Direction::Recv(_)) => "send for",
+            _ => "part of",
         };
-        format!("rank {} ({what} message #{})", self.peer(), self.operation.sequence)
+        format!("rank {} (its {other} {message})", self.peer())
+    }
+
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        Some(vec![self.awaited()])
     }
 }
 
@@ -411,6 +423,11 @@ impl Task for MessageQueue<'_, '_> {
     fn waiting_for(&self) -> String {
         self.runs.get(self.at).map_or_else(String::new, |run| run.waiting_for())
     }
+
+    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
+        let open = if self.at < self.runs.len() { &self.runs[self.at..] } else { &self.runs[self.runs.len() - 1..] };
+        Some(open.iter().map(|run| run.awaited()).collect())
+    }
 }
 
 #[cfg(test)]
@@ -422,7 +439,7 @@ mod tests {
     use crate::bootstrap::{Bootstrap, LocalBootstrap};
     use crate::error::{Error, Kind};
     use crate::exec::drive::{NoBackground, WaitContext, drive_one};
-    use crate::sync::{AbortFlag, Deadline, Patience, Wait, Watch};
+    use crate::sync::{AbortFlag, Deadline, Patience, Wait, Waiting, Watch};
     use crate::sys::clock;
     use crate::sys::numa::ThreadHome;
     use crate::sys::thread;
@@ -433,8 +450,8 @@ mod tests {
     struct Limit(Deadline);
 
     impl Watch for Limit {
-        fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
-            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+        fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()> {
+            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for.words())) } else { Ok(()) }
         }
     }
 

@@ -71,10 +71,20 @@ impl fmt::Display for Operation {
     }
 }
 
+/// The call and number of a label, whatever its bits: "barrier #4".
+pub fn short_name(label: Label) -> String {
+    format!("{} #{}", kind_name(label), sequence(label))
+}
+
+fn kind_name(label: Label) -> &'static str {
+    let code = u8::try_from(label[0] & 0xff).expect("masked to 8 bits");
+    Collective::from_code(code).map_or("an unknown collective", Collective::name)
+}
+
 /// A label in words, whatever its bits.
 pub fn describe(label: Label) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
-    let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
+    let kind = kind_name(label);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
     let count = match Collective::from_code(byte(0)) {
         // The label of a vector form has a hash in the place of the counts.

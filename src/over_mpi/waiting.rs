@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::over_mpi::agreement::Carrier;
 use crate::over_mpi::calls::{PendingCall, Private};
-use crate::sync::{AbortFlag, Backoff, Patience, Wait, Watch};
+use crate::sync::{AbortFlag, Backoff, Patience, Wait, Waiting, Watch};
 use crate::sys::futex;
 use crate::types::Rank;
 
@@ -40,8 +40,8 @@ impl<'a> Lookout<'a> {
 struct Limit<'a>(&'a Wait);
 
 impl Watch for Limit<'_> {
-    fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
-        self.0.check(waiting_for)
+    fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()> {
+        self.0.check(|| waiting_for.words())
     }
 }
 

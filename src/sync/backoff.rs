@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
+use crate::sync::Waiting;
 use crate::sys::{clock, cpu};
 
 /// How long the waits of a communicator spin and stay awake.
@@ -114,7 +115,7 @@ pub trait Watch {
     ///
     /// # Errors
     /// The reason.
-    fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()>;
+    fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()>;
 }
 
 /// The state of one wait.
@@ -170,7 +171,7 @@ impl Backoff {
     ///
     /// # Errors
     /// The error of `watch`.
-    pub fn turn(&mut self, watch: &mut dyn Watch, waiting_for: &dyn Fn() -> String) -> Result<Option<Duration>> {
+    pub fn turn(&mut self, watch: &mut dyn Watch, waiting_for: &dyn Waiting) -> Result<Option<Duration>> {
         self.turns += 1;
         if self.turns <= self.patience.spins {
             cpu::relax();
@@ -243,7 +244,7 @@ mod tests {
     struct Nothing;
 
     impl Watch for Nothing {
-        fn look(&mut self, _: &dyn Fn() -> String) -> Result<()> {
+        fn look(&mut self, _: &dyn Waiting) -> Result<()> {
             Ok(())
         }
     }

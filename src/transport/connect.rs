@@ -64,9 +64,14 @@ impl Connecting {
 
     /// A rank that is waited for.
     fn waiting(&self) -> Option<Rank> {
-        let opening = self.opening.first().map(|(need, _)| need.peer);
-        let awaited = || self.awaited.first().map(|need| need.peer);
-        opening.or_else(awaited).or_else(|| self.unconfirmed.first().map(|need| need.peer))
+        self.peers().next()
+    }
+
+    /// The ranks that are waited for; some come more than once.
+    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> {
+        let opening = self.opening.iter().map(|(need, _)| need.peer);
+        let others = self.awaited.iter().chain(&self.unconfirmed).chain(self.expected.values());
+        opening.chain(others.map(|need| need.peer))
     }
 }
 
@@ -124,7 +129,7 @@ impl Fabric {
 
     /// Whether any connection is under way.
     pub fn is_connecting(&mut self) -> bool {
-        self.connecting.waiting().is_some() || !self.connecting.expected.is_empty() || !self.outstanding().is_empty()
+        self.connecting.waiting().is_some() || !self.outstanding().is_empty()
     }
 
     /// A rank that waits for this rank's end of a connection.

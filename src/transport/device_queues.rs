@@ -217,7 +217,8 @@ impl Fabric {
         }
         let mut taken = Vec::with_capacity(peers.len());
         for (owner, bytes) in peers.iter().copied() {
-            let theirs = setup.recv(self, owner, (TAG_FABRIC_SIDE, "to offer its memory"))?;
+            let theirs =
+                setup.recv(self, owner, (TAG_FABRIC_SIDE, "to make this call: its memory is not mapped yet"))?;
             taken.push(fabric_handles::import(PeerOffer { owner, home: mine.home(), bytes }, &theirs)?);
         }
         Ok(taken)

@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
-use crate::sync::{Backoff, Deadline, Patience, Wait, Watch, progress};
+use crate::sync::{Backoff, Deadline, Patience, Wait, Waiting, Watch, progress};
 use crate::sys::{clock, futex, limits};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
@@ -54,15 +54,9 @@ impl Setup<'_> {
         loop {
             while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
             let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };
-            let deadline = Deadline::after(look).earlier(self.wait.deadline);
-            let wait = self.wait.until(deadline);
-            match self.bootstrap.recv(peer, tag, &wait) {
-                Err(error) if error.kind() == Kind::Timeout && !self.wait.deadline.passed(clock::now()) => {
-                    self.watch.look(&|| format!("rank {peer} {what}"))?;
-                }
-                Err(error) if error.kind() == Kind::Timeout => {
-                    return Err(Error::timeout(format!("timed out: waited for rank {peer} {what}")).about(peer));
-                }
+            // The watch has the deadline: its error says more.
+            match self.bootstrap.recv(peer, tag, &self.wait.until(Deadline::after(look))) {
+                Err(error) if error.kind() == Kind::Timeout => self.watch.look(&|| format!("rank {peer} ({what})"))?,
                 other => return other,
             }
         }
@@ -396,7 +390,7 @@ impl Fabric {
         }
         let mut importing = Vec::with_capacity(owners.len());
         for (place, (peer, bytes)) in owners.iter().enumerate().filter(|(_, (peer, _))| *peer != me) {
-            let written = setup.recv(self, *peer, (tag, "to offer its memory"))?;
+            let written = setup.recv(self, *peer, (tag, "to make this call: its memory is not mapped yet"))?;
             let (length, offer) = read_length(*peer, self.read_offer(*peer, &written)?)?;
             if bytes.is_some_and(|bytes| bytes != length) {
                 return Err(Error::remote(*peer, format!("rank {peer} offered memory of another size")));
@@ -453,10 +447,7 @@ impl Fabric {
             if setup.turn(self)? || served.moved || attended {
                 backoff.reset();
             }
-            let waiting_for = || match served.waiting {
-                Some(peer) => format!("rank {peer} (to open its end of the connection)"),
-                None => "peers that take this rank's memory".to_owned(),
-            };
+            let waiting_for = Serving { served, connecting: &self.connecting };
             if backoff.turn(setup.watch, &waiting_for)?.is_some() {
                 progress::turn(setup.wait.progress.as_ref())?;
                 futex::nap(progress::rest(setup.wait.progress.as_ref(), backoff.nap(SETUP_NAP, LONG_SETUP_NAP)));
@@ -470,6 +461,26 @@ pub(super) struct Served {
     pub(super) done: bool,
     pub(super) moved: bool,
     pub(super) waiting: Option<Rank>,
+}
+
+/// What a set-up waits for.
+struct Serving<'a> {
+    served: Served,
+    connecting: &'a Connecting,
+}
+
+impl Waiting for Serving<'_> {
+    fn words(&self) -> String {
+        match self.served.waiting {
+            Some(peer) => format!("rank {peer} (to make the matching call: the two are not connected yet)"),
+            None => "other ranks of this host (to make this call: this rank's memory is not mapped yet)".to_owned(),
+        }
+    }
+
+    fn unconnected(&self) -> Option<Vec<Rank>> {
+        let ranks: Vec<Rank> = self.connecting.peers().collect();
+        (!ranks.is_empty()).then_some(ranks)
+    }
 }
 
 /// A connection that cannot be set up, most often because `peer` has just died: this side may see that first. What this

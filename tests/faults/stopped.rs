@@ -3,7 +3,7 @@
 use rsccl::internals::sys::process::Signal;
 
 use super::ranks::Job;
-use crate::{SHM, with};
+use crate::{NET, SHM, with};
 
 /// Regression: the others waited 5 s for it, then had their buffers back, and it wrote millions of elements into them
 /// when it went on.
@@ -69,6 +69,28 @@ fn a_buffer_that_was_taken_away_is_registered_anew() {
         }
     }
     panic!("in {TRIES} tries the rank was never stopped inside");
+}
+
+/// Regression: ranks that exchange with their neighbours each waited for the next one, and all named a neighbour of
+/// the stopped rank.
+#[test]
+fn a_rank_that_is_stopped_in_a_ring_is_named_by_all() {
+    let stopped = 1;
+    for variables in [with(SHM, &[("RSCCL_TIMEOUT_MS", "1500")]), with(NET, &[("RSCCL_TIMEOUT_MS", "1500")])] {
+        let mut job = Job::joined(4, &variables);
+        job.begin("repeat sendrecv 1000", |_| true);
+        for rank in &job.ranks {
+            rank.expect_line("turn");
+        }
+        job.ranks[stopped].signal(Signal::STOP);
+        for rank in job.others(stopped) {
+            let failure = rank.failure();
+            assert_eq!(failure.peer, Some(1), "{}", failure.text);
+            assert!(failure.text.contains("rank 1 has not said that it waits"), "{}", failure.text);
+        }
+        job.ranks[stopped].signal(Signal::CONTINUE);
+        job.ranks[stopped].failure();
+    }
 }
 
 /// A rank is inside for most of a turn, so a few tries are enough.

@@ -97,6 +97,12 @@ impl Network {
         run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", &setting]).unwrap();
     }
 
+    /// Makes the network lose packets to a host of more than `bytes`, without a word to anybody.
+    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
+    pub(crate) fn lose_larger(&self, host: usize, bytes: u32) {
+        ip(&format!("-n {} link set p{} mtu {bytes}", self.switch(), host + 1)).unwrap();
+    }
+
     /// Cuts a host off, without a word to anybody.
     pub(crate) fn cut(&self, host: usize) {
         ip(&format!("-n {} link set p{} down", self.switch(), host + 1)).unwrap();

@@ -228,8 +228,8 @@ fn a_send_whose_receiver_never_comes_times_out_with_its_name() {
         let [Some(first), Some(second), None] = &ends[..] else { panic!("{ends:?}") };
         // Which of the two comes to its end first tells the other.
         let told = |error: &Error, words: &str| error.kind() == Kind::Timeout && error.to_string().contains(words);
-        let named = told(first, "waiting for rank 2 (to open its end of the connection)")
-            || told(second, "waiting for rank 0 (to recv message #0)");
+        let named = told(first, "waiting for rank 2 (to make the matching call")
+            || told(second, "waiting for rank 0 (its recv for send #0)");
         assert!(named, "{policy:?}: {first}; {second}");
     }
 }
