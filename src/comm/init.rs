@@ -11,9 +11,9 @@ use crate::comm::engine::Engine;
 use crate::comm::launched;
 use crate::comm::origin::{Made, Origin};
 use crate::comm::session::Session;
-use crate::comm::settings::bootstrap_options;
 use crate::comm::settings::standing;
 use crate::comm::settings::tuning::Tuning;
+use crate::comm::settings::{bootstrap_options, differing};
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -275,15 +275,19 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
         return Ok(peers);
     };
-    // Every rank finds a rank that differs from it and reports it. No rank leaves before all have, or some would report
-    // a death instead.
-    bootstrap.barrier(&wait)?;
+    Err(other_settings(settings, other.rank, &bootstrap.all_gather(&differing::told(settings), &wait)?))
+}
+
+/// The error of a rank whose settings are not those of `other`. Every rank finds one that differs from it, and no rank
+/// leaves before all have told theirs: otherwise some would report a death.
+fn other_settings(settings: &Settings, other: Rank, told: &[Vec<u8>]) -> Error {
+    let differing = differing::differing(settings, other, &told[other.index()]);
+    let what = if differing.is_empty() { "compare `rsccl env` on both".to_owned() } else { differing };
     let message = format!(
-        "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \
-         (compare `rsccl env` on both)",
-        other.rank
+        "rank {other} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all \
+         ranks ({what})"
     );
-    Err(Error::mismatch(message).about(other.rank))
+    Error::mismatch(message).about(other)
 }
 
 fn checked_world(rank: u32, world: u32) -> Result<World> {

@@ -1,5 +1,6 @@
 //! What the engine needs of the configuration, read and checked once.
 
+pub(super) mod differing;
 pub(super) mod searching;
 pub(super) mod standing;
 pub(super) mod tuning;
