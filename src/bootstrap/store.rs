@@ -99,6 +99,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// Leaves word that no value will come under `key` because of `error`, where the store could not take a value: its
+    /// other users must not wait for it until their deadlines. It is worth a try only.
+    fn give_up(&self, _key: &str, _error: &Error) {}
+
     /// Where this process listens for the store's other users, in words, if it does: for the message when they do not
     /// come.
     fn listens_at(&self) -> Option<String> {

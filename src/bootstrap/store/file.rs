@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::table::{sum, with_member};
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::Wait;
 use crate::sys::{poller, random};
 use crate::wire::{Reader, Writer};
@@ -35,6 +36,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The prefix of temporary files.
 const UNFINISHED: &str = "new-";
+
+/// How long a mark is believed that no value will come. A rank that comes later waits: the next job may have room.
+const MARK_LIFE: Duration = Duration::from_secs(10);
 
 /// The first bytes of every file with a value.
 const MARK: [u8; 8] = *b"rsccl\0\0\x01";
@@ -137,7 +141,11 @@ impl FileStore {
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            std::fs::rename(&unfinished, &path)
+            std::fs::rename(&unfinished, &path)?;
+            match std::fs::remove_file(self.mark(key)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
         };
         write().map_err(|error| {
             // A file that cannot be removed now is removed by the next process that opens the store.
@@ -152,8 +160,31 @@ impl FileStore {
             if let Some(value) = self.read(key)? {
                 return Ok(value);
             }
+            self.check_mark(key)?;
             wait.check(|| waited_for(key))?;
             pause = rest(pause, wait);
+        }
+    }
+
+    /// The mark that no value will come under `key`: a link whose target is the system's code of the reason. A link of
+    /// a few bytes takes no room but its name, so that it can be made where the disk is full.
+    fn mark(&self, key: &str) -> PathBuf {
+        self.path(key).with_extension("failed")
+    }
+
+    /// # Errors
+    /// Of the process that has left a mark under `key` just now; an older one is of an earlier job.
+    fn check_mark(&self, key: &str) -> Result<()> {
+        let mark = self.mark(key);
+        let Ok(left) = std::fs::symlink_metadata(&mark) else { return Ok(()) };
+        let is_new = left.modified().ok().and_then(|left| left.elapsed().ok()).is_none_or(|age| age < MARK_LIFE);
+        let code = std::fs::read_link(&mark).ok().and_then(|target| target.to_str()?.parse().ok());
+        match code {
+            Some(code) if is_new => {
+                let what = format!("another rank could not write to the file store {}", self.folder.display());
+                Err(Error::system(what, std::io::Error::from_raw_os_error(code)))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -235,6 +266,21 @@ impl Store for FileStore {
         keys.iter().try_for_each(|key| self.until(key, wait).map(|_| ()))
     }
 
+    fn peek(&self, key: &str, _wait: &Wait) -> Result<Option<Vec<u8>>> {
+        check_key(key)?;
+        self.read(key)
+    }
+
+    fn give_up(&self, key: &str, error: &Error) {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+        let Some(code) = source.and_then(std::io::Error::raw_os_error) else { return };
+        let mark = self.mark(key);
+        let _old = std::fs::remove_file(&mark);
+        if let Err(error) = std::os::unix::fs::symlink(code.to_string(), &mark) {
+            log::info!(Bootstrap, "the other ranks cannot be told that the store takes no values: {error}");
+        }
+    }
+
     fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
         check_key(key)?;
         let _lock = self.lock(wait)?;
@@ -250,6 +296,35 @@ impl Store for FileStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::UniqueId;
+    use crate::bootstrap::store::share_id;
+    use crate::types::{Rank, World};
+
+    /// Report 18: rank 0 found the disk full, and the others waited until their deadlines.
+    #[test]
+    fn a_rank_is_told_that_rank_0_cannot_write() {
+        let number = u64::from_le_bytes(random::bytes().unwrap());
+        let folder = std::env::temp_dir().join(format!("rsccl-mark-{number:016x}"));
+        let wait = || Wait::new(Duration::from_secs(60), &crate::sync::AbortFlag::new());
+        let (giver, taker) = (FileStore::open(&folder, &wait()).unwrap(), FileStore::open(&folder, &wait()).unwrap());
+        // Nothing can be written where a folder stands.
+        std::fs::create_dir(giver.path("id/claims")).unwrap();
+        let member = |rank| World { rank: Rank::new(rank), size: 2 };
+        let no_id = || -> Result<UniqueId> { panic!("no id is needed") };
+        let error = share_id(&giver, "id", member(0), no_id, &wait()).unwrap_err();
+        let told = share_id(&taker, "id", member(1), no_id, &wait()).unwrap_err();
+        let code = |error: &Error| {
+            let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+            source.and_then(std::io::Error::raw_os_error)
+        };
+        assert_eq!((told.kind(), code(&told)), (crate::error::Kind::System, code(&error)), "{error}; {told}");
+        assert!(told.message().starts_with("another rank could not write to the file store"), "{told}");
+        // A mark says nothing once a value has come.
+        giver.set("id", b"value", &wait()).unwrap();
+        giver.delete("id", &wait()).unwrap();
+        giver.check_mark("id").unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_file_holds_what_was_put_in_and_nothing_else_passes() {

@@ -122,7 +122,7 @@ impl IdSharing<'_> {
     /// As [`share_id`].
     pub(crate) fn give(&self, make: impl FnOnce() -> Result<UniqueId>) -> Result<SharedId> {
         let named = |error| self.named(error);
-        self.claim().map_err(named)?;
+        self.claim().inspect_err(|error| self.store.give_up(self.key, error)).map_err(named)?;
         let made = make();
         let outcome = match &made {
             Ok(id) => IdOutcome::Id(*id),
@@ -131,6 +131,7 @@ impl IdSharing<'_> {
         };
         let record = self.record(outcome).map_err(named)?;
         let told = self.store.set(self.key, &record.encode(), self.wait);
+        let told = told.inspect_err(|error| self.store.give_up(self.key, error));
         match &made {
             Ok(_) => told.and_then(|()| self.count(&record)).map_err(named)?,
             Err(_) => {
