@@ -83,12 +83,12 @@ fn errors_of_arguments_name_rank_operation_and_what_is_allowed() {
         assert_eq!(error, format!("rank {rank}: all_gather: `recv` has 1 elements where 2 are needed"));
         let error = said(comm.exchange_counts(&[1]).map(drop));
         assert_eq!(error, format!("rank {rank}: exchange_counts: 1 counts for 2 ranks: give one for each"));
-        let other = 1 - rank;
+        let (other, mine) = (1 - rank, [rank]);
         let error = said(comm.scope(|scope| {
             // A blocking call of the communicator beside a request.
             let request = scope.recv(&mut one, other)?;
             let beside = comm.barrier();
-            scope.send(&[rank], other)?.wait()?;
+            scope.send(&mine, other)?.wait()?;
             request.wait()?;
             beside
         }));
