@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 
 use crate::error::{Error, Result};
+use crate::sys::{open, writing};
 
 use super::line::Identity;
 
@@ -24,7 +25,7 @@ impl Sink {
         let wrong = |why: &str| Error::invalid_argument(format!("NCCL_DEBUG_FILE={pattern:?}: {why}"));
         let path = expand(pattern, identity).map_err(|why| wrong(&why))?;
         // Each line is appended by one write, so processes that share a file do not break each other's lines.
-        let opened = OpenOptions::new().create(true).append(true).open(&path);
+        let opened = open::file_with(OpenOptions::new().create(true).append(true), path.as_ref());
         opened
             .map(Sink::File)
             .map_err(|error| Error::system(format!("NCCL_DEBUG_FILE={pattern:?}: opening {path:?}"), error))
@@ -32,11 +33,11 @@ impl Sink {
 
     /// Writes a whole line at once.
     pub(super) fn write(&self, line: &str) {
-        let written = match self {
+        let written = writing::without_signal(|| match self {
             Sink::StandardOutput => std::io::stdout().lock().write_all(line.as_bytes()),
             Sink::File(file) => (&mut &*file).write_all(line.as_bytes()),
-        };
-        // A full disk or a closed pipe must not stop the communication that the line is about.
+        });
+        // A full disk, a limit of file sizes or a closed pipe must not stop the communication that the line is about.
         drop(written);
     }
 }

@@ -1,10 +1,10 @@
 //! Files that settings and options name.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::sys::open;
 
 /// The text of a file: `what` it is, and the variable or option that names it.
 ///
@@ -19,7 +19,7 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
         return Err(Error::invalid_argument(format!("{what} {shown} ({named_by}) is not a regular file")));
     }
     let mut bytes = Vec::new();
-    let length = File::open(path).map_err(failed)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let length = open::file(path).map_err(failed)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if length as u64 > MAX_FILE_BYTES {
         let message = format!("{what} {shown} ({named_by}) must be at most {MAX_FILE_BYTES} bytes long");
         return Err(Error::invalid_argument(message));

@@ -15,7 +15,7 @@ use super::table::{sum, with_member};
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
-use crate::sys::{poller, random};
+use crate::sys::{open, poller, random, writing};
 use crate::wire::{Reader, Writer};
 
 /// A folder of values. Whoever can read the folder can read the values, so only its owner may.
@@ -93,7 +93,8 @@ impl FileStore {
     /// Takes the lock that every change holds; dropping the file releases it.
     fn lock(&self, wait: &Wait) -> Result<File> {
         let path = self.folder.join("lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(&path);
+        let mut options = OpenOptions::new();
+        let file = open::file_with(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -115,7 +116,7 @@ impl FileStore {
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
         let mut bytes = Vec::new();
-        match File::open(&path) {
+        match open::file(&path) {
             Ok(file) => {
                 let most = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
                 file.take(most + 1).read_to_end(&mut bytes).map_err(|error| self.named("reading", &path, error))?;
@@ -132,10 +133,11 @@ impl FileStore {
         let path = self.path(key);
         let bytes = encode(key, value);
         let write = || {
-            let mut file = OpenOptions::new().create_new(true).write(true).mode(FILE_MODE).open(&unfinished)?;
+            let mut options = OpenOptions::new();
+            let mut file = open::file_with(options.create_new(true).write(true).mode(FILE_MODE), &unfinished)?;
             // Only the owner has access, whatever the umask says.
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
-            file.write_all(&bytes)?;
+            writing::without_signal(|| file.write_all(&bytes))?;
             file.sync_all()?;
             std::fs::rename(&unfinished, &path)
         };
