@@ -16,6 +16,7 @@ mod holder;
 mod id;
 mod inbox;
 pub mod interface;
+mod leash;
 mod link;
 pub(crate) mod lobby;
 pub mod local;

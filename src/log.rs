@@ -34,6 +34,7 @@ use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
 
 use crate::config::{Config, DebugLevel, Note, Subsystem};
+use crate::sys::writing;
 
 use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
@@ -89,8 +90,9 @@ pub(crate) fn hears_calls() -> bool {
 pub(crate) fn tell(text: &str) {
     if is_new(text) {
         // If standard error cannot be written, nobody can be told.
+        let line = format!("rsccl: warning: {text}\n");
         let _unread =
-            std::io::Write::write_all(&mut std::io::stderr().lock(), format!("rsccl: warning: {text}\n").as_bytes());
+            writing::without_signal(|| std::io::Write::write_all(&mut std::io::stderr().lock(), line.as_bytes()));
         event!(Warn / WARN, Init in Location::caller(), "{text}");
     }
 }

@@ -69,6 +69,29 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("std::thread::scope", &["src/sys/thread.rs", "src/comm/scope.rs"], "use sys::thread: named, bounded, joined"),
     ("std::thread::Builder", &["src/sys/thread.rs"], "make threads by sys::thread: named, bounded, joined"),
     ("libc::", &["src/sys.rs", "src/sys/"], "put the call behind a safe function in sys"),
+    // Descriptors pass `sys::open`, which keeps them off the numbers of the standard streams.
+    ("from_raw_fd", OPENERS, OPENED),
+    ("Socket::new", OPENERS, OPENED),
+    ("Socket::pair", OPENERS, OPENED),
+    ("UnixStream::pair", OPENERS, OPENED),
+    ("UnixStream::connect", OPENERS, OPENED),
+    ("TcpStream::connect", OPENERS, OPENED),
+    ("TcpListener::bind", OPENERS, OPENED),
+    ("UnixListener", OPENERS, OPENED),
+    ("UdpSocket", OPENERS, OPENED),
+    ("UnixDatagram", OPENERS, OPENED),
+    // The listeners of these two are those of `sys::descriptor`.
+    ("listener.accept()", &["src/sys/open.rs", "src/bootstrap/lobby.rs", "src/transport/shm.rs"], OPENED),
+    (".incoming()", OPENERS, OPENED),
+    ("io::pipe()", OPENERS, OPENED),
+    // What `config` reads is closed before anything else happens; it lies below `sys`.
+    ("File::open", &["src/sys/open.rs", "src/config", "src/bin/"], OPENED),
+    ("File::create", OPENERS, OPENED),
+    ("File::options", OPENERS, OPENED),
+    // These two give their options to `sys::open`.
+    ("OpenOptions::new", &["src/sys/open.rs", "src/bin/", "src/log/sink.rs", "src/bootstrap/store/file.rs"], OPENED),
+    ("fs::write", OPENERS, OPENED),
+    ("fs::copy", OPENERS, OPENED),
     ("std::process::exit", &["src/bin/"], "return an error; only the command line ends the process"),
     ("println!", &["src/bin/"], "a library does not print: log it, or return it"),
     ("eprintln!", &["src/bin/"], "a library does not print: log it, or return it"),
@@ -87,6 +110,10 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("static mut ", &[], "hang the state on its owner: nothing is global"),
     ("transmute", &["src/ffi"], "use a cast, from_ne_bytes or a pointer read with its own proof"),
 ];
+
+/// The command's runtime opens what is closed of descriptors 0 to 2 before `main`, as that of every Rust program.
+const OPENERS: &[&str] = &["src/sys/open.rs", "src/bin/"];
+const OPENED: &str = "open it by sys::open: a program may have its standard streams closed";
 
 /// The files that may name a kind of transport: its own file, the list of names, and the tuner and its caller, which
 /// look up costs by name.

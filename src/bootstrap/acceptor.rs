@@ -6,21 +6,20 @@
 //! an acceptor on their own thread.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, JOB_BYTES, NO_RANK, Terms};
+use crate::bootstrap::leash::{Leash, LeashedThread};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::serving::{MAX_LISTENERS, ServiceListeners};
 use crate::bootstrap::socket;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log;
+use crate::sys::limits::OpenFiles;
 use crate::sys::poller::{Interest, Poller, Ready};
-use crate::sys::{clock, limits, thread};
+use crate::sys::{clock, limits};
 use crate::wire::frame::Frame;
 
 /// The listeners with their connections; see the module.
@@ -31,7 +30,9 @@ pub(super) struct Acceptor {
     next_event: usize,
     listeners: Vec<TcpListener>,
     rules: Requirements,
-    stopped: UnixStream,
+    leash: Leash,
+    /// Room for the connections.
+    files: OpenFiles,
     is_stopped: bool,
     links: HashMap<u64, Link>,
     /// Connections that have not sent a request yet, oldest first, since tokens count up.
@@ -69,13 +70,7 @@ pub(super) struct Heard {
 
 /// A thread that runs an acceptor, and the means to stop it.
 #[derive(Debug)]
-pub(super) struct ServiceThread {
-    name: &'static str,
-    /// When this end of the pair is closed the thread ends, unless a byte was sent first: then the thread continues
-    /// alone.
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(super) struct ServiceThread(LeashedThread);
 
 /// The most connections that have not sent a request; beyond it the oldest is dropped.
 pub(super) const MAX_PENDING: usize = 1024;
@@ -89,8 +84,8 @@ const IDLE_AGE: Duration = Duration::from_secs(1);
 /// How long accepting pauses when no descriptor is left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The limit of open files that a process with many ranks asks for.
-pub(super) const WANTED_OPEN_FILES: u64 = 1 << 16;
+/// The descriptors for which a service has room at first; it doubles that when connections come.
+const FIRST_FILES: u64 = 16;
 
 /// The most other jobs that are told apart.
 const MAX_STRANGERS: usize = 256;
@@ -107,55 +102,38 @@ impl ServiceThread {
         rules: Requirements,
         run: impl FnOnce(Acceptor) + Send + 'static,
     ) -> Result<ServiceThread> {
-        limits::raise_open_files(WANTED_OPEN_FILES)?;
-        let (stop, stopped) = UnixStream::pair().map_err(|error| Error::system("socketpair", error))?;
-        let acceptor = Acceptor::new(listeners.sockets, rules, stopped)?;
-        let thread = thread::spawn(name, move || run(acceptor))?;
-        Ok(ServiceThread { name, stop: Some(stop), thread: Some(thread) })
+        let leash = Leash::new()?;
+        let acceptor = Acceptor::new(listeners.sockets, rules, leash.clone())?;
+        LeashedThread::start(name, leash, move || run(acceptor)).map(ServiceThread)
     }
 
     /// Lets the thread continue without its owner.
-    pub(super) fn detach(mut self) {
-        if let Some(mut stop) = self.stop.take()
-            && let Err(error) = stop.write_all(&[0])
-        {
-            // The thread has ended already.
-            log::trace!(Bootstrap, "{} cannot be detached: {error}", self.name);
-        }
-        self.thread = None;
+    pub(super) fn detach(self) {
+        self.0.detach();
     }
 
     /// Whether the thread has ended.
     pub(super) fn is_finished(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-}
-
-impl Drop for ServiceThread {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::warn!(Bootstrap, "the thread {} panicked", self.name);
-        }
+        self.0.is_finished()
     }
 }
 
 impl Acceptor {
-    fn new(listeners: Vec<TcpListener>, rules: Requirements, stopped: UnixStream) -> Result<Acceptor> {
+    fn new(listeners: Vec<TcpListener>, rules: Requirements, leash: Leash) -> Result<Acceptor> {
         let poller = Poller::new()?;
         for (token, listener) in (FIRST_LISTENER..FIRST_LINK).zip(&listeners) {
             poller.add(listener.as_fd(), token, Interest::Read)?;
         }
-        poller.add(stopped.as_fd(), STOP, Interest::Read)?;
+        leash.watch(&poller, STOP)?;
+        let files = OpenFiles::need(FIRST_FILES);
         Ok(Acceptor {
             poller,
             ready: Ready::default(),
             next_event: 0,
             listeners,
             rules,
-            stopped,
+            leash,
+            files,
             is_stopped: false,
             links: HashMap::new(),
             pending: BTreeSet::new(),
@@ -191,7 +169,7 @@ impl Acceptor {
             let event = self.ready.get(self.next_event)?;
             self.next_event += 1;
             match event.token {
-                STOP => self.is_stopped = !self.is_detached(),
+                STOP => self.is_stopped |= self.leash.must_end(&self.poller),
                 FIRST_LISTENER..FIRST_LINK => self.accept(event.token, clock::now()),
                 token => {
                     if let Some(heard) = self.serve(token, event.readable) {
@@ -200,12 +178,6 @@ impl Acceptor {
                 }
             }
         }
-    }
-
-    /// Reads the owner's socket: a byte means that the thread continues alone, end of file that it must end.
-    fn is_detached(&mut self) -> bool {
-        let detached = matches!(self.stopped.read(&mut [0]), Ok(1));
-        detached && self.poller.remove(self.stopped.as_fd()).is_ok()
     }
 
     fn serve(&mut self, token: u64, readable: bool) -> Option<Heard> {
@@ -274,6 +246,10 @@ impl Acceptor {
     fn admit(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         while self.pending.len() >= MAX_PENDING {
             self.drop_oldest();
+        }
+        // The listeners are few, and half of the limit is left to the program.
+        if self.links.len() as u64 >= self.files.count() {
+            self.files.cover(2 * self.files.count());
         }
         let handshake = Handshake::respond(self.rules.terms.clone(), NO_RANK);
         let mut link = Link::accepted(stream, from, handshake, self.rules.most_bytes);

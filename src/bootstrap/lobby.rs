@@ -13,10 +13,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::bootstrap::leash::{Leash, LeashedThread};
 use crate::bootstrap::socket;
 use crate::bootstrap::store::record::Record;
 use crate::error::{Error, Kind, Result};
@@ -59,8 +59,7 @@ pub(crate) type Elsewhere = Box<dyn FnOnce(&AbortFlag) -> Option<Box<dyn std::an
 /// Rank 0's side. Dropping it closes the lobby.
 #[derive(Debug)]
 pub(crate) struct Lobby {
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<LeashedThread>,
     /// Ends the thread that opens the other place.
     closing: AbortFlag,
     elsewhere: Option<JoinHandle<()>>,
@@ -83,18 +82,18 @@ impl Lobby {
         wait: &Wait,
     ) -> Result<Lobby> {
         let listener = listen(name, wait)?;
-        let (stop, stopped) = UnixStream::pair().map_err(|error| Error::system("socketpair", error))?;
+        let leash = Leash::new()?;
         let bytes = record.encode();
         let mut answer = Writer::with_capacity(4 + bytes.len());
         answer.bytes(&bytes);
         let poller = Poller::new()?;
         poller.add(listener.as_fd(), LISTENER, Interest::Read)?;
-        poller.add(stopped.as_fd(), STOP, Interest::Read)?;
+        leash.watch(&poller, STOP)?;
         let all_have_come = Arc::new(AtomicBool::new(size == 1));
         let host = LobbyThread {
             listener,
             poller,
-            _stopped: stopped,
+            leash: leash.clone(),
             answer: answer.finish(),
             size,
             guests: BTreeMap::new(),
@@ -102,8 +101,8 @@ impl Lobby {
             come: BTreeSet::new(),
             all_have_come: Arc::clone(&all_have_come),
         };
-        let (closing, thread) = (AbortFlag::new(), Some(thread::spawn("rsccl lobby", move || host.run())?));
-        let mut lobby = Lobby { stop: Some(stop), thread, closing, elsewhere: None, all_have_come };
+        let thread = LeashedThread::start("rsccl lobby", leash, move || host.run())?;
+        let mut lobby = Lobby { thread: Some(thread), closing: AbortFlag::new(), elsewhere: None, all_have_come };
         if let Some(open) = elsewhere {
             let (closing, all_have_come) = (lobby.closing.clone(), Arc::clone(&lobby.all_have_come));
             let run = move || open_late(open, &closing, &all_have_come);
@@ -124,12 +123,10 @@ impl Lobby {
 
 impl Drop for Lobby {
     fn drop(&mut self) {
-        self.stop = None;
         self.closing.raise(Error::aborted("the lobby closes"));
-        for thread in [self.thread.take(), self.elsewhere.take()].into_iter().flatten() {
-            if thread.join().is_err() {
-                log::warn!(Bootstrap, "a thread of the lobby panicked");
-            }
+        self.thread = None;
+        if self.elsewhere.take().is_some_and(|thread| thread.join().is_err()) {
+            log::warn!(Bootstrap, "a thread of the lobby panicked");
         }
     }
 }
@@ -240,7 +237,7 @@ fn ask(stream: &HandoverStream, me: World, wait: &Wait) -> Result<Option<Record>
 struct LobbyThread {
     listener: Listener,
     poller: Poller,
-    _stopped: UnixStream,
+    leash: Leash,
     answer: Vec<u8>,
     size: u32,
     guests: BTreeMap<u64, Caller>,
@@ -265,7 +262,8 @@ impl LobbyThread {
             }
             for event in ready.iter() {
                 match event.token {
-                    STOP => return,
+                    STOP if self.leash.must_end(&self.poller) => return,
+                    STOP => {}
                     LISTENER => self.admit(),
                     token => self.hear(token),
                 }

@@ -34,6 +34,7 @@ use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
 use crate::sync::{Deadline, Wait};
+use crate::sys::limits::OpenFiles;
 use crate::sys::poller::Poller;
 use crate::sys::{clock, limits};
 use crate::types::{Rank, World};
@@ -55,10 +56,17 @@ pub struct NetBootstrap {
     /// For each set of survivors (by its number), how often a shrink to it was tried.
     attempts: Mutex<HashMap<u32, u32>>,
     options: Options,
+    _files: OpenFiles,
 }
 
 /// How long a wait polls before it looks at the abort flag again, which does not wake it.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
+
+/// The descriptors of a communicator that a world of one has too.
+const FILES: u64 = 16;
+
+/// Those for each rank: two connections of the control plane while one takes another's place, memory, data.
+const FILES_PER_RANK: u64 = 8;
 
 /// The most unsent bytes for one peer; with more, a send waits.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
@@ -124,6 +132,13 @@ impl NetBootstrap {
     fn open(world: World, key: [u8; 32], own: Own, options: &Options, poller: Poller) -> Result<NetBootstrap> {
         let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key), job: None };
         let interface = own.interface;
+        let files = OpenFiles::need(FILES + FILES_PER_RANK * u64::from(world.size));
+        if let Some((found, set)) = files.raised() {
+            log::info!(
+                Bootstrap @ world.rank,
+                "the limit of open files is raised from {found} to {set} until the last communicator has ended"
+            );
+        }
         let control = ControlPlane::new(world, terms.clone(), own, options, poller)?;
         Ok(NetBootstrap {
             world,
@@ -134,6 +149,7 @@ impl NetBootstrap {
             splits: AtomicU32::new(0),
             attempts: Mutex::default(),
             options: options.clone(),
+            _files: files,
         })
     }
 

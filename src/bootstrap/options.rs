@@ -106,7 +106,7 @@ impl Secret {
         use std::io::Read;
         use std::os::unix::fs::PermissionsExt;
         let named = |error| Error::system(format!("reading the secret {}", path.display()), error);
-        let file = std::fs::File::open(path).map_err(named)?;
+        let file = crate::sys::open::file(path).map_err(named)?;
         let mode = file.metadata().map_err(named)?.permissions().mode();
         if mode & OTHERS_MODE != 0 {
             let shown = path.display();

@@ -4,12 +4,12 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive};
 
 use crate::bootstrap::interface::Family;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sys::{interfaces, limits, poller};
+use crate::sys::{interfaces, limits, open, poller};
 
 /// How many connections may wait to be accepted; the kernel may allow fewer (`somaxconn`).
 const BACKLOG: i32 = 16384;
@@ -25,7 +25,7 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// [`crate::error::Kind::System`] if the address is taken or does not belong to this machine.
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     check_loopback(address)?;
-    open(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
+    bound(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
 }
 
 /// Listens at `port` of every address that this machine has or gets, of both families if it has IPv6.
@@ -34,19 +34,19 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 /// As [`listen`].
 pub(crate) fn listen_everywhere(port: u16, family: Family) -> Result<(TcpListener, SocketAddr)> {
     let (v4, v6) = (SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
-    let both = || open(v6, |socket| socket.set_only_v6(false));
+    let both = || bound(v6, |socket| socket.set_only_v6(false));
     let opened = match family {
-        Family::V4 => open(v4, |_| Ok(())),
+        Family::V4 => bound(v4, |_| Ok(())),
         Family::Any | Family::V6 => match both() {
-            Err(error) if error.kind() != io::ErrorKind::AddrInUse => open(v4, |_| Ok(())),
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => bound(v4, |_| Ok(())),
             other => other,
         },
     };
     opened.map_err(|error| Error::system(format!("listening at port {port} of all addresses"), error))
 }
 
-fn open(address: SocketAddr, tune: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+fn bound(address: SocketAddr, tune: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = open::socket(Domain::for_address(address), Some(Protocol::TCP))?;
     if address.port() != 0 {
         // A fixed port must be free for the next job at once, even if old connections are in TIME_WAIT.
         socket.set_reuse_address(true)?;
@@ -96,7 +96,7 @@ pub(crate) fn connect_as(
     address: SocketAddr,
     tune: impl FnOnce(&SockRef<'_>) -> io::Result<()>,
 ) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    let socket = open::socket(Domain::for_address(address), Some(Protocol::TCP))?;
     prepare(&socket)?;
     // The kernel chooses the port, perhaps the one where rank 0 will listen: this option lets rank 0 listen there all
     // the same.
@@ -116,7 +116,7 @@ pub(crate) fn connect_as(
 /// The system's error, such as when no descriptor is left.
 pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     loop {
-        match listener.accept() {
+        match open::accept_tcp(listener) {
             Ok((stream, from)) => {
                 stream.set_nonblocking(true)?;
                 // A listener of both families shows an IPv4 address inside an IPv6 one.

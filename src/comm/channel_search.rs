@@ -20,7 +20,7 @@ use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sys::float_mode;
+use crate::sys::{float_mode, open};
 use crate::topo::Topology;
 use crate::topo::channels::{self, SystemChannels};
 use crate::topo::description::Machine;
@@ -315,7 +315,7 @@ fn report(session: &Session, joined: std::result::Result<&JoinedGpus, &String>) 
     let files =
         [(&settings.topo_dump_file, "NCCL_TOPO_DUMP_FILE"), (&settings.graph_dump_file, "NCCL_GRAPH_DUMP_FILE")];
     for ((path, variable), text) in files.into_iter().zip(&joined.files) {
-        if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
+        if let Some(Err(error)) = path.as_ref().map(|path| open::write(path, text.as_bytes())) {
             log::warn!(Graph @ me, "{variable} is not written: {error}");
         }
     }

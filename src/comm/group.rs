@@ -11,6 +11,7 @@ use crate::comm::worker::check_messages;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Background, DeviceStream, NoBackground, Order};
+use crate::sys::thread::{self, Unstarted};
 use crate::types::World;
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
@@ -209,12 +210,18 @@ impl<'a> Group<'a> {
         };
         // Each thread returns how its part ended; until then the programs' hooks are called.
         let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&hooks)));
-        let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile).inspect_err(|error| {
-            // The engines were lost with the threads.
-            for comm in &loans {
-                comm.lose(error.duplicate());
+        let results = match thread::side_by_side_or_back("rsccl group", work, run, meanwhile) {
+            Ok(results) => results,
+            // Nothing has begun: the communicators are as they were.
+            Err(Unstarted { error, work }) => {
+                let mut error = error.inside("group");
+                for (comm, (engine, ..)) in loans.into_iter().zip(work) {
+                    error = comm.at(error);
+                    comm.take_back(engine, Ok(()))?;
+                }
+                return Err(error);
             }
-        })?;
+        };
         let mut first = Ok(());
         for (comm, (engine, result)) in loans.into_iter().zip(results) {
             let result = comm.take_back(engine, result);

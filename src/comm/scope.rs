@@ -86,20 +86,23 @@ impl Communicator {
         &self,
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let engine = self.lend()?;
-        let (world, hooks) = (engine.session.world, WaitingHooks::of(&engine));
         let (worked, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
+            let (hand, taken) = channel::<Box<Engine>>();
             let (promise, ended) = Promise::new();
-            let worker = thread::spawn_in(threads, "rsccl requests", move || {
-                let worked = work(engine, &queue, &AtomicBool::new(false));
+            let serve = move || {
+                let worked = taken.recv().ok().map(|engine| work(engine, &queue, &AtomicBool::new(false)));
                 promise.set(Ok(()));
                 worked
-            });
-            let worker = match worker {
-                Ok(worker) => worker,
-                Err(error) => return (Err(error.duplicate()), Ok(Err(error.into()))),
             };
+            // The thread first: where none can be started, the engine stays here. Where the engine cannot be lent,
+            // `hand` is dropped, which ends the thread.
+            let worker = thread::spawn_in(threads, "rsccl requests", serve);
+            let worker = worker.map_err(|error| self.at(error.inside("scope")))?;
+            let engine = self.lend()?;
+            let (world, hooks) = (engine.session.world, WaitingHooks::of(&engine));
+            // The thread is there: it takes it.
+            drop(hand.send(engine));
             let scope = Scope { world, birthplace: self.birthplace, jobs, hooks: hooks.clone(), env: PhantomData };
             let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
             if let Err(panic) = &value {
@@ -109,8 +112,10 @@ impl Communicator {
             drop(scope);
             // The thread returns how it ended; until then the program's hook is called.
             drop(ended.wait(&hooks));
-            (worker.join().map_err(|panic| panicked("the thread of requests", &*panic)), value)
-        });
+            let worked = worker.join().map_err(|panic| panicked("the thread of requests", &*panic));
+            let worked = worked.and_then(|worked| worked.ok_or_else(|| Error::internal("a scope without an engine")));
+            Ok::<_, Error>((worked, value))
+        })?;
         let ended = self.bring_home(worked, value.is_err());
         match value {
             Ok(value) => ended.map_err(E::from).and(value),

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use crate::sys::text_file;
+use crate::sys::{text_file, writing};
 
 use super::line::Identity;
 
@@ -34,11 +34,11 @@ impl Sink {
 
     /// Writes a whole line at once.
     pub(super) fn write(&self, line: &str) {
-        let written = match self {
+        let written = writing::without_signal(|| match self {
             Sink::StandardOutput => std::io::stdout().lock().write_all(line.as_bytes()),
             Sink::File(file) => (&mut &*file).write_all(line.as_bytes()),
-        };
-        // A full disk or a closed pipe must not stop the communication that the line is about.
+        });
+        // A full disk, a limit of file sizes or a closed pipe must not stop the communication that the line is about.
         drop(written);
     }
 }

@@ -1,8 +1,9 @@
 //! Whether another process of this host still runs.
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::sys::open;
 use crate::sys::process::{Want, wait_ready};
 
 /// Another process, by its number in this process's namespace.
@@ -27,11 +28,11 @@ impl Process {
     pub fn has_ended(self) -> bool {
         // SAFETY: the call takes two numbers.
         let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
-        let Ok(raw @ 0..) = i32::try_from(raw) else {
-            return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        // SAFETY: it is what the call has just returned.
+        let handle = match unsafe { open::own(i32::try_from(raw).unwrap_or(-1)) } {
+            Ok(handle) => handle,
+            Err(error) => return error.raw_os_error() == Some(libc::ESRCH),
         };
-        // SAFETY: the call above made the descriptor, and nobody else has it.
-        let handle = unsafe { OwnedFd::from_raw_fd(raw) };
         // Also ready for a process that has ended but that its parent has not reaped.
         wait_ready(&[(handle.as_fd(), Want::Read)], Some(Duration::ZERO)).is_ok_and(|ready| ready == [true])
     }

@@ -1,8 +1,9 @@
 //! A descriptor that one thread makes readable for another, which sleeps on it together with sockets.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::error::{Error, Result};
+use crate::sys::open;
 
 /// Readable from the first [`Bell::ring`] until [`Bell::hush`].
 #[derive(Debug)]
@@ -18,11 +19,8 @@ impl Bell {
     pub fn new() -> Result<Bell> {
         // SAFETY: no pointer is passed.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Error::last_os("eventfd"));
-        }
-        // SAFETY: the call just gave us this descriptor, and nobody else has it.
-        let event = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: it is what the call has just returned.
+        let event = unsafe { open::own(fd) }.map_err(|error| Error::system("eventfd", error))?;
         Ok(Bell { event })
     }
 

@@ -4,12 +4,13 @@
 //! descriptor is close-on-exec. A message must carry exactly one descriptor; anything else is an error of the peer.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket};
 
 use crate::error::{Error, Result};
 use crate::sys::alive::Process;
+use crate::sys::open;
 
 /// A non-blocking listener on an abstract name.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl Listener {
     /// [`crate::error::Kind::System`].
     pub fn accept(&self) -> Result<Option<HandoverStream>> {
         for _ in 0..UNWELCOME_AT_ONCE {
-            let socket = match self.0.accept() {
+            let socket = match open::accept(&self.0) {
                 Ok((socket, _)) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -215,7 +216,7 @@ impl HandoverStream {
         // SAFETY: as above.
         let raw = unsafe { data.cast::<libc::c_int>().read_unaligned() };
         // SAFETY: the kernel has just installed this descriptor for us.
-        Ok(Some(unsafe { OwnedFd::from_raw_fd(raw) }))
+        unsafe { open::own(raw) }.map(Some).map_err(|error| Error::system("dup of a received descriptor", error))
     }
 }
 
@@ -267,10 +268,7 @@ fn control_length() -> usize {
 }
 
 fn socket() -> Result<Socket> {
-    let socket =
-        Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| Error::system("a unix socket", error))?;
-    socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
-    Ok(socket)
+    open::socket(Domain::UNIX, None).map_err(|error| Error::system("a unix socket", error))
 }
 
 fn address(name: &str) -> Result<SockAddr> {

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{numa, nvml};
+use super::{numa, nvml, open};
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,7 +246,7 @@ fn node_of(devices: &Path, bus_id: &str) -> Option<u32> {
 /// Reads the beginning of a short file.
 pub(super) fn read(path: &Path) -> Option<String> {
     // A file that cannot be read counts as absent: every caller handles that.
-    let file = std::fs::File::open(path).ok()?;
+    let file = open::file(path).ok()?;
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

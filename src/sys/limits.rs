@@ -1,29 +1,104 @@
 //! Limits of the process.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::error::{Error, Result};
 
-/// Raises the limit of open files to at least `wanted` if the system allows it: the soft limit up to the hard one, and
-/// the hard one too if the process has the privilege. Yields the resulting limit, which may be lower than `wanted`.
+/// Room for descriptors of one holder: while it lives, the soft limit of open files is high enough for those of all
+/// holders of this process.
 ///
-/// # Errors
-/// [`crate::error::Kind::System`] if the limit cannot be read.
-pub fn raise_open_files(wanted: u64) -> Result<u64> {
-    let mut limit = open_files()?;
-    if limit.rlim_cur >= wanted {
-        return Ok(limit.rlim_cur);
+/// The limit belongs to the program, and its children inherit it. So it is raised only where the holders need more than
+/// half of it, by what they need, and never above the hard limit. It is put back when those that are left need no more
+/// than half, unless the program has set another one meanwhile. Where the hard limit is too low, opening one descriptor
+/// too many says so.
+#[derive(Debug)]
+pub struct OpenFiles(u64);
+
+impl OpenFiles {
+    /// Room for `count` descriptors.
+    #[must_use]
+    pub fn need(count: u64) -> OpenFiles {
+        let mut files = OpenFiles(0);
+        files.cover(count.max(1));
+        files
     }
-    if limit.rlim_max < wanted {
-        // Only a privileged process may raise the hard limit; the next step raises the soft one in any case.
-        let higher = libc::rlimit { rlim_cur: wanted, rlim_max: wanted };
-        if set_open_files(&higher).is_ok() {
-            return Ok(wanted);
+
+    /// For how many it has room.
+    pub fn count(&self) -> u64 {
+        self.0
+    }
+
+    /// Makes room for `count`, if that is more.
+    pub fn cover(&mut self, count: u64) {
+        let more = count.saturating_sub(self.0);
+        self.0 += more;
+        let mut need = lock();
+        need.total = need.total.saturating_add(more);
+        need.raise();
+    }
+
+    /// The soft limit that the first holder found, and that of now, if it is raised.
+    pub fn raised(&self) -> Option<(u64, u64)> {
+        lock().raised.map(|raised| (raised.found, raised.set))
+    }
+}
+
+impl Drop for OpenFiles {
+    fn drop(&mut self) {
+        let mut need = lock();
+        need.total = need.total.saturating_sub(self.0);
+        need.put_back();
+    }
+}
+
+/// What the holders of this process need. The limit is the process's, and so is this.
+#[derive(Debug)]
+struct Need {
+    total: u64,
+    raised: Option<Raised>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Raised {
+    found: u64,
+    set: u64,
+}
+
+static NEED: Mutex<Need> = Mutex::new(Need { total: 0, raised: None });
+
+/// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+fn lock() -> MutexGuard<'static, Need> {
+    NEED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Need {
+    /// A limit that cannot be read or set stays as it is: opening one descriptor too many says so.
+    fn raise(&mut self) {
+        let Ok(limit) = open_files() else { return };
+        let found = self.raised.map_or(limit.rlim_cur, |raised| raised.found);
+        let wanted = if self.total > found / 2 { found.saturating_add(self.total).min(limit.rlim_max) } else { found };
+        if wanted > limit.rlim_cur && set_open_files(&libc::rlimit { rlim_cur: wanted, ..limit }).is_ok() {
+            self.raised = Some(Raised { found, set: wanted });
         }
     }
-    limit.rlim_cur = limit.rlim_max.min(wanted);
-    match set_open_files(&limit) {
-        Ok(()) => Ok(limit.rlim_cur),
-        Err(_) => Ok(open_files()?.rlim_cur),
+
+    fn put_back(&mut self) {
+        let total = self.total;
+        let Some(raised) = self.raised.take_if(|raised| total <= raised.found / 2) else { return };
+        // The program may have set another one meanwhile, which is its own.
+        if let Ok(limit) = open_files()
+            && limit.rlim_cur == raised.set
+        {
+            // Lowering a limit is always allowed.
+            let _allowed = set_open_files(&libc::rlimit { rlim_cur: raised.found, ..limit });
+        }
     }
+}
+
+/// The limit of open files as this process found it, for its children; `None` if it was not raised.
+pub(super) fn found_open_files() -> Option<libc::rlimit> {
+    let found = lock().raised?.found;
+    open_files().ok().map(|limit| libc::rlimit { rlim_cur: found, ..limit })
 }
 
 /// Sets the soft limit of open files, up or down, within the hard one. Descriptors above it stay open.
@@ -45,17 +120,28 @@ pub fn is_shortage(error: &Error) -> bool {
     code_of(error).is_some_and(|code| is_exhausted(&std::io::Error::from_raw_os_error(code)))
 }
 
-/// `error` with what to do about it, if it says that something has run out.
+/// `error` with what to do about it, if it says that something has run out, or that a limit is reached.
 #[must_use]
 pub fn with_remedy(error: Error) -> Error {
     let remedy = match code_of(&error) {
         Some(libc::EMFILE) => "raise the limit of open files (ulimit -n)",
         Some(libc::ENFILE) => "the whole system has no file left: raise fs.file-max",
-        Some(libc::EAGAIN) => "raise the limit of processes and threads (ulimit -u)",
+        Some(libc::EAGAIN) => "raise the limit of processes and threads (ulimit -u, or pids.max of the cgroup)",
+        Some(libc::EFBIG) => "raise the limit of file sizes, which is one of shared memory too (ulimit -f)",
+        Some(libc::ENOMEM) if has_address_limit() => "raise the limit of address space (ulimit -v)",
         Some(libc::ENOMEM | libc::ENOBUFS) => "the system has no memory left for it",
         _ => return error,
     };
     if error.message().contains(remedy) { error } else { error.advising(remedy) }
+}
+
+/// Whether the error is of the limit of file sizes.
+pub fn is_file_size(error: &Error) -> bool {
+    code_of(error) == Some(libc::EFBIG)
+}
+
+fn has_address_limit() -> bool {
+    limit_of(libc::RLIMIT_AS).is_ok_and(|limit| limit.rlim_cur != libc::RLIM_INFINITY)
 }
 
 /// The system's code behind `error`.
@@ -64,13 +150,18 @@ fn code_of(error: &Error) -> Option<i32> {
 }
 
 fn open_files() -> Result<libc::rlimit> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes one `rlimit`, which `limit` is.
-    let code = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    if code == 0 { Ok(limit) } else { Err(Error::last_os("getrlimit(RLIMIT_NOFILE)")) }
+    limit_of(libc::RLIMIT_NOFILE).map_err(|error| Error::system("getrlimit(RLIMIT_NOFILE)", error))
 }
 
-fn set_open_files(limit: &libc::rlimit) -> std::io::Result<()> {
+fn limit_of(resource: libc::__rlimit_resource_t) -> std::io::Result<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes one `rlimit`, which `limit` is.
+    let code = unsafe { libc::getrlimit(resource, &raw mut limit) };
+    if code == 0 { Ok(limit) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Between fork and exec too: one system call, no allocation.
+pub(super) fn set_open_files(limit: &libc::rlimit) -> std::io::Result<()> {
     // SAFETY: the call reads one `rlimit`, which the reference is.
     let code = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
     if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
@@ -89,11 +180,53 @@ mod tests {
         assert_eq!(with_remedy(full(libc::ENOENT)).message(), full(libc::ENOENT).message());
     }
 
+    #[cfg(not(loom))]
+    fn soft() -> u64 {
+        open_files().expect("a limit").rlim_cur
+    }
+
+    /// Runs `body` in a forked child, which has no holder yet: other tests of this process have communicators. No
+    /// thread has the lock when the child begins.
+    #[cfg(not(loom))]
+    fn alone(body: impl FnOnce() -> bool) -> bool {
+        let mut need = lock();
+        crate::sys::fork::in_child(move || {
+            *need = Need { total: 0, raised: None };
+            drop(need);
+            body()
+        })
+    }
+
     #[test]
-    fn the_limit_never_falls() {
-        let before = open_files().unwrap().rlim_cur;
-        assert!(raise_open_files(16).unwrap() >= before.min(16));
-        assert_eq!(open_files().unwrap().rlim_cur, before.max(16));
-        assert!(raise_open_files(before + 1).unwrap() >= before);
+    #[cfg(not(loom))]
+    fn the_limit_is_raised_where_it_is_needed_and_put_back() {
+        assert!(alone(|| {
+            let hard = open_files().expect("a limit").rlim_max;
+            limit_open_files(64).expect("a limit");
+            let few = OpenFiles::need(32);
+            let left_alone = soft() == 64 && few.raised().is_none();
+            let mut more = OpenFiles::need(8);
+            let raised = soft() == 104 && more.raised() == Some((64, 104));
+            let for_children = found_open_files().expect("it is raised").rlim_cur == 64;
+            more.cover(1 << 40);
+            let not_above = soft() == hard && open_files().expect("a limit").rlim_max == hard;
+            let other = OpenFiles::need(8);
+            drop(more);
+            let kept = soft() == hard;
+            drop(other);
+            left_alone && raised && for_children && not_above && kept && soft() == 64 && found_open_files().is_none()
+        }));
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    fn a_limit_that_the_program_has_set_meanwhile_stays() {
+        assert!(alone(|| {
+            limit_open_files(64).expect("a limit");
+            let files = OpenFiles::need(60);
+            limit_open_files(90).expect("a limit");
+            drop(files);
+            soft() == 90
+        }));
     }
 }

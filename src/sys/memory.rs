@@ -7,7 +7,7 @@
 //! peer may still write, [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind
 //! it are other pages.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
 
@@ -15,6 +15,8 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Ordering};
 use crate::sys::lending::Lending;
 use crate::sys::region::{HostRegion, Keep};
+use crate::sys::room::{self, PromisedFile};
+use crate::sys::{limits, open, writing};
 
 pub use crate::sys::lending::Generation;
 
@@ -31,12 +33,19 @@ pub struct SharedMemory {
 /// Where the pages come from.
 #[derive(Debug)]
 enum Backing {
-    /// A file that peers map.
-    Shared(Arc<OwnedFd>),
+    /// A file that peers map; the promise is one of this process's own, and ends before the file.
+    Shared { _promise: Option<PromisedFile>, file: Arc<OwnedFd> },
     /// Such a file, and copies of this process's own of some of its pages.
     Parting,
     /// This process has all pages for itself.
     Private,
+}
+
+impl Backing {
+    /// A file that this process has made.
+    fn own(file: OwnedFd, bytes: usize) -> Backing {
+        Backing::Shared { _promise: Some(PromisedFile::new(&file, bytes)), file: Arc::new(file) }
+    }
 }
 
 // SAFETY: the mapping is plain memory with no thread affinity; what is in it is reached through raw pointers and
@@ -49,20 +58,21 @@ impl SharedMemory {
     /// Memory of this process only, for threads.
     ///
     /// # Errors
-    /// [`Kind::System`] where the system has no such memory.
+    /// [`Kind::System`] where the system has no such memory, or no room for its pages.
     pub fn anonymous(bytes: usize) -> Result<SharedMemory> {
+        room::check(bytes)?;
         let base = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-        Ok(SharedMemory::new(base, bytes, None))
+        Ok(SharedMemory::new(base, bytes, Backing::Private))
     }
 
     /// Memory behind a descriptor that can be handed to other processes. Pages are taken when first touched.
     ///
     /// # Errors
-    /// [`Kind::System`] where the system refuses.
+    /// [`Kind::System`] where the system refuses, or has no room for the pages.
     pub fn memfd(bytes: usize) -> Result<SharedMemory> {
         let file = sealed_file(bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
-        Ok(SharedMemory::new(base, bytes, Some(file)))
+        Ok(SharedMemory::new(base, bytes, Backing::own(file, bytes)))
     }
 
     /// Maps a descriptor that a peer sent, which must be a sealed memfd of exactly `bytes`.
@@ -80,11 +90,11 @@ impl SharedMemory {
             return Err(Error::new(Kind::Remote, message));
         }
         let base = map(bytes, libc::MAP_SHARED, actual.as_raw_fd())?;
-        Ok(SharedMemory::new(base, bytes, Some(actual.into())))
+        let file = Arc::new(actual.into());
+        Ok(SharedMemory::new(base, bytes, Backing::Shared { _promise: None, file }))
     }
 
-    fn new(base: NonNull<u8>, bytes: usize, file: Option<OwnedFd>) -> SharedMemory {
-        let backing = file.map_or(Backing::Private, |file| Backing::Shared(Arc::new(file)));
+    fn new(base: NonNull<u8>, bytes: usize, backing: Backing) -> SharedMemory {
         SharedMemory { base, bytes, backing: Mutex::new(backing), lending: Lending::new() }
     }
 
@@ -166,7 +176,7 @@ impl Keep for SharedMemory {
     /// The descriptor, where the memory has one.
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         match &*self.lock() {
-            Backing::Shared(file) => Some(Arc::clone(file)),
+            Backing::Shared { file, .. } => Some(Arc::clone(file)),
             Backing::Parting | Backing::Private => None,
         }
     }
@@ -193,10 +203,11 @@ impl Keep for SharedMemory {
     /// later call may succeed.
     fn detach(&self) -> Result<()> {
         let mut backing = self.lock();
-        if let Backing::Shared(shared) = &*backing {
+        if let Backing::Shared { file, .. } = &*backing {
             self.lending.part();
+            room::check(self.bytes)?;
             // Pages of a private mapping are the file's until the first store to each.
-            let fresh = map(self.bytes, libc::MAP_PRIVATE, shared.as_raw_fd())?;
+            let fresh = map(self.bytes, libc::MAP_PRIVATE, file.as_raw_fd())?;
             self.replace(fresh)?;
             *backing = Backing::Parting;
         }
@@ -226,7 +237,7 @@ impl Keep for SharedMemory {
             unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
             self.replace(fresh)?;
             self.prefer_huge_pages();
-            *backing = Backing::Shared(Arc::new(shared));
+            *backing = Backing::own(shared, self.bytes);
             self.lending.renew();
         }
         Ok(self.lending.generation())
@@ -257,21 +268,22 @@ pub(super) fn is_sealed(file: &OwnedFd) -> bool {
 
 /// A memfd of `bytes`, sealed.
 pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
+    room::check(bytes)?;
     // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
     let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if raw < 0 {
-        return Err(no_memfd(std::io::Error::last_os_error()));
-    }
-    // SAFETY: `raw` was just returned by the kernel and nobody else has it.
-    let file = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: it is what the call has just returned.
+    let file = unsafe { open::own(raw) }.map_err(no_memfd)?;
     let length = libc::off_t::try_from(bytes)
         .map_err(|_| Error::invalid_argument(format!("shared memory of {bytes} bytes is too large")))?;
+    let lengthened = writing::without_signal(|| {
+        // SAFETY: a plain call on a descriptor that we own.
+        let status = unsafe { libc::ftruncate(file.as_raw_fd(), length) };
+        if status == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    });
+    let named = |error| limits::with_remedy(Error::system(format!("shared memory of {bytes} bytes"), error));
+    lengthened.map_err(named)?;
     // SAFETY: a plain call on a descriptor that we own.
-    if unsafe { libc::ftruncate(raw, length) } != 0 {
-        return Err(Error::last_os(format!("ftruncate of a memfd to {bytes} bytes")));
-    }
-    // SAFETY: a plain call on a descriptor that we own.
-    if unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) } != 0 {
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(Error::last_os("sealing a memfd"));
     }
     Ok(file)
@@ -280,7 +292,7 @@ pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
 /// The error of memfd_create, with the remedy where the system refuses the call itself.
 fn no_memfd(error: std::io::Error) -> Error {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::ENOSYS) => {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
             Error::system("memfd_create (refused by the system, perhaps by seccomp; set NCCL_SHM_DISABLE=1)", error)
         }
         _ => Error::system("memfd_create", error),
@@ -295,7 +307,7 @@ fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, raw, 0) };
     if base == libc::MAP_FAILED {
-        return Err(Error::last_os(format!("mmap of {bytes} bytes")));
+        return Err(limits::with_remedy(Error::last_os(format!("mmap of {bytes} bytes"))));
     }
     Ok(NonNull::new(base.cast()).expect("mmap never yields null without MAP_FIXED"))
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Kind, Result};
-use crate::sys::memory;
+use crate::sys::{memory, writing};
 
 /// Bytes of each note.
 pub const NOTE_BYTES: usize = 128;
@@ -33,7 +33,8 @@ impl LentNote {
     /// [`Kind::System`] where the system has no memory or descriptor for it.
     pub fn new(bytes: &[u8; NOTE_BYTES]) -> Result<LentNote> {
         let file = File::from(memory::sealed_file(NOTE_BYTES)?);
-        file.write_all_at(bytes, 0).map_err(|error| Error::system("writing a note for other processes", error))?;
+        let written = writing::without_signal(|| file.write_all_at(bytes, 0));
+        written.map_err(|error| Error::system("writing a note for other processes", error))?;
         Ok(LentNote { file })
     }
 

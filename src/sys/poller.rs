@@ -1,9 +1,10 @@
 //! Waiting for sockets with epoll, behind safe functions.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::sys::open;
 
 /// Watches descriptors, level-triggered: a descriptor that stays ready is reported again.
 #[derive(Debug)]
@@ -88,11 +89,8 @@ impl Poller {
     pub fn new() -> Result<Poller> {
         // SAFETY: no pointer is passed.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(Error::last_os("epoll_create1"));
-        }
-        // SAFETY: the call just gave us this descriptor, and nobody else has it.
-        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: it is what the call has just returned.
+        let epoll = unsafe { open::own(fd) }.map_err(|error| Error::system("epoll_create1", error))?;
         Ok(Poller { epoll })
     }
 

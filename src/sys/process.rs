@@ -1,12 +1,13 @@
 //! Processes: children in groups of their own, signals as readable events, waiting for pipes. For launchers.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::sys::{limits, open};
 
 /// A signal's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,11 +98,8 @@ impl Signals {
         }
         // SAFETY: `set` is an initialised set; -1 asks for a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Error::last_os("signalfd"));
-        }
-        // SAFETY: the call above made the descriptor, and nobody else has it.
-        Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
+        // SAFETY: it is what the call has just returned.
+        unsafe { open::own(fd) }.map(Signals).map_err(|error| Error::system("signalfd", error))
     }
 
     /// The next signal that has arrived, without waiting.
@@ -151,8 +149,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts `command` in a group of its own, with no signal blocked. The child is killed when the calling thread
-    /// ends, for whatever reason.
+    /// Starts `command` in a group of its own, with no signal blocked, and with the limit of open files that this
+    /// process found ([`limits::OpenFiles`]). The child is killed when the calling thread ends, for whatever reason.
     ///
     /// # Errors
     /// The error of [`Command::spawn`].
@@ -168,6 +166,7 @@ impl Group {
         let places = processor_set(processors);
         let parent = libc::pid_t::try_from(std::process::id()).map_err(io::Error::other)?;
         let none = signal_set(&[]);
+        let files = limits::found_open_files();
         let prepare = move || {
             // SAFETY: the option takes one number; it concerns this new process alone.
             if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
@@ -177,6 +176,9 @@ impl Group {
             if unsafe { libc::getppid() } != parent {
                 // The launcher ended before the line above, so its death signal will never come.
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            if let Some(files) = &files {
+                limits::set_open_files(files)?;
             }
             if let Some(places) = &places {
                 // SAFETY: `places` is an initialised set of that size; 0 is the calling process.

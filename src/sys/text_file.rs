@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::sys::open;
 
 /// The text of a file: `what` it is, and the variable or option that names it.
 ///
@@ -21,7 +22,7 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
         return Err(Error::invalid_argument(format!("{what} {shown} ({named_by}) is not a regular file")));
     }
     let mut bytes = Vec::new();
-    let length = File::open(path).map_err(failed)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let length = open::file(path).map_err(failed)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if length as u64 > MAX_FILE_BYTES {
         let message = format!("{what} {shown} ({named_by}) must be at most {MAX_FILE_BYTES} bytes long");
         return Err(Error::invalid_argument(message));
@@ -41,7 +42,7 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
 /// # Errors
 /// Of the system.
 pub fn open_to_append(path: &Path) -> std::io::Result<File> {
-    let file = File::options().create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open::file_with(File::options().create(true).append(true).custom_flags(libc::O_NONBLOCK), path)?;
     // SAFETY: the descriptor is open as long as `file` lives, and the call takes no pointer.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     // Later writes wait for a slow reader, or lines would be lost.

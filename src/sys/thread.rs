@@ -1,10 +1,13 @@
 //! Named threads with an owner that joins them.
 
 use std::cell::Cell;
+use std::fmt;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Ordering, statics};
+use crate::sys::limits;
 
 /// The least number that a thread gets.
 pub const FIRST_NUMBER: u64 = 16;
@@ -38,17 +41,32 @@ static NEXT_NUMBER: statics::AtomicU64 = statics::AtomicU64::new(FIRST_NUMBER);
 /// # Errors
 /// [`crate::error::Kind::System`] if the system cannot start a thread.
 pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .map_err(|error| Error::system(format!("starting the thread {name}"), error))
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|error| refused(name, error))
+}
+
+fn refused(name: &str, error: std::io::Error) -> Error {
+    limits::with_remedy(Error::system(format!("starting the thread {name}"), error))
+}
+
+/// Work for threads, of which one could not be started: nothing of it has begun.
+pub struct Unstarted<W> {
+    /// Why not.
+    pub error: Error,
+    /// All of it, in its order.
+    pub work: Vec<W>,
+}
+
+impl<W> fmt::Debug for Unstarted<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
 }
 
 /// Runs `body` on each element of `work`, each on its own thread, and `meanwhile` on this one; yields the results of
 /// `body` in order.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] if the system cannot start a thread; the threads that were started are joined.
+/// [`crate::error::Kind::System`] if the system cannot start a thread; nothing has begun then.
 ///
 /// # Panics
 /// If `body` panics.
@@ -58,23 +76,44 @@ pub fn side_by_side<W: Send, R: Send>(
     body: impl Fn(W) -> R + Sync,
     meanwhile: impl FnOnce(),
 ) -> Result<Vec<R>> {
+    side_by_side_or_back(name, work, body, meanwhile).map_err(|unstarted| unstarted.error)
+}
+
+/// [`side_by_side`] for work that its owner wants back if a thread cannot be started: no thread begins before all are
+/// there.
+///
+/// # Errors
+/// As there, with the work.
+///
+/// # Panics
+/// As there.
+pub fn side_by_side_or_back<W: Send, R: Send>(
+    name: &str,
+    work: Vec<W>,
+    body: impl Fn(W) -> R + Sync,
+    meanwhile: impl FnOnce(),
+) -> std::result::Result<Vec<R>, Unstarted<W>> {
     let body = &body;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = work
-            .into_iter()
-            .enumerate()
-            .map(|(number, work)| {
-                let builder = std::thread::Builder::new().name(format!("{name} {number}"));
-                let started = builder.spawn_scoped(scope, move || body(work));
-                started.map_err(|error| Error::system(format!("starting the thread {name} {number}"), error))
-            })
-            .collect();
+        let mut threads = Vec::with_capacity(work.len());
+        for number in 0..work.len() {
+            let (hand, taken) = channel::<W>();
+            // A hand that is dropped ends its thread.
+            match spawn_in(scope, &format!("{name} {number}"), move || taken.recv().ok().map(body)) {
+                Ok(thread) => threads.push((hand, thread)),
+                Err(error) => return Err(Unstarted { error, work }),
+            }
+        }
+        for ((hand, _), work) in threads.iter().zip(work) {
+            // The thread is there: it takes it.
+            drop(hand.send(work));
+        }
         meanwhile();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, R>>| match thread?.join() {
-            Ok(result) => Ok(result),
+        let join = |(_, thread): (_, std::thread::ScopedJoinHandle<'_, Option<R>>)| match thread.join() {
+            Ok(result) => result.expect("its work was sent before its hand was dropped"),
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        threads.into_iter().map(join).collect()
+        Ok(threads.into_iter().map(join).collect())
     })
 }
 
@@ -88,5 +127,5 @@ pub fn spawn_in<'scope, 'env, T: Send + 'scope>(
     body: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<std::thread::ScopedJoinHandle<'scope, T>> {
     let builder = std::thread::Builder::new().name(name.to_owned());
-    builder.spawn_scoped(scope, body).map_err(|error| Error::system(format!("starting the thread {name}"), error))
+    builder.spawn_scoped(scope, body).map_err(|error| refused(name, error))
 }

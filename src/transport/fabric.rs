@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{Home, HostMemory, HostRegion, Sharing};
+use crate::device::{Home, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
@@ -20,7 +20,9 @@ use crate::transport::device_queues::DeviceQueues;
 use crate::transport::links::{Channel, Links, Need};
 use crate::transport::net::SocketOptions;
 use crate::transport::peer_reads::PeerReads;
-use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, refusals};
+use crate::transport::table::{
+    self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, memory_for_peers, refusals,
+};
 use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
@@ -319,7 +321,7 @@ impl Fabric {
 
     /// Memory for the arenas of so many ranks; between threads, also for what they tell of their users' buffers.
     fn new_piece(&self, ranks: usize, sharing: Sharing) -> Result<(HostRegion, Option<Arc<[UserPointers]>>)> {
-        let memory = HostMemory.allocate_host(ranks * self.arena_stride(), sharing)?;
+        let memory = memory_for_peers(ranks * self.arena_stride(), sharing)?;
         memory.keep().prefer_huge_pages();
         let pointers = (sharing == Sharing::Threads).then(|| (0..ranks).map(|_| UserPointers::default()).collect());
         Ok((memory, pointers))

@@ -22,6 +22,7 @@ use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::ring::Shape;
+use crate::sys::limits::OpenFiles;
 use crate::transport::PeerInfo;
 use crate::transport::data_handshake::terms;
 use crate::transport::links::Way;
@@ -53,6 +54,7 @@ pub(super) struct Net {
     me: Rank,
     options: SocketOptions,
     listener: Option<DataListener>,
+    files: OpenFiles,
 }
 
 impl Net {
@@ -69,7 +71,7 @@ impl Net {
     }
 
     fn open(me: Rank, options: SocketOptions) -> Box<dyn Transport> {
-        Box::new(Net { me, options, listener: None })
+        Box::new(Net { me, options, listener: None, files: OpenFiles::need(1) })
     }
 }
 
@@ -86,6 +88,7 @@ impl Transport for Net {
                 none.insert(DataListener::new(terms, self.me, bootstrap.interface(), self.options)?)
             }
         };
+        self.files.cover(self.files.count() + u64::from(self.options.sockets));
         let ticket = listener.expect(peer)?;
         let mut offer = Writer::new();
         offer.u64(ticket).address(&listener.address());
@@ -104,6 +107,7 @@ impl Transport for Net {
         // The likeliest one: the peer is on the link of the interface that all ranks use.
         let address = localise(theirs, own, &[]).first().copied().unwrap_or(theirs);
         let (terms, addresses) = (terms(bootstrap, Purpose::Data), (own.ip(), address));
+        self.files.cover(self.files.count() + u64::from(self.options.sockets));
         let connector = DataConnector::new(&terms, (self.me, peer), addresses, (ticket, self.options))?;
         Ok(Box::new(Connecting { peer, connector }))
     }

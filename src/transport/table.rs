@@ -12,6 +12,7 @@ use crate::device::{Home, HostMemory, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::sys::limits;
 use crate::transport::PeerInfo;
 use crate::transport::links::Way;
 use crate::transport::local::Local;
@@ -50,7 +51,7 @@ pub(super) trait Transport: Debug + Send {
     /// Of memory, or of the listener.
     fn listen(&mut self, peer: Rank, shape: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
         let sharing = self.sharing().ok_or_else(|| Error::internal("a transport without memory listens by itself"))?;
-        let memory = HostMemory.allocate_host(shape.memory_bytes(), sharing)?;
+        let memory = memory_for_peers(shape.memory_bytes(), sharing)?;
         let offer = self.offer((memory.as_region(), None), &[peer], bootstrap)?;
         let end = ReceiveEnd { ring: Receiver::new(memory, shape), pump: None };
         Ok(Listening { offer, end: Expected::Open(end) })
@@ -119,6 +120,16 @@ pub(super) trait Transport: Debug + Send {
 
     /// Writes a line for memory that was mapped, which ends with the way it was.
     fn log_mapping(&self, me: Rank, what: &str);
+}
+
+/// Memory that peers will map.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where there is none, with what does without.
+pub(super) fn memory_for_peers(bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+    HostMemory.allocate_host(bytes, sharing).map_err(|error| {
+        if limits::is_file_size(&error) { error.advising("or set NCCL_SHM_DISABLE=1 on all ranks") } else { error }
+    })
 }
 
 /// Memory to offer; between threads, with the places where ranks say where their users' buffers are.

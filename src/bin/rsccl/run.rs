@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use rsccl::internals::sys::limits::OpenFiles;
 use rsccl::internals::sys::process::{Group, Signals};
-use rsccl::internals::sys::{limits, random};
+use rsccl::internals::sys::random;
 use rsccl::{Error, Result};
 
 use crate::print;
@@ -64,11 +65,12 @@ pub(crate) struct Arguments {
 /// signal N.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let places = arguments.bind.places(Path::new("/"), arguments.ranks)?;
+    // If the system allows fewer, starting one rank too many reports that. Ranks get the limit that this process found.
+    let files_per_rank = FILES_PER_RANK + arguments.log_dir.as_ref().map_or(0, |_| FILES_PER_LOG);
+    let _files = OpenFiles::need(u64::from(arguments.ranks) * files_per_rank + OWN_FILES);
     let logs = arguments.log_dir.as_deref().map(|folder| open_logs(folder, arguments.ranks)).transpose()?;
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
-    // If the system allows fewer, starting one rank too many reports that. Ranks inherit the limit.
-    limits::raise_open_files(u64::from(arguments.ranks) * FILES_PER_RANK + OWN_FILES)?;
     let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
     let mut groups = Vec::with_capacity(arguments.ranks as usize);
     for rank in 0..arguments.ranks {
@@ -144,8 +146,6 @@ fn open_logs(folder: &Path, ranks: u32) -> Result<Vec<File>> {
         let path = folder.join(format!("rank-{rank}.log"));
         File::create(&path).map_err(|error| Error::system(named(&path), error))
     };
-    // Both streams of a rank write to one file, and the limit of open files must be raised before the files are opened.
-    limits::raise_open_files(u64::from(ranks) * (FILES_PER_RANK + FILES_PER_LOG) + OWN_FILES)?;
     (0..ranks).map(open).collect()
 }
 
@@ -178,7 +178,7 @@ const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
 const SECRET_BYTES: usize = 32;
 /// The two pipes that stay open.
 const FILES_PER_RANK: u64 = 2;
-/// The log file, once for each stream.
+/// The log file, once for each of the two streams that are written to it.
 const FILES_PER_LOG: u64 = 2;
 /// The launcher's own files, and the other ends of a rank's pipes while it starts.
 const OWN_FILES: u64 = 32;

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::{ABORT_CHECK, Own};
-use crate::bootstrap::acceptor::WANTED_OPEN_FILES;
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::collective;
@@ -16,9 +15,9 @@ use crate::bootstrap::{Options, address, interface};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
+use crate::sys::clock;
 use crate::sys::interfaces::{self, Interface};
 use crate::sys::poller::{Poller, Ready};
-use crate::sys::{clock, limits};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
@@ -56,7 +55,6 @@ pub(super) fn check_in(
 ) -> Result<Joined, JoinError> {
     let started = clock::now();
     let shape = shape(ids, rank, size)?;
-    limits::raise_open_files(WANTED_OPEN_FILES)?;
     let root = shape.root_of(rank);
     let id = &ids[Rank::new(root).index()];
     // Before this rank listens at a free port, which may be the fixed one.

@@ -16,7 +16,7 @@ use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sys::{host, poller, random};
+use crate::sys::{host, open, poller, random, writing};
 use crate::wire::{Reader, Writer};
 
 /// A folder of values. Whoever can read the folder can read the values, so only its owner may.
@@ -97,7 +97,8 @@ impl FileStore {
     /// Takes the lock that every change holds; dropping the file releases it.
     fn lock(&self, wait: &Wait) -> Result<File> {
         let path = self.folder.join("lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(&path);
+        let mut options = OpenOptions::new();
+        let file = open::file_with(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -119,7 +120,7 @@ impl FileStore {
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
         let mut bytes = Vec::new();
-        match File::open(&path) {
+        match open::file(&path) {
             Ok(file) => {
                 let most = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
                 file.take(most + 1).read_to_end(&mut bytes).map_err(|error| self.named("reading", &path, error))?;
@@ -136,10 +137,11 @@ impl FileStore {
         let path = self.path(key);
         let bytes = encode(key, value);
         let write = || {
-            let mut file = OpenOptions::new().create_new(true).write(true).mode(FILE_MODE).open(&unfinished)?;
+            let mut options = OpenOptions::new();
+            let mut file = open::file_with(options.create_new(true).write(true).mode(FILE_MODE), &unfinished)?;
             // Only the owner has access, whatever the umask says.
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
-            file.write_all(&bytes)?;
+            writing::without_signal(|| file.write_all(&bytes))?;
             file.sync_all()?;
             std::fs::rename(&unfinished, &path)?;
             match std::fs::remove_file(self.mark(key)) {

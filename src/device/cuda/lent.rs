@@ -8,7 +8,7 @@
 //! | `cuMemAllocAsync` | no | nothing |
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
@@ -22,6 +22,7 @@ use crate::device::{Adopted, Generation, Home, Keep, Lendable, MOST_PARTS, Regio
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::note::LentNote;
+use crate::sys::open;
 
 /// What keeps a region of the program's memory: nothing but the GPU, and what other processes take it by.
 #[derive(Debug)]
@@ -281,5 +282,5 @@ fn exported(primary: &Primary, at: CUdeviceptr) -> Result<OwnedFd> {
     primary.give_back(|| unsafe { call!(primary, cuMemRelease(handle)) });
     made.map_err(|failure| Error::new(Kind::System, primary.error(failure).message().to_owned()))?;
     // SAFETY: the driver made the descriptor for us alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    unsafe { open::own(descriptor) }.map_err(|error| Error::system("dup of a GPU memory's descriptor", error))
 }

@@ -5,7 +5,7 @@
 //! then refuse such memory, because this process has no IMEX channel; it is made without them then.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
     CUdevice, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
@@ -19,6 +19,7 @@ use super::result::{Refusal, call};
 use crate::device::FabricHandle;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Arc;
+use crate::sys::open;
 
 /// By what memory shall be able to leave its process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +103,7 @@ impl Physical {
         let made = unsafe { call!(primary, cuMemExportToShareableHandle(place, self.handle, POSIX, 0)) };
         made.map_err(|failure| primary.error(failure))?;
         // SAFETY: the driver made the descriptor for us alone.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        unsafe { open::own(descriptor) }.map_err(|error| Error::system("dup of a GPU memory's descriptor", error))
     }
 
     /// A fabric handle, for processes of other hosts; `None` where it was made without.

@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rsccl::config::{Config, Environment, Launch};
+use rsccl::internals::sys::clock;
+use rsccl::internals::sys::limits::OpenFiles;
 use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
-use rsccl::internals::sys::{clock, limits};
 use rsccl::{Communicator, Error, Result, UniqueId};
 
 use super::job::{Job, Ranks};
@@ -108,7 +109,7 @@ fn work(rank: u32, job: &Job) -> Result<bool> {
 
 /// Starts the ranks and waits for them.
 fn processes(job: &Job, signals: &Signals) -> Result<bool> {
-    limits::raise_open_files(u64::from(job.ranks) + OWN_FILES)?;
+    let _files = OpenFiles::need(u64::from(job.ranks) + OWN_FILES);
     let id = Communicator::unique_id(&job.config)?;
     let mut ranks = Vec::with_capacity(job.ranks as usize);
     for rank in 0..job.ranks {

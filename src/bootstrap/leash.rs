@@ -1,0 +1,186 @@
+//! How the owner of a thread that sleeps in a poller ends it, or lets it continue alone.
+//!
+//! An order is a value in memory, and a bell wakes the thread, which then looks at it. So whatever happens to a
+//! descriptor, such as a forked child that keeps a copy, is no order.
+
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::log;
+use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sys::bell::Bell;
+use crate::sys::fork::Birthplace;
+use crate::sys::poller::{Interest, Poller};
+use crate::sys::thread;
+
+/// What connects owner and thread.
+#[derive(Debug, Clone)]
+pub(super) struct Leash(Arc<Orders>);
+
+#[derive(Debug)]
+struct Orders {
+    bell: Bell,
+    order: AtomicU32,
+}
+
+/// No order yet.
+const RUN: u32 = 0;
+/// Continue without the owner.
+const ALONE: u32 = 1;
+/// End.
+const END: u32 = 2;
+
+/// A thread that sleeps in a poller which also watches its leash. Dropping this ends the thread.
+#[derive(Debug)]
+pub(super) struct LeashedThread {
+    name: &'static str,
+    birthplace: Birthplace,
+    leash: Leash,
+    thread: Option<JoinHandle<()>>,
+    /// Its other end is dropped when the thread ends.
+    ended: Mutex<Receiver<()>>,
+}
+
+/// How long an owner waits for the end of its thread, which comes as soon as it looks. A thread that is not woken, for
+/// the program has closed its descriptors, is left behind.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+impl Leash {
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub(super) fn new() -> Result<Leash> {
+        Ok(Leash(Arc::new(Orders { bell: Bell::new()?, order: AtomicU32::new(RUN) })))
+    }
+
+    /// The poller reports by `token` that there may be an order.
+    pub(super) fn watch(&self, poller: &Poller, token: u64) -> Result<()> {
+        poller.add(self.0.bell.as_fd(), token, Interest::Read)
+    }
+
+    /// Whether the thread must end; asked when the poller has reported the token.
+    pub(super) fn must_end(&self, poller: &Poller) -> bool {
+        // First: a bell that rings after this is heard by the next wait.
+        self.0.bell.hush();
+        // Acquire: pairs with the release in `order`, though nothing but the order is read.
+        match self.0.order.load(Ordering::Acquire) {
+            END => true,
+            ALONE => {
+                // Nobody rings any more. A bell that cannot be removed is silent.
+                let _silent = poller.remove(self.0.bell.as_fd());
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn order(&self, order: u32) {
+        // Release: see `must_end`.
+        self.0.order.store(order, Ordering::Release);
+        self.0.bell.ring();
+    }
+}
+
+impl LeashedThread {
+    /// Runs `body`, which watches `leash`, on a thread called `name`.
+    pub(super) fn start(
+        name: &'static str,
+        leash: Leash,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<LeashedThread> {
+        let (running, ended) = channel::<()>();
+        let thread = thread::spawn(name, move || {
+            body();
+            drop(running);
+        })?;
+        Ok(LeashedThread {
+            name,
+            birthplace: Birthplace::here(),
+            leash,
+            thread: Some(thread),
+            ended: Mutex::new(ended),
+        })
+    }
+
+    /// Lets the thread continue without its owner.
+    pub(super) fn detach(mut self) {
+        self.leash.order(ALONE);
+        self.thread = None;
+    }
+
+    /// Whether the thread has ended.
+    pub(super) fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for LeashedThread {
+    fn drop(&mut self) {
+        // A forked child does not have the thread, and the bell is its parent's.
+        let Some(thread) = self.thread.take().filter(|_| self.birthplace.is_here()) else { return };
+        self.leash.order(END);
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            log::warn!(Bootstrap, "the thread {} does not end: it is left behind", self.name);
+        } else if thread.join().is_err() {
+            log::warn!(Bootstrap, "the thread {} panicked", self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::sync::primitive::AtomicBool;
+    use crate::sys::poller::Ready;
+
+    /// A thread that waits for orders only; the flag is raised when it ends.
+    fn waiting() -> (LeashedThread, Leash, Arc<AtomicBool>) {
+        let (leash, ended) = (Leash::new().unwrap(), Arc::new(AtomicBool::new(false)));
+        let poller = Poller::new().unwrap();
+        leash.watch(&poller, 0).unwrap();
+        let (own, flag) = (leash.clone(), Arc::clone(&ended));
+        let body = move || {
+            let mut ready = Ready::default();
+            while !(ready.iter().count() > 0 && own.must_end(&poller)) {
+                poller.wait(&mut ready, Duration::from_secs(60)).unwrap();
+            }
+            flag.store(true, Ordering::Release);
+        };
+        (LeashedThread::start("leashed", leash.clone(), body).unwrap(), leash, ended)
+    }
+
+    #[test]
+    fn a_thread_ends_with_its_owner_and_a_bell_alone_is_no_order() {
+        let (thread, leash, ended) = waiting();
+        leash.0.bell.ring();
+        assert!(!thread.is_finished());
+        drop(thread);
+        assert!(ended.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_detached_thread_goes_on() {
+        let (thread, _leash, ended) = waiting();
+        thread.detach();
+        assert!(!ended.load(Ordering::Acquire));
+    }
+
+    /// Regression: a copy of the owner's socket in a forked child kept the thread from ending.
+    #[test]
+    fn a_forked_child_neither_ends_the_thread_nor_keeps_it() {
+        let (thread, _leash, ended) = waiting();
+        let mut owner = Some(thread);
+        assert!(crate::sys::fork::in_child(|| {
+            drop(owner.take());
+            true
+        }));
+        assert!(!ended.load(Ordering::Acquire));
+        drop(owner);
+        assert!(ended.load(Ordering::Acquire));
+    }
+}

@@ -1,0 +1,170 @@
+//! Opens what the library opens: every descriptor that it keeps or writes to is made here, or comes here from the
+//! system call that made it. `tests/tidy.rs` holds that.
+//!
+//! The kernel gives the lowest free number to what is opened next. In a program without standard streams (a daemon, a
+//! container) that is 0, 1 or 2: a line that any part of the program prints would then go into a connection between
+//! ranks, or end the program by SIGPIPE. So what has one of these numbers gets another, which leaves them closed.
+//!
+//! What is read whole inside one call, such as a file of `/proc`, may have any number: nothing can be written to it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// `opened`, under a number of its own if it has that of a standard stream.
+///
+/// # Errors
+/// The system's, if no descriptor is left; what was opened is closed then.
+pub fn above_streams<T: From<OwnedFd> + Into<OwnedFd>>(opened: T) -> io::Result<T> {
+    let opened: OwnedFd = opened.into();
+    if opened.as_raw_fd() >= FIRST_OWN {
+        return Ok(opened.into());
+    }
+    // SAFETY: a plain call on a descriptor that we own; it makes another one.
+    let raw = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FIRST_OWN) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call just gave us this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) }.into())
+}
+
+/// What a system call has opened, by its result; the error of the call where that is negative.
+///
+/// # Errors
+/// The system's.
+///
+/// # Safety
+/// `raw` is negative, or a descriptor that the calling thread has just been given and that nobody else owns.
+pub unsafe fn own(raw: libc::c_int) -> io::Result<OwnedFd> {
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: by the caller's promise.
+    above_streams(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Opens `path` for reading.
+///
+/// # Errors
+/// The system's.
+pub fn file(path: &Path) -> io::Result<File> {
+    above_streams(File::open(path)?)
+}
+
+/// Opens `path` as `options` say.
+///
+/// # Errors
+/// The system's.
+pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    above_streams(options.open(path)?)
+}
+
+/// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.
+///
+/// # Errors
+/// The system's.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = file_with(OpenOptions::new().write(true).create(true).truncate(true), path)?;
+    super::writing::without_signal(|| io::Write::write_all(&mut file, bytes))
+}
+
+/// A socket, close-on-exec and non-blocking.
+///
+/// # Errors
+/// The system's.
+pub fn socket(domain: Domain, protocol: Option<Protocol>) -> io::Result<Socket> {
+    let opened = Socket::new(domain, Type::STREAM.nonblocking().cloexec(), protocol)?;
+    above_streams(opened)
+}
+
+/// The next connection of a listener.
+///
+/// # Errors
+/// The system's, such as [`io::ErrorKind::WouldBlock`].
+pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
+    let (socket, from) = listener.accept()?;
+    Ok((above_streams(socket)?, from))
+}
+
+/// [`accept`] of a TCP listener.
+///
+/// # Errors
+/// As there.
+pub fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, from) = listener.accept()?;
+    Ok((above_streams(stream)?, from))
+}
+
+/// The least number of a descriptor of the library.
+const FIRST_OWN: libc::c_int = 3;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::sys::alive::Process;
+    use crate::sys::bell::Bell;
+    use crate::sys::descriptor::{HandoverStream, Listener};
+    use crate::sys::memory::SharedMemory;
+    use crate::sys::poller::Poller;
+    use crate::sys::process::Signals;
+    use crate::sys::region::Keep;
+    use crate::sys::room::alone;
+
+    fn close_streams() {
+        for number in 0..FIRST_OWN {
+            // SAFETY: the process is a child of a test, and prints nothing.
+            unsafe { libc::close(number) };
+        }
+    }
+
+    fn are_closed() -> bool {
+        // SAFETY: a plain call on a number.
+        (0..FIRST_OWN).all(|number| unsafe { libc::fcntl(number, libc::F_GETFD) } < 0)
+    }
+
+    /// Everything that is kept open at one time, in a process whose standard streams are closed.
+    #[test]
+    fn nothing_gets_the_number_of_a_standard_stream() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(alone(|| {
+            close_streams();
+            let kept = || -> crate::error::Result<_> {
+                let name = format!("rsccl-test-open-{}", std::process::id());
+                let listener = Listener::bind(&name)?;
+                let client = HandoverStream::connect(&name)?.expect("the backlog has room");
+                let server = listener.accept()?.expect("it has connected");
+                let memory = SharedMemory::memfd(4096)?;
+                let file = memory.descriptor().expect("it has one");
+                let sent = client.send_descriptor(std::os::fd::AsFd::as_fd(&*file))?;
+                let received = server.receive_descriptor()?.expect("it was sent");
+                let (bell, poller, signals) = (Bell::new()?, Poller::new()?, Signals::take_over(&[])?);
+                Ok((sent && are_closed(), (listener, client, server, memory, received, bell, poller, signals)))
+            };
+            let files = || -> io::Result<_> {
+                write(&path, b"text")?;
+                let read = file(&path)?;
+                let appended = file_with(OpenOptions::new().append(true), &path)?;
+                let socket = socket(Domain::IPV4, Some(Protocol::TCP))?;
+                socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+                socket.listen(1)?;
+                let listener = TcpListener::from(socket);
+                let stream = TcpStream::connect(listener.local_addr()?)?;
+                let accepted = std::iter::repeat_with(|| accept_tcp(&listener)).find_map(io::Result::ok);
+                // The test's own stream has number 0.
+                drop(above_streams(stream)?);
+                Ok((are_closed(), (read, appended, listener, accepted)))
+            };
+            let ended = Process::of(i32::MAX).is_some_and(Process::has_ended);
+            kept().is_ok_and(|(fine, _kept)| fine) && files().is_ok_and(|(fine, _kept)| fine) && ended && are_closed()
+        }));
+    }
+}

@@ -1,0 +1,387 @@
+//! What a process inherits or is denied: closed standard streams, limits of open files, of file sizes, of threads and of
+//! address space, a memory cgroup. Ranks work, or say what is wrong; no call of the library ends its program, and what a
+//! failed step had taken is put back.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rsccl::error::Kind;
+use rsccl::{Buffer, Communicator, Error, ReduceOp, Result};
+
+/// Set in the processes that the tests of this file start; what they do.
+const ROLE: &str = "PROCESS_STATE_ROLE";
+/// The folder of the job.
+const FOLDER: &str = "PROCESS_STATE_FOLDER";
+const SHM: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo")];
+const NET: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SHM_DISABLE", "1")];
+/// Threads of the harness and of Rust have smaller stacks than this; so has what a call needs for itself.
+const TOO_LITTLE_FOR_A_THREAD: u64 = 1 << 20;
+
+fn variable(name: &str) -> Option<String> {
+    #![expect(clippy::disallowed_methods, reason = "tells the processes of this test apart")]
+    std::env::var(name).ok()
+}
+
+/// Where another test starts this program as a rank.
+#[test]
+#[ignore = "one rank of the jobs that the tests of this file start: alone it is no test"]
+fn rank() {
+    let Some(role) = variable(ROLE) else { return };
+    let outcome = match role.split_once(' ').unwrap_or((&role, "")) {
+        ("sum", _) => sum_in(&Communicator::from_env().unwrap_or_else(|error| fail(&error))),
+        ("streams", closed) => without_streams(closed),
+        ("limits", _) => limits(),
+        ("scope", _) => scope_without_thread(),
+        ("group", _) => group_without_threads(),
+        ("buffers", _) => buffers(),
+        ("space", _) => buffer_without_address_space(),
+        (other, _) => panic!("no role: {other}"),
+    };
+    match outcome {
+        Ok(()) => end(0),
+        Err(error) => fail(&error),
+    }
+}
+
+/// Ends without what the harness prints at the end, which may have nowhere to go.
+fn end(code: i32) -> ! {
+    std::process::exit(code)
+}
+
+fn fail(error: &Error) -> ! {
+    note(&format!("{:?}: {error}", error.kind()));
+    end(7)
+}
+
+/// Leaves a line for the test, which reads the files of all ranks: a rank's output may be closed.
+fn note(line: &str) {
+    let folder = PathBuf::from(variable(FOLDER).unwrap());
+    let name = format!("{}.notes", variable("RSCCL_RANK").unwrap_or_default());
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(folder.join(name)).unwrap();
+    writeln!(file, "{line}").unwrap();
+}
+
+fn sum_in(comm: &Communicator) -> Result<()> {
+    let mut values = vec![comm.rank() + 1; 100_000];
+    for _ in 0..3 {
+        let mine = values.clone();
+        comm.all_reduce(&mine, &mut values, ReduceOp::Sum)?;
+        values.fill(comm.rank() + 1);
+    }
+    let mut one = [1u32];
+    comm.all_reduce_in_place(&mut one, ReduceOp::Sum)?;
+    assert_eq!(one[0], comm.size());
+    Ok(())
+}
+
+/// `closed` has for each rank, between commas, which of 0, 1 and 2 it closes.
+fn without_streams(closed: &str) -> Result<()> {
+    let rank: usize = variable("RSCCL_RANK").unwrap().parse().unwrap();
+    for number in closed.split(',').nth(rank).unwrap().bytes().map(|digit| i32::from(digit - b'0')) {
+        // SAFETY: a standard stream; whoever uses it later gets an error.
+        unsafe { libc::close(number) };
+    }
+    let comm = Communicator::from_env()?;
+    // As a program's own `printf` would.
+    for number in [1, 2] {
+        // SAFETY: reads four bytes of a literal; where the stream is closed it is refused.
+        unsafe { libc::write(number, c"text".as_ptr().cast(), 4) };
+    }
+    let own = |number: &u32| closed.split(',').nth(rank).unwrap().contains(&number.to_string());
+    for number in (0..3).filter(own) {
+        assert!(!std::fs::exists(format!("/proc/self/fd/{number}")).unwrap(), "the library has taken {number}");
+    }
+    sum_in(&comm)?;
+    let child = comm.split(Some(0), 0)?.unwrap();
+    sum_in(&child)?;
+    child.finalize()?;
+    comm.finalize()
+}
+
+/// The soft limit of a resource, as `/proc` shows it.
+fn soft_limit(name: &str) -> u64 {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let soft = line.split_ascii_whitespace().next().unwrap();
+    soft.parse().unwrap_or(u64::MAX)
+}
+
+fn limits() -> Result<()> {
+    let files = || soft_limit("Max open files");
+    let before = files();
+    let comm = Communicator::from_env()?;
+    sum_in(&comm)?;
+    let meanwhile = files();
+    comm.finalize()?;
+    note(&format!("{before} {meanwhile} {}", files()));
+    Ok(())
+}
+
+/// Sets the limit of this process's address space to what it has now and `more`; none where that is `None`.
+fn limit_space(more: Option<u64>) {
+    let value = more.map_or("unlimited".to_owned(), |more| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        (kilobytes * 1024 + more).to_string()
+    });
+    let pid = std::process::id().to_string();
+    let set = Command::new("prlimit").args(["--pid", &pid, &format!("--as={value}:")]).status().unwrap();
+    assert!(set.success());
+}
+
+/// The error of a thread that could not be started, of this rank and this call.
+fn check_thread(outcome: Result<()>, call: &str) {
+    let error = outcome.unwrap_err();
+    let words = ["rank 1", call, "starting the thread", "ulimit -u"];
+    assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
+    assert_eq!(error.kind(), Kind::System);
+}
+
+/// Regression: a scope whose thread could not be started lost the communicator, and the others were told that the rank
+/// had died.
+fn scope_without_thread() -> Result<()> {
+    let comm = Communicator::from_env()?;
+    sum_in(&comm)?;
+    if comm.rank() == 1 {
+        limit_space(Some(TOO_LITTLE_FOR_A_THREAD));
+        check_thread(comm.scope(|_| Ok(())), "scope");
+        limit_space(None);
+    }
+    comm.scope(|scope| scope.barrier()?.wait())?;
+    sum_in(&comm)?;
+    comm.finalize()
+}
+
+fn group_without_threads() -> Result<()> {
+    let comm = Communicator::from_env()?;
+    let other = comm.split(Some(0), 0)?.unwrap();
+    let both = || {
+        rsccl::group(|group| {
+            group.on(&comm).barrier()?;
+            group.on(&other).barrier()
+        })
+    };
+    sum_in(&comm)?;
+    sum_in(&other)?;
+    if comm.rank() == 1 {
+        limit_space(Some(TOO_LITTLE_FOR_A_THREAD));
+        check_thread(both(), "group");
+        limit_space(None);
+    }
+    both()?;
+    sum_in(&other)?;
+    sum_in(&comm)?;
+    other.finalize()?;
+    comm.finalize()
+}
+
+/// Four buffers of half of what the group may have: the error comes before the first is touched.
+fn buffers() -> Result<()> {
+    let buffers: Result<Vec<_>> = (0..4).map(|_| Buffer::<u8>::new(32 << 20)).collect();
+    let error = buffers.unwrap_err();
+    note(&error.to_string());
+    let mut small = Buffer::<u8>::new(8 << 20)?;
+    small.fill(1);
+    Ok(())
+}
+
+fn buffer_without_address_space() -> Result<()> {
+    limit_space(Some(64 << 20));
+    let error = Buffer::<u8>::new(256 << 20).unwrap_err();
+    assert!(error.kind() == Kind::System && error.message().contains("ulimit -v"), "{error}");
+    limit_space(None);
+    Buffer::<u8>::new(256 << 20).map(drop)
+}
+
+/// A job of such processes, started by a shell that runs `before` first.
+struct Job<'a> {
+    ranks: u32,
+    role: &'a str,
+    before: &'a str,
+    variables: &'a [(&'a str, &'a str)],
+}
+
+/// What came of it.
+struct Outcome {
+    output: Output,
+    /// Of the ranks, in order.
+    notes: Vec<String>,
+}
+
+impl Job<'_> {
+    fn run(&self) -> Outcome {
+        let folder = tempfile::tempdir().unwrap();
+        let program = std::env::current_exe().unwrap();
+        let script = format!("{}\nexec \"$@\"", self.before);
+        let ranks = self.ranks.to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["run", "-n", &ranks, "--timeout", "60", "--", "/bin/sh", "-c", &script, "sh"]).arg(program);
+        command.args(["rank", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, self.role).env(FOLDER, folder.path()).env("RSCCL_INIT_TIMEOUT_MS", "20000");
+        command.envs(self.variables.iter().copied());
+        let output = command.output().unwrap();
+        let notes = (0..self.ranks).map(|rank| folder.path().join(format!("{rank}.notes")));
+        let notes = notes.map(|path| std::fs::read_to_string(path).unwrap_or_default()).collect();
+        Outcome { output, notes }
+    }
+}
+
+impl Outcome {
+    fn text(&self) -> String {
+        let (out, err) = (String::from_utf8_lossy(&self.output.stdout), String::from_utf8_lossy(&self.output.stderr));
+        format!("{}\nnotes {:?}\n{out}\n{err}", self.output.status, self.notes)
+    }
+
+    fn must_be_fine(&self) {
+        assert!(self.output.status.success(), "{}", self.text());
+    }
+
+    /// Every rank failed, none by a signal, and each says all of `words`.
+    fn must_fail_with(&self, words: &[&str]) {
+        assert_eq!(self.output.status.code(), Some(7), "{}", self.text());
+        // A rank that comes late to its error is ended when the first has failed.
+        let told: Vec<&String> = self.notes.iter().filter(|note| !note.is_empty()).collect();
+        assert!(
+            !told.is_empty() && told.iter().all(|note| words.iter().all(|word| note.contains(word))),
+            "{}",
+            self.text()
+        );
+    }
+}
+
+/// Regression: with descriptors 0 to 2 closed the library's sockets had these numbers. Lines of the log and of the
+/// program went into connections; rank 0 hung past every deadline.
+#[test]
+fn standard_streams_may_be_closed() {
+    for variables in [SHM, NET] {
+        for closed in ["012,012", "0,", ",2", "12,0", ",1"] {
+            let logged = [variables, &[("NCCL_DEBUG", "INFO")]].concat();
+            let role = format!("streams {closed}");
+            Job { ranks: 2, role: &role, before: "", variables: &logged }.run().must_be_fine();
+        }
+    }
+}
+
+/// Regression: a limit of file sizes ended ranks by SIGXFSZ, without a word.
+#[test]
+fn a_limit_of_file_sizes_is_an_error_with_what_to_do() {
+    let words = ["ulimit -f", "NCCL_SHM_DISABLE=1", "File too large"];
+    Job { ranks: 2, role: "sum", before: "ulimit -f 64", variables: SHM }.run().must_fail_with(&words);
+    let handled = "trap '' XFSZ; ulimit -f 64";
+    Job { ranks: 2, role: "sum", before: handled, variables: SHM }.run().must_fail_with(&words);
+}
+
+/// What the error proposes works; a log that may not grow loses its lines, and ends nothing.
+#[test]
+fn ranks_work_under_a_limit_of_file_sizes_without_shared_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log").to_string_lossy().into_owned();
+    for limit in ["ulimit -f 1", "ulimit -f 0"] {
+        let logged = [NET, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", &log)]].concat();
+        Job { ranks: 2, role: "sum", before: limit, variables: &logged }.run().must_be_fine();
+    }
+    assert!(log_bytes(Path::new(&log)) > 0);
+}
+
+fn log_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+/// Regression: every world, even of one rank, raised the soft limit to the hard one for ever, also for its children.
+#[test]
+fn a_small_world_leaves_the_limit_of_open_files_alone() {
+    for ranks in [1, 2] {
+        let outcome = Job { ranks, role: "limits", before: "ulimit -Sn 256", variables: NET }.run();
+        outcome.must_be_fine();
+        assert!(outcome.notes.iter().all(|note| note == "256 256 256\n"), "{}", outcome.text());
+    }
+}
+
+#[test]
+fn a_limit_that_is_too_low_is_raised_and_put_back() {
+    let outcome = Job { ranks: 3, role: "limits", before: "ulimit -Sn 40", variables: NET }.run();
+    outcome.must_be_fine();
+    for note in &outcome.notes {
+        let numbers: Vec<u64> = note.split_ascii_whitespace().map(|word| word.parse().unwrap()).collect();
+        assert!(numbers[0] == 40 && numbers[1] > 40 && numbers[1] < 256 && numbers[2] == 40, "{}", outcome.text());
+    }
+    // Never above the hard limit.
+    let hard = Job { ranks: 3, role: "limits", before: "ulimit -n 40", variables: NET }.run();
+    hard.must_be_fine();
+    assert!(hard.notes.iter().all(|note| note == "40 40 40\n"), "{}", hard.text());
+}
+
+/// Regression: ranks inherited the limit that `rsccl run` had raised for itself.
+#[test]
+fn run_starts_ranks_with_the_limit_that_it_found() {
+    let command = format!("ulimit -Sn 30; {} run -n 8 -- /bin/sh -c 'ulimit -Sn'", env!("CARGO_BIN_EXE_rsccl"));
+    let output = Command::new("/bin/sh").args(["-c", &command]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.lines().count() == 8, "{output:?}");
+    assert!(text.lines().all(|line| line.ends_with("] 30")), "{text}");
+}
+
+#[test]
+fn a_scope_without_a_thread_leaves_the_communicator_as_it_was() {
+    for variables in [SHM, NET] {
+        Job { ranks: 3, role: "scope", before: "", variables }.run().must_be_fine();
+    }
+}
+
+#[test]
+fn a_group_without_threads_leaves_its_communicators_as_they_were() {
+    Job { ranks: 3, role: "group", before: "", variables: SHM }.run().must_be_fine();
+}
+
+#[test]
+fn a_buffer_beyond_the_limit_of_address_space_names_it() {
+    Job { ranks: 1, role: "space", before: "", variables: SHM }.run().must_be_fine();
+}
+
+/// Regression: what a cgroup cannot hold was given, and the first touch ended the process.
+#[test]
+fn what_a_memory_cgroup_cannot_hold_is_an_error_at_once() {
+    let Some(group) = Group::new() else { return };
+    let before = format!("echo $$ > {}/cgroup.procs", group.0.display());
+    let outcome = Job { ranks: 1, role: "buffers", before: &before, variables: SHM }.run();
+    outcome.must_be_fine();
+    let words = ["has room for", "memory.", &*group.0.to_string_lossy(), "Cannot allocate memory"];
+    assert!(words.iter().all(|word| outcome.notes[0].contains(word)), "{}", outcome.text());
+}
+
+/// A memory cgroup of 64 MiB, where this user may make one.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Option<Group> {
+        let name = format!("rsccl-test-{}", std::process::id());
+        let places = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/unified", "memory.max"),
+        ];
+        for (place, limit) in places {
+            let folder = Path::new(place).join(&name);
+            if std::fs::create_dir(&folder).is_ok() {
+                let group = Group(folder);
+                if std::fs::write(group.0.join(limit), "67108864").is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        // Past the capture of tests, so that it is seen.
+        drop(std::io::stderr().write_all(b"skipped: this user can make no memory cgroup\n"));
+        None
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its processes have ended.
+        drop(std::fs::remove_dir(&self.0));
+    }
+}
