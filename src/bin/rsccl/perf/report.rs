@@ -1,10 +1,10 @@
 //! Results as values, and as JSON.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use rsccl::comm::Chosen;
+use rsccl::internals::sys::open;
 use rsccl::{DataType, Error, Result};
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ fn write_text(path: &Path, text: &str) -> Result<()> {
             .write_all(text.as_bytes())
             .map_err(|error| Error::system("writing to standard output", error));
     }
-    fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
+    open::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }
 
 /// What stands in tables where nothing was measured.

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rsccl::internals::sys::process::PIPE_ROOM_BYTES;
+use rsccl::internals::sys::writing;
 
 /// A pipe from a rank, split into lines.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ impl Inlet {
             Ok(0) => None,
             Ok(count) => {
                 if let Some(log) = &mut self.log
-                    && let Err(error) = log.write_all(&bytes[..count])
+                    && let Err(error) = writing::without_signal(|| log.write_all(&bytes[..count]))
                 {
                     outlet.say(&format!("rsccl run: {}a log file cannot be written: {error}", self.lines.prefix));
                     self.log = None;
