@@ -126,7 +126,8 @@ pub mod internals {
     }
     pub mod sys {
         pub use crate::sys::{
-            clock, cpu, devices, float_mode, host, limits, numa, nvml, poller, process, random, text_file, thread,
+            clock, cpu, devices, float_mode, host, limits, numa, nvml, open, poller, process, random, text_file,
+            thread, writing,
         };
     }
     pub mod topo {

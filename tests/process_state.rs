@@ -287,6 +287,21 @@ fn ranks_work_under_a_limit_of_file_sizes_without_shared_memory() {
     assert!(log_bytes(Path::new(&log)) > 0);
 }
 
+/// Regression: a log or a report beyond the limit of file sizes ended the command.
+#[test]
+fn the_command_says_that_a_file_may_not_grow() {
+    let folder = tempfile::tempdir().unwrap();
+    let (command, place) = (env!("CARGO_BIN_EXE_rsccl"), folder.path().display());
+    let logs = format!("ulimit -f 0; exec {command} run -n 2 --log-dir {place} -- echo text");
+    let report = format!("ulimit -f 0; exec {command} perf all_reduce -b 8 -e 8 --json {place}/report");
+    for (script, code, words) in [(logs, 0, "a log file cannot be written"), (report, 1, "writing")] {
+        let output = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+        assert!(text.contains(words) && text.contains("File too large"), "{output:?}");
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
+}
+
 fn log_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }

@@ -68,9 +68,9 @@ pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// The system's.
-pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     let mut file = file_with(OpenOptions::new().write(true).create(true).truncate(true), path)?;
-    super::writing::without_signal(|| io::Write::write_all(&mut file, bytes))
+    super::writing::without_signal(|| io::Write::write_all(&mut file, bytes.as_ref()))
 }
 
 /// A socket, close-on-exec and non-blocking.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use rsccl::config::Note;
 use rsccl::internals::comm::this_host;
-use rsccl::internals::sys::text_file;
+use rsccl::internals::sys::{open, text_file};
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::reach::{self, Levels};
@@ -186,7 +186,7 @@ fn read(path: &Path, what: &str, named_by: &str) -> Result<(String, String)> {
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
+    open::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }
 
 /// `gpu:3`, `nic:mlx5_0`, `nic:2`, each with `host/` before it where there are several: `1/gpu:3`.

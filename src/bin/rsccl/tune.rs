@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rsccl::internals::device;
-use rsccl::internals::sys::{clock, cpu, numa, thread};
+use rsccl::internals::sys::{clock, cpu, numa, open, thread};
 use rsccl::internals::tune::{Calibration, Costs};
 use rsccl::{Communicator, Config, Error, Result, local};
 
@@ -67,7 +67,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let (path, text) = (&arguments.output, Calibration::new(costs).write());
     // What was measured is read as ranks will read it: figures out of range are found here.
     Calibration::parse(&path.display().to_string(), &text)?;
-    std::fs::write(path, &text).map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+    open::write(path, &text).map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
     show(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }

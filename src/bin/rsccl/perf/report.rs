@@ -1,9 +1,9 @@
 //! Results as values, and as JSON.
 
-use std::fs;
 use std::path::Path;
 
 use rsccl::comm::Chosen;
+use rsccl::internals::sys::open;
 use rsccl::{DataType, Error, Result};
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ fn write_text(path: &Path, text: &str) -> Result<()> {
     if is_standard_output(path) {
         return print::out("the report", text);
     }
-    fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
+    open::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }
 
 /// What stands in tables where nothing was measured.

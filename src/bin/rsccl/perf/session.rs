@@ -1,6 +1,7 @@
 //! All cases of a job, on one rank.
 
 use rsccl::comm::DeviceStream;
+use rsccl::internals::sys::open;
 use rsccl::{Communicator, Result};
 
 use super::device;
@@ -62,7 +63,7 @@ fn write_files(job: &Job, rows: &[Row]) -> Result<()> {
     }
     if let Some((path, format)) = &job.plot {
         let drawing = plot::draw(*format, job, rows)?;
-        let written = std::fs::write(path, drawing);
+        let written = open::write(path, drawing);
         written.map_err(|error| rsccl::Error::system(format!("writing {}", path.display()), error))?;
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rsccl::internals::sys::clock;
 use rsccl::internals::sys::process::PIPE_ROOM_BYTES;
+use rsccl::internals::sys::writing;
 
 /// A pipe from a rank, split into lines.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Inlet {
             Ok(0) => None,
             Ok(count) => {
                 if let Some(log) = &mut self.log
-                    && let Err(error) = log.write_all(&bytes[..count])
+                    && let Err(error) = writing::without_signal(|| log.write_all(&bytes[..count]))
                 {
                     outlet.say(&format!("rsccl run: rank {}'s log file cannot be written: {error}", self.lines.rank));
                     self.log = None;
