@@ -9,7 +9,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use rsccl::internals::device::{Kernel, Pass, Store};
+use rsccl::internals::device::{Average, Kernel, Pass, Store};
 use rsccl::{Buffer, Config, DataType, ReduceOp, Result};
 
 /// Float counts: 1 KiB to 256 MiB.
@@ -57,7 +57,15 @@ fn limit(count: usize) -> f64 {
         let (sources, targets) = places(start);
         let sources = sources.map(std::ptr::with_exposed_provenance::<u8>);
         let targets = targets.map(std::ptr::with_exposed_provenance_mut::<u8>);
-        let pass = Pass { sources: &sources, raw: None, targets: &targets, count: half, finish: true, store };
+        let pass = Pass {
+            sources: &sources,
+            raw: None,
+            targets: &targets,
+            count: half,
+            finish: true,
+            average: Average::Whole,
+            store,
+        };
         // SAFETY: each thread reads and writes its own half of buffers that outlive the scope.
         unsafe { kernel.run(&pass) };
     };

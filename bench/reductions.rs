@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use rsccl::internals::device::{Kernel, Pass, Store};
+use rsccl::internals::device::{Average, Kernel, Pass, Store};
 use rsccl::internals::sys::clock;
 use rsccl::types::{DataType, ReduceOp, Scalar};
 
@@ -77,6 +77,7 @@ fn run(kernel: &Kernel, shape: Shape, buffers: &[*mut u8], count: usize) {
         targets: &buffers[shape.sources..shape.sources + shape.targets],
         count,
         finish: true,
+        average: Average::Whole,
         store: shape.store,
     };
     // SAFETY: each buffer has at least `count` elements and they are apart.

@@ -110,8 +110,8 @@ use status::{Making, Status};
 ///
 /// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank
 /// that does not is named in an error on all of them. Dropping the handle says goodbye to the others;
-/// [`Communicator::finalize`] does so and reports errors. A mismatch of which no call has told is told on standard error
-/// where the handle is dropped, except by a rank that panics.
+/// [`Communicator::finalize`] does so and reports errors. A mismatch of which no call has told is told on standard
+/// error where the handle is dropped, except by a rank that panics.
 ///
 /// # Errors
 /// All calls: after [`Kind::InvalidArgument`], [`Kind::InvalidUsage`] and [`Kind::InProgress`] the communicator is as

@@ -72,8 +72,8 @@ pub struct Config {
     /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
     pub init_timeout: Duration,
     /// The same bits whatever the size, algorithm, channels and transport, and whatever the floating-point modes of the
-    /// ranks' threads (flush to zero, rounding), which this mode sets and puts back around its arithmetic in memory of the
-    /// host. Otherwise ranks compute in the modes that their threads have. `RSCCL_REPRODUCIBLE`; false.
+    /// ranks' threads (flush to zero, rounding), which this mode sets and puts back around its arithmetic in memory of
+    /// the host. Otherwise ranks compute in the modes that their threads have. `RSCCL_REPRODUCIBLE`; false.
     pub reproducible: bool,
     /// How long a wait stays awake (spins, then yields) before it sleeps. `RSCCL_SPIN_US`; 1 ms.
     pub spin: Duration,

@@ -242,8 +242,8 @@ pub struct Combine {
     pub block: u32,
     /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
     pub times: u32,
-    /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it. Any
-    /// rank's input is unscaled, where an average scales what [carries](Spec::carries_partials) partial results.
+    /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it.
+    /// Any rank's input is unscaled, where an average scales what [carries](Spec::carries_partials) partial results.
     pub sources: Vec<Operand>,
     /// Where the result goes.
     pub targets: Vec<Operand>,

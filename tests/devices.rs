@@ -173,7 +173,7 @@ fn a_mismatch_on_a_stream_names_both_calls_and_leaves_the_stream_usable() {
         on.barrier()?;
         let count = if comm.rank() == 0 { 300 } else { 200 };
         on.all_reduce_in_place(values.slice_mut(..count), ReduceOp::Sum)?;
-        stream.synchronize()?;
+        assert_eq!(stream.synchronize().expect_err("the calls differ").kind(), Kind::Mismatch);
         let deadline = now() + Duration::from_secs(20);
         while comm.async_error().is_none() && now() < deadline {
             std::thread::yield_now();

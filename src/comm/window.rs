@@ -556,8 +556,8 @@ mod tests {
         operation.label()
     }
 
-    /// Regression: one place in 65,535 had the check sum of the promised one, and ranks worked in each other's memory at
-    /// different places.
+    /// Regression: one place in 65,535 had the check sum of the promised one, and ranks worked in each other's memory
+    /// at different places.
     #[test]
     fn ranks_at_different_places_always_have_different_labels() {
         const PLACES: u64 = 400_000;

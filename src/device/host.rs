@@ -96,8 +96,8 @@ pub struct Pass<'a> {
     pub store: Store,
 }
 
-/// How a pass of [`ReduceOp::Avg`] on floats adds up: the average of finite numbers is finite, but their sum may not be.
-/// Without effect for other operators and for integers.
+/// How a pass of [`ReduceOp::Avg`] on floats adds up: the average of finite numbers is finite, but their sum may not
+/// be. Without effect for other operators and for integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Average {
     /// The sum, which a pass that finishes divides by the number of ranks. It may overflow.
@@ -107,9 +107,9 @@ pub enum Average {
     /// more, scaled as in `Parts`. So nothing is lost to the scale, and all other results are those of `Sum`.
     Whole,
     /// Partial results go from rank to rank. They are scaled: bit i says that source i is an input, which is multiplied
-    /// by a power of two, at most half of one over the number of ranks, before it is added. All other sources are scaled
-    /// already. A pass that finishes takes the scale back as it divides. As `Sum` for floats of 8 bits, which saturate:
-    /// they have too few exponents to be scaled, and no finite sum of theirs becomes infinite.
+    /// by a power of two, at most half of one over the number of ranks, before it is added. All other sources are
+    /// scaled already. A pass that finishes takes the scale back as it divides. As `Sum` for floats of 8 bits, which
+    /// saturate: they have too few exponents to be scaled, and no finite sum of theirs becomes infinite.
     Parts(u128),
 }
 

@@ -251,8 +251,8 @@ impl DeviceStream {
     /// Copies `from` out of the device's memory, behind what the stream holds; returns when it is here.
     ///
     /// # Errors
-    /// As [`DeviceStream::upload`]; and as [`DeviceStream::synchronize`] where a call in the stream may have ended early,
-    /// so that what was copied may be wrong.
+    /// As [`DeviceStream::upload`]; and as [`DeviceStream::synchronize`] where a call in the stream may have ended
+    /// early, so that what was copied may be wrong.
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
         from.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
@@ -269,8 +269,8 @@ impl DeviceStream {
     ///
     /// # Errors
     /// The error that has ended a communicator whose calls were put into the stream
-    /// ([`Communicator::on`](crate::Communicator::on)) since the last wait for it: the calls may have ended early. It is
-    /// returned again until the program gets it from the communicator too, by a call or
+    /// ([`Communicator::on`](crate::Communicator::on)) since the last wait for it: the calls may have ended early. It
+    /// is returned again until the program gets it from the communicator too, by a call or
     /// [`Communicator::async_error`](crate::Communicator::async_error), or puts a call of another one into the stream.
     /// [`crate::error::Kind::Timeout`] where it takes longer: what is in the stream goes on; where the device has
     /// failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.

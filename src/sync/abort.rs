@@ -63,7 +63,8 @@ impl AbortFlag {
         }
     }
 
-    /// Says whether the program has got the reason from a call of the communicator, which it may end without a word then.
+    /// Says whether the program has got the reason from a call of the communicator, which it may end without a word
+    /// then.
     pub(crate) fn set_heard(&self, heard: bool) {
         // Relaxed, here and below: nothing is read because of it.
         self.0.heard.store(heard, Ordering::Relaxed);

@@ -28,8 +28,9 @@
 //! slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
 //!
 //! A slot changes hands by its flag and by the head, and for that long one end has it alone, but for offers: a receiver
-//! that has seen one may read the line while the sender, which has withdrawn the offer, fills the slot. So the length and
-//! the label are atomic words. The receiver finds out by [`Receiver::take_offer`] that what it has read counts no more.
+//! that has seen one may read the line while the sender, which has withdrawn the offer, fills the slot. So the length
+//! and the label are atomic words. The receiver finds out by [`Receiver::take_offer`] that what it has read counts no
+//! more.
 
 use std::fmt;
 use std::ptr::NonNull;

@@ -14,7 +14,10 @@
 
 use std::marker::PhantomData;
 
-use control::{MODE, Word};
+use control::MODE;
+
+/// The register, or its low half.
+type Word = u64;
 
 /// Puts the mode of this thread back when it is dropped.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ impl Drop for Mode {
 mod control {
     use std::arch::asm;
 
-    pub(super) type Word = u32;
+    use super::Word;
 
     const FLUSH_TO_ZERO: Word = 1 << 15;
     const DENORMALS_ARE_ZERO: Word = 1 << 6;
@@ -79,14 +82,16 @@ mod control {
 
     #[inline]
     pub(super) fn read() -> Word {
-        let mut word: Word = 0;
+        let mut word: u32 = 0;
         // SAFETY: stores the register's 4 bytes into the variable.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags)) };
-        word
+        word.into()
     }
 
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the register has 32 bits")]
     pub(super) fn write(word: Word) {
+        let word = word as u32;
         // SAFETY: the word is one that was read from the register, with other bits of the mode: none is reserved. The
         // mode that the compiler assumes is the standard one. Only `Mode::drop` leaves it, for the one that the program
         // had set before, and no computation of this crate's that counts on the mode comes after.
@@ -98,7 +103,7 @@ mod control {
 mod control {
     use std::arch::asm;
 
-    pub(super) type Word = u64;
+    use super::Word;
 
     const FLUSH_TO_ZERO: Word = 1 << 24;
     const ROUND_UP: Word = 0b01 << 22;
@@ -124,7 +129,7 @@ mod control {
 /// Architectures whose mode is not known here: nothing is changed. Miri has the standard mode alone.
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 mod control {
-    pub(super) type Word = u32;
+    use super::Word;
 
     pub(super) const MODE: Word = 0;
     pub(super) const UNUSUAL: Word = 0;

@@ -22,11 +22,11 @@ pub enum ReduceOp {
     /// The sum divided by the number of ranks; integers round towards zero, and their sum wraps.
     ///
     /// In memory of the host the average of finite floats is finite, also where their sum is too large for the type. If
-    /// all inputs come together on one rank (flat slots, direct reductions, reproducible mode), a sum that is too large is
-    /// added up again, scaled down. If partial results go from rank to rank (ring, tree, PAT, teams), all inputs are scaled
-    /// down by a power of two, which is at most half of one over the number of ranks, and the division takes the scale
-    /// back. That is exact but for numbers near the smallest ones of the type, which lose their last bits: of `f16` on 8
-    /// ranks those below 0.001. Floats of 8 bits are not scaled: their partial results saturate.
+    /// all inputs come together on one rank (flat slots, direct reductions, reproducible mode), a sum that is too large
+    /// is added up again, scaled down. If partial results go from rank to rank (ring, tree, PAT, teams), all inputs are
+    /// scaled down by a power of two, which is at most half of one over the number of ranks, and the division takes the
+    /// scale back. That is exact but for numbers near the smallest ones of the type, which lose their last bits: of
+    /// `f16` on 8 ranks those below 0.001. Floats of 8 bits are not scaled: their partial results saturate.
     ///
     /// In memory of GPUs the sum is divided at the end, and may overflow before.
     Avg,

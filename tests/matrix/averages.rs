@@ -62,7 +62,7 @@ fn averages<T: Large>(comm: &Communicator, count: usize, input: impl Fn(u32, usi
 fn check<T: Large>(comm: &Communicator, count: usize, path: &str) -> Result<()> {
     let what = format!("{path}, {count} {} of {} ranks", std::any::type_name::<T>(), comm.size());
     // All equal and as large as can be; with either sign.
-    let largest = |_: u32, at: usize| if at % 2 == 0 { T::LARGEST } else { T::LARGEST.minus() };
+    let largest = |_: u32, at: usize| if at.is_multiple_of(2) { T::LARGEST } else { T::LARGEST.minus() };
     for found in averages(comm, count, largest)? {
         for (at, average) in found.iter().enumerate() {
             let (average, expected) = (average.as_f64(), largest(0, at).as_f64());

@@ -10,7 +10,7 @@ use rsccl::{Config, ReduceOp, Result, local};
 /// Numbers of which some are subnormal, and of which most sums, products and averages have to be rounded.
 fn input<T: Narrow>(rank: u32, count: usize) -> Vec<T> {
     let bits = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7 * rank + 3);
-    (0..count).map(|at| if at % 3 == 0 { T::from_low_bits(bits(at) & 3) } else { T::of(bits(at)) }).collect()
+    (0..count).map(|at| if at.is_multiple_of(3) { T::from_low_bits(bits(at) & 3) } else { T::of(bits(at)) }).collect()
 }
 
 /// A float type, and how a test makes its values without arithmetic of the thread's mode.

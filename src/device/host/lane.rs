@@ -27,8 +27,8 @@ pub(super) trait Wide: Copy + 'static {
     /// A float as a share of an average whose partial results travel: the exact product with the scale of the world,
     /// unless it is subnormal. Integers stay.
     fn scaled_down(self, divisor: &Divisor) -> Self;
-    /// The average for a sum of shares that were scaled down; `largest` is the largest number of the element type, which
-    /// no average of numbers exceeds but by rounding.
+    /// The average for a sum of shares that were scaled down; `largest` is the largest number of the element type,
+    /// which no average of numbers exceeds but by rounding.
     fn over_scaled(self, divisor: &Divisor, largest: Self) -> Self;
 }
 
