@@ -438,8 +438,8 @@ fn bounds_of_real_machines(folder: &Path) {
         ("aws-p4d-24xl", Some(overlay(100_000)), inside_switch, "4 x 12 GB/s = 48 GB/s"), // a NIC's PCIe 3
         ("azure-ndv4-topo", Some(overlay(200_000)), inside_switch, "8 x 24 GB/s = 192 GB/s"), // a NIC's PCIe 4
         ("azure-ncv4-topo", None, "1 x 12 GB/s = 12 GB/s", "1 x 12 GB/s = 12 GB/s"),      // no speed: PCIe 3
-        ("rccl-topo_4p3l", None, "6 x 12 GB/s = 72 GB/s", "1 x 1.25 GB/s = 1.25 GB/s"),   // half links; 10 Gbit/s
-        ("rccl-topo_8p_pcie", None, "1 x 10 GB/s = 10 GB/s", "1 x 10 GB/s = 10 GB/s"),    // 12 less a sixth by the root
+        ("rccl-topo_4p3l", None, "6 x 12 GB/s = 72 GB/s", "8 x 0.178 GB/s = 1.424 GB/s"), // half links; 10 Gbit/s, and a NIC on one slow lane
+        ("rccl-topo_8p_pcie", None, "1 x 10 GB/s = 10 GB/s", "2 x 5.454 GB/s = 10.908 GB/s"), // 12 less a sixth by the root, half the way
     ];
     for (name, overlay, inside, between) in cases {
         all_of(&folder.join(format!("{name}.xml")), overlay.as_deref(), scratch.path());
