@@ -1,5 +1,5 @@
-//! Time of the search for channels, one core, cold: ring and tree inside each machine of `tests/data/machines`, between two
-//! hosts of it, and between up to 1,024 hosts of eight GPUs; then of simulations. `cargo bench --bench topo`; growth shows in
+//! Time of the search for channels, one core, cold: ring and tree inside each machine of `tests/data/machines` and
+//! `tests/data/hives`, between two hosts of it, and between up to 1,024 hosts of eight GPUs; then of simulations. `cargo bench --bench topo`; growth shows in
 //! the last rows of each table. Beside the figures stand their bounds; nothing is asserted, since a loaded machine takes longer.
 //!
 //! Inside, one host is searched, as one rank of a host does. Between, all hosts are, as every rank does once the hosts are known.
@@ -9,7 +9,7 @@
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rsccl::internals::sys::clock;
 use rsccl::internals::topo::channels::{self, SystemChannels};
@@ -30,14 +30,19 @@ const SAMPLES: usize = 5;
 const MOST_HOSTS: u32 = 1024;
 
 fn main() -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/machines");
-    let mut files: Vec<_> = std::fs::read_dir(&folder)
-        .map_err(|error| Error::system("reading tests/data/machines", error))?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|ending| ending == "xml"))
-        .collect();
-    files.sort();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let folder = data.join("machines");
+    let mut files = Vec::new();
+    for folder in [&folder, &data.join("hives")] {
+        let entries = std::fs::read_dir(folder).map_err(|error| Error::system("reading tests/data", error))?;
+        let machine = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.ends_with(".xml") && !name.ends_with(".graph.xml")
+        };
+        let mut here: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(machine).collect();
+        here.sort();
+        files.extend(here);
+    }
     println!(
         "| machine | hosts | inside, ms (median of {SAMPLES}) | bound | between, ms | layout, ms | bound | rings between |"
     );
@@ -129,10 +134,15 @@ fn row(file: &Path, hosts: u32) -> Result<()> {
     });
     let inside_bound = match gpus_of_a_domain {
         0..=8 => "20",
-        9..=72 => "200",
+        9..=16 => "50",
+        17..=72 => "200",
         _ => "none",
     };
-    let between_bound = if hosts == MOST_HOSTS { "300" } else { "none" };
+    let between_bound = match (hosts, gpus_of_a_domain) {
+        (MOST_HOSTS, _) => "300",
+        (2, ..=16) => "50",
+        _ => "none",
+    };
     println!(
         "| {name} | {hosts} | {inside:.1} | {inside_bound} | {between:.1} | {whole:.1} | {between_bound} | {found} |"
     );

@@ -469,7 +469,7 @@ fn files_as_owners_publish_them_are_read() {
         ("ndv4", tree_alone, Some(overlay(200_000)), inside_switch, "8 x 24 GB/s = 192 GB/s"), // a NIC's PCIe 4
         ("ncv4-gen4", without_speeds, None, "1 x 12 GB/s = 12 GB/s", "1 x 12 GB/s = 12 GB/s"), // no speed: PCIe 3
         ("r4p3l", in_words_of_amd, None, "6 x 12 GB/s = 72 GB/s", "1 x 1.25 GB/s = 1.25 GB/s"), // half links; 10 Gbit/s
-        ("r8pcie", in_words_of_amd, None, "1 x 10 GB/s = 10 GB/s", "1 x 10 GB/s = 10 GB/s"), // 12 less a sixth by the root
+        ("r8pcie", in_words_of_amd, None, "1 x 10 GB/s = 10 GB/s", "2 x 5.454 GB/s = 10.908 GB/s"), // 12 less a sixth by the root, half the way
     ];
     for (name, change, overlay, inside, between) in cases {
         let path = scratch.path().join(format!("{name}.xml"));

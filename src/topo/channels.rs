@@ -48,7 +48,7 @@ impl SystemChannels {
             let local = known.map(|(_, local)| local.clone()).unwrap_or_else(|| {
                 let gpus = domain.part.gpus();
                 let rings = search::rings(&domain.part, &gpus);
-                let chains = search::chains_inside(&domain.part, &gpus);
+                let chains = rings.as_ref().and_then(|rings| search::chains_of(&domain.part, &gpus, rings));
                 let local = DomainChannels { gpus, rings, chains };
                 firsts.push((place, local.clone()));
                 local

@@ -1,9 +1,10 @@
 //! Channels inside a host: rings through all of its GPUs, so that together they use what the links have.
 //!
-//! There are three kinds of hosts. GPUs on NVLink switches: every order is equally good, so there are as many rings as
-//! a GPU has links. GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and
-//! not by time. GPUs on PCI Express alone: the order of the PCI tree, there and back, measured against every link that
-//! it passes.
+//! There are three simple kinds of hosts. GPUs on NVLink switches: every order is equally good, so there are as many
+//! rings as a GPU has links. GPUs linked to each other: the links are split into rings, by a search that is bounded by
+//! steps and not by time. GPUs on PCI Express alone: the order of the PCI tree, there and back, measured against every
+//! link that it passes. Where what these find is less than the links may carry, and there is no switch, channels are
+//! packed into the links one by one ([`packing`]), and win if they carry more.
 //!
 //! All of it is a function of the graph: equal graphs give equal channels on every rank.
 
@@ -13,12 +14,14 @@ pub mod between;
 pub mod chains;
 pub mod domain;
 pub mod loads;
+pub mod packing;
 pub mod rings_of_links;
 pub mod trees;
 
 use crate::topo::bandwidth::{self, Bandwidth};
 use crate::topo::paths::{Path, Paths};
 use crate::topo::search::loads::{Loads, Weight};
+use crate::topo::search::packing::{MOST_GPUS, Problem, worth};
 use crate::topo::search::rings_of_links::Arcs;
 use crate::topo::system::{NodeId, NodeKind, System};
 
@@ -50,15 +53,36 @@ pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     if gpus.len() < 2 {
         return None;
     }
-    by_switch(system, gpus).or_else(|| by_links(system, gpus)).or_else(|| by_paths(system, gpus))
+    by_switch(system, gpus).or_else(|| {
+        let peers = peers(system, gpus);
+        let simple = simple_rings(system, gpus, &peers);
+        if gpus.len() > MOST_GPUS {
+            return simple;
+        }
+        pack(system, gpus, &Problem::rings(system, &peers, gpus.len()), simple)
+    })
+}
+
+/// The rings of a simple pattern, given the ways from each GPU to each: a start for channels that leave the host.
+pub fn simple_rings(system: &System, gpus: &[NodeId], peers: &[Path]) -> Option<Inside> {
+    if gpus.len() < 2 {
+        return None;
+    }
+    by_switch(system, gpus).or_else(|| by_links(system, gpus)).or_else(|| by_paths(system, gpus, peers))
 }
 
 /// The chains of `gpus`, which are of one host: trees inside it. Data are reduced towards the first GPU of each, and
 /// results go back, so that each direction of a link carries half of what the chain does. They are the rings, each cut
-/// open.
+/// open, or packed chains that carry more.
 pub fn chains_inside(system: &System, gpus: &[NodeId]) -> Option<Inside> {
-    let rings = rings(system, gpus)?;
-    let paths: HashMap<NodeId, Paths> = gpus.iter().map(|gpu| (*gpu, Paths::from(system, *gpu))).collect();
+    chains_of(system, gpus, &rings(system, gpus)?)
+}
+
+/// The chains of `gpus`, given their rings.
+pub fn chains_of(system: &System, gpus: &[NodeId], rings: &Inside) -> Option<Inside> {
+    let peers = peers(system, gpus);
+    let places: HashMap<NodeId, usize> = gpus.iter().copied().zip(0..).collect();
+    let way = |from: &NodeId, to: &NodeId| &peers[places[from] * gpus.len() + places[to]].nodes;
     let cuts = if gpus.len() <= FEW_CUTS { gpus.len() } else { 1 };
     let cut = |first: usize| {
         let mut orders = rings.orders.clone();
@@ -66,13 +90,39 @@ pub fn chains_inside(system: &System, gpus: &[NodeId]) -> Option<Inside> {
         for (place, order) in orders.iter_mut().enumerate() {
             order.rotate_left((first + place) % gpus.len());
             for pair in order.windows(2) {
-                loads.add(&paths[&pair[0]].to(system, pair[1]).nodes, Weight::Half);
-                loads.add(&paths[&pair[1]].to(system, pair[0]).nodes, Weight::Half);
+                loads.add(way(&pair[0], &pair[1]), Weight::Half);
+                loads.add(way(&pair[1], &pair[0]), Weight::Half);
             }
         }
         Some(Inside { orders, width: loads.width()? })
     };
-    (0..cuts).filter_map(cut).reduce(|best, next| if next.width > best.width { next } else { best })
+    let best = (0..cuts).filter_map(cut).reduce(|best, next| if next.width > best.width { next } else { best });
+    // Over switches there are as many chains as a GPU has links: other numbers carry a few hundredths more at most.
+    if by_switch(system, gpus).is_some() || gpus.len() > MOST_GPUS {
+        return best;
+    }
+    pack(system, gpus, &Problem::chains(system, &peers, gpus.len()), best)
+}
+
+/// The way from each GPU to each.
+fn peers(system: &System, gpus: &[NodeId]) -> Vec<Path> {
+    let paths = gpus.iter().map(|gpu| Paths::from(system, *gpu));
+    paths.flat_map(|paths| gpus.iter().map(move |to| paths.to(system, *to)).collect::<Vec<_>>()).collect()
+}
+
+/// The channels that a search packs into the links, if they are worth more than those that are known. None is wider
+/// than one link of a GPU: several take the place of a wider one.
+fn pack(system: &System, gpus: &[NodeId], problem: &Problem, known: Option<Inside>) -> Option<Inside> {
+    let total = known.as_ref().map(Inside::total).unwrap_or_default();
+    let found = problem.pack(total);
+    let Some(best) = found.best().filter(|best| worth(best.total(), best.lanes.len(), total)) else { return known };
+    let unit = gpus.iter().filter_map(|gpu| unit(system, *gpu)).min().filter(|unit| unit.0 > 0)?;
+    let times = usize::try_from(best.width.0.div_ceil(unit.0)).unwrap_or(1).min(MAX_CHANNELS / best.lanes.len()).max(1);
+    let order = |places: &Vec<usize>| places.iter().map(|place| gpus[*place]).collect::<Vec<NodeId>>();
+    let orders: Vec<Vec<NodeId>> = best.lanes.iter().map(|lane| order(&lane.gpus)).collect();
+    let orders = std::iter::repeat_n(orders, times).flatten().collect();
+    let packed = Inside { orders, width: Bandwidth(best.width.0 / times as u64) };
+    if packed.total() > total { Some(packed) } else { known }
 }
 
 /// All GPUs hang on the same NVLink switches: as many rings as the weakest GPU has links, each as wide as one.
@@ -131,12 +181,9 @@ fn by_links(system: &System, gpus: &[NodeId]) -> Option<Inside> {
 }
 
 /// GPUs that only PCI Express joins, or links that no ring passes: orders are weighed by the links of their ways.
-fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Inside> {
-    let paths: Vec<Paths> = gpus.iter().map(|gpu| Paths::from(system, *gpu)).collect();
-    let way = |from: usize, to: usize| paths[from].to(system, gpus[to]);
+fn by_paths(system: &System, gpus: &[NodeId], ways: &[Path]) -> Option<Inside> {
     let size = gpus.len();
-    let ways: Vec<Path> = (0..size * size).map(|place| way(place / size, place % size)).collect();
-    let near = near_first(&ways, size);
+    let near = near_first(ways, size);
     let mut orders = vec![near.clone()];
     if size <= FEW_GPUS {
         permutations(size, &mut orders);
@@ -150,7 +197,7 @@ fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     }
     let mut best: Option<Inside> = None;
     for set in sets {
-        let Some(width) = width_of(system, &ways, size, &set) else { continue };
+        let Some(width) = width_of(system, ways, size, &set) else { continue };
         let orders: Vec<Vec<NodeId>> =
             set.iter().map(|order| order.iter().map(|place| gpus[*place]).collect()).collect();
         let rings = Inside { orders, width };

@@ -6,12 +6,15 @@
 //! ports name their rails, a lane is a rail: ports of different rails may not reach each other. Where some do not, the
 //! network is taken as one in which every port reaches every other.
 //!
-//! Equal domains are searched once. The narrowest domain sets the width of all.
+//! Equal domains are searched once. The narrowest domain sets the width of all. Where simple patterns leave something
+//! of what the domains' links carry, channels are packed into each domain one by one ([`packing`]), and win if they
+//! carry more.
 
 use crate::topo::bandwidth::Bandwidth;
 use crate::topo::search::MAX_CHANNELS;
 use crate::topo::search::chains::{self, Chain, ChainSet, Ends};
 use crate::topo::search::domain::{Domain, Ways};
+use crate::topo::search::packing::{self, Packings, Problem};
 use crate::topo::search::trees::{self, Parents};
 use crate::topo::system::{NodeId, System};
 
@@ -108,6 +111,7 @@ pub fn search(system: &System, order: &[usize], cross: CrossNic) -> Result<Betwe
     }
     let search = Search { lanes: Lanes::of(&ways)?, ways, domains: classes.len() };
     let (ring, tree) = search.best(cross);
+    let (ring, tree) = search.packed(cross, ring, tree);
     let (Some(ring), Some(tree)) = (ring, tree) else {
         return Err("no way leads from the GPUs to the NICs".to_owned());
     };
@@ -299,6 +303,75 @@ impl Search<'_> {
             found.sets.push(of_turn);
         }
         Some(found)
+    }
+}
+
+impl Search<'_> {
+    /// Packed channels instead of those that were found, where they are worth more.
+    fn packed(&self, cross: CrossNic, ring: Option<Found>, tree: Option<Found>) -> (Option<Found>, Option<Found>) {
+        // On rails a channel of one class has to follow those of the others: these are not packed.
+        let many = self.ways.iter().any(|ways| ways.gpus.len() > packing::MOST_GPUS);
+        if many || (self.lanes != Lanes::Free && self.ways.len() > 1) {
+            return (ring, tree);
+        }
+        let more = |known: Option<Found>, total: fn(&Found) -> Bandwidth, problem: &dyn Fn(&Ways<'_>) -> Problem| {
+            let before = known.as_ref().map(total).unwrap_or_default();
+            let packed = self.pack(before, problem);
+            packed.filter(|found| packing::worth(total(found), found.count, before)).or(known)
+        };
+        let tree = more(tree, Found::tree_total, &Problem::trees);
+        let mut ring = more(ring, Found::ring_total, &|ways| Problem::through(ways, false));
+        // On rails that do not meet, a domain's exits are the next one's entries, and the last one's the first one's.
+        let closes = self.lanes == Lanes::Free || self.domains.is_multiple_of(2);
+        if cross != CrossNic::Never && closes {
+            ring = more(ring, Found::ring_total, &|ways| Problem::through(ways, true));
+        }
+        (ring, tree)
+    }
+
+    /// Channels of one number, packed into each class of domains.
+    fn pack(&self, known: Bandwidth, problem: &dyn Fn(&Ways<'_>) -> Problem) -> Option<Found> {
+        let problems: Vec<Problem> = self.ways.iter().map(problem).collect();
+        let mut classes: Vec<Packings> = problems.iter().map(|problem| problem.pack(known)).collect();
+        // A wide domain's search ends with fewer channels than a narrow one's.
+        let counts: Vec<usize> = classes.iter().filter_map(|found| Some(found.best()?.lanes.len())).collect();
+        for (problem, found) in problems.iter().zip(&mut classes) {
+            for count in counts.iter().filter(|count| self.ways.len() > 1 && **count > 0) {
+                let slot = &mut found.by_count[count - 1];
+                *slot = slot.take().or_else(|| problem.pack_exactly(*count));
+            }
+        }
+        let sets = |count: usize| -> Option<Vec<ChainSet>> {
+            let sets = self.ways.iter().zip(&classes).map(|(ways, found)| {
+                let lanes = &found.by_count[count - 1].as_ref()?.lanes;
+                let chain =
+                    |lane: &packing::Lane| Chain { enter: lane.enter, gpus: lane.gpus.clone(), exit: lane.exit };
+                let mut set = chains::weigh(ways, lanes.iter().map(chain).collect())?;
+                // Every other domain is passed the other way round.
+                if set.chains.iter().any(|chain| chain.enter != chain.exit) {
+                    let back = chains::weigh(ways, set.chains.iter().map(Chain::reversed).collect())?;
+                    set.ring = set.ring.min(back.ring);
+                }
+                Some(set)
+            });
+            sets.collect()
+        };
+        let width = |count: usize| {
+            classes.iter().map(|found| Some(found.by_count[count - 1].as_ref()?.width)).collect::<Option<Vec<_>>>()
+        };
+        let mut best: Option<(usize, Bandwidth)> = None;
+        for count in 1..=MAX_CHANNELS {
+            let Some(width) = width(count).and_then(|widths| widths.into_iter().min()) else { continue };
+            let total = width * count as u64;
+            if packing::worth(total, count, best.map(|(_, total)| total).unwrap_or_default()) {
+                best = Some((count, total));
+            }
+        }
+        let count = best?.0;
+        let sets = sets(count)?;
+        let least = |width: fn(&ChainSet) -> Bandwidth| sets.iter().map(width).min().unwrap_or_default();
+        let (ring, tree) = (least(|set| set.ring), least(|set| set.tree));
+        Some(Found { count, turns: vec![(0..count).collect()], sets: vec![sets], ring, tree })
     }
 }
 

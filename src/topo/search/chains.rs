@@ -68,7 +68,8 @@ pub fn propose(ways: &Ways<'_>, ends: &[Ends]) -> Vec<ChainSet> {
     sets
 }
 
-fn weigh(ways: &Ways<'_>, chains: Vec<Chain>) -> Option<ChainSet> {
+/// Chains with what each of them carries; `None` where a GPU does not reach the next one.
+pub fn weigh(ways: &Ways<'_>, chains: Vec<Chain>) -> Option<ChainSet> {
     let mut ring = Loads::new(ways.system);
     let mut tree = Loads::new(ways.system);
     let back = |nodes: &[_]| nodes.iter().rev().copied().collect::<Vec<_>>();

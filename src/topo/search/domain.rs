@@ -4,6 +4,8 @@
 //! A domain is searched in a copy of its own part of the graph. The copy has no names, so that equal hosts have equal
 //! copies and the search runs once for all of them.
 
+use std::cell::OnceCell;
+
 use crate::topo::bandwidth::Bandwidth;
 use crate::topo::paths::{Path, PathKind, Paths};
 use crate::topo::search::{self, Inside};
@@ -43,6 +45,7 @@ pub struct Ways<'a> {
     to_ports: Vec<(Vec<NodeId>, PathKind, Bandwidth)>,
     /// For each port the GPUs that are nearest to it.
     near: Vec<Vec<usize>>,
+    rings: OnceCell<Option<Inside>>,
 }
 
 impl<'a> Ways<'a> {
@@ -58,7 +61,8 @@ impl<'a> Ways<'a> {
         let paths: Vec<Paths> = gpus.iter().map(|gpu| Paths::from(system, *gpu)).collect();
         let peers = paths.iter().flat_map(|paths| gpus.iter().map(|to| paths.to(system, *to))).collect();
         let rails = ports.iter().map(rail).collect();
-        let mut ways = Ways { system, gpus, ports, rails, peers, to_ports: Vec::new(), near: Vec::new() };
+        let (to_ports, near, rings) = (Vec::new(), Vec::new(), OnceCell::new());
+        let mut ways = Ways { system, gpus, ports, rails, peers, to_ports, near, rings };
         ways.find_ports(&paths);
         ways
     }
@@ -124,6 +128,11 @@ impl<'a> Ways<'a> {
         (Path { nodes, kind: PathKind::Phb.max(down.kind), bandwidth: up.bandwidth.min(down.bandwidth) }, false)
     }
 
+    /// From each GPU to each GPU.
+    pub fn peers(&self) -> &[Path] {
+        &self.peers
+    }
+
     /// The way from one GPU to another.
     pub fn peer(&self, from: usize, to: usize) -> &Path {
         &self.peers[from * self.gpus.len() + to]
@@ -145,8 +154,8 @@ impl<'a> Ways<'a> {
         self.near[port].iter().map(widest).max().unwrap_or_default()
     }
 
-    /// The rings inside the domain.
-    pub fn rings(&self) -> Option<Inside> {
-        search::rings(self.system, &self.gpus)
+    /// The rings inside the domain that a simple pattern finds.
+    pub fn rings(&self) -> Option<&Inside> {
+        self.rings.get_or_init(|| search::simple_rings(self.system, &self.gpus, &self.peers)).as_ref()
     }
 }
