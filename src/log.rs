@@ -40,8 +40,9 @@ use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
 
 /// Starts to log as `config` says: the first configuration of the process that sets `NCCL_DEBUG` decides. Then logs the
-/// remarks about the configuration, each one once in a process; their lines name the caller's place. Mistakes of whoever
-/// runs the program stand on standard error too, from rank 0 or from a process that knows no `rank`. May be called again.
+/// remarks about the configuration, each one once in a process; their lines name the caller's place. Mistakes of
+/// whoever runs the program stand on standard error too, from rank 0 or from a process that knows no `rank`. May be
+/// called again.
 ///
 /// No setting of the log ends a program: lines whose file cannot be opened go to standard output.
 #[track_caller]

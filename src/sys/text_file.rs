@@ -1,6 +1,6 @@
 //! Files that settings and options name.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -42,7 +42,8 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
 /// # Errors
 /// Of the system.
 pub fn open_to_append(path: &Path) -> std::io::Result<File> {
-    let file = open::file_with(File::options().create(true).append(true).custom_flags(libc::O_NONBLOCK), path)?;
+    let mut options = OpenOptions::new();
+    let file = open::file_with(options.create(true).append(true).custom_flags(libc::O_NONBLOCK), path)?;
     // SAFETY: the descriptor is open as long as `file` lives, and the call takes no pointer.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     // Later writes wait for a slow reader, or lines would be lost.
