@@ -60,7 +60,13 @@ fn fail(error: &Error) -> ! {
 fn note(line: &str) {
     let folder = PathBuf::from(variable(FOLDER).unwrap());
     let name = format!("{}.notes", variable("RSCCL_RANK").unwrap_or_default());
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(folder.join(name)).unwrap();
+    let open = || std::fs::OpenOptions::new().create(true).append(true).open(folder.join(&name));
+    let mut file = open().unwrap_or_else(|_| {
+        // Where no descriptor is left: standard input, which nobody reads.
+        // SAFETY: a plain call; whoever uses the stream later gets an error.
+        unsafe { libc::close(0) };
+        open().unwrap()
+    });
     writeln!(file, "{line}").unwrap();
 }
 
@@ -294,7 +300,7 @@ fn the_command_says_that_a_file_may_not_grow() {
     let (command, place) = (env!("CARGO_BIN_EXE_rsccl"), folder.path().display());
     let logs = format!("ulimit -f 0; exec {command} run -n 2 --log-dir {place} -- echo text");
     let report = format!("ulimit -f 0; exec {command} perf all_reduce -b 8 -e 8 --json {place}/report");
-    for (script, code, words) in [(logs, 0, "a log file cannot be written"), (report, 1, "writing")] {
+    for (script, code, words) in [(logs, 0, "'s log file cannot be written"), (report, 1, "writing")] {
         let output = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
         let text = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
         assert!(text.contains(words) && text.contains("File too large"), "{output:?}");
@@ -328,6 +334,25 @@ fn a_limit_that_is_too_low_is_raised_and_put_back() {
     let hard = Job { ranks: 3, role: "limits", before: "ulimit -n 40", variables: NET }.run();
     hard.must_be_fine();
     assert!(hard.notes.iter().all(|note| note == "40 40 40\n"), "{}", hard.text());
+}
+
+/// Regression: rank 0 whose store had no descriptor left to accept its own connection told "no answer yet", and other
+/// steps told no remedy.
+#[test]
+fn a_limit_of_descriptors_that_is_too_low_for_any_world_is_told_with_what_to_do() {
+    for limit in [6, 8, 9, 12] {
+        let before = format!("ulimit -n {limit}");
+        let variables = [NET, &[("RSCCL_INIT_TIMEOUT_MS", "1500")]].concat();
+        let outcome = Job { ranks: 1, role: "sum", before: &before, variables: &variables }.run();
+        // A world of one may do with few.
+        if !outcome.output.status.success() {
+            outcome.must_fail_with(&["Too many open files", "ulimit -n"]);
+        }
+        let outcome = Job { ranks: 2, role: "sum", before: &before, variables: &variables }.run();
+        assert!(!outcome.output.status.success(), "{}", outcome.text());
+        assert!(outcome.notes[0].is_empty() || outcome.notes[0].contains("ulimit -n"), "{}", outcome.text());
+        assert!(outcome.notes.iter().any(|note| note.contains("ulimit -n")), "{}", outcome.text());
+    }
 }
 
 /// Regression: ranks inherited the limit that `rsccl run` had raised for itself.

@@ -153,6 +153,10 @@ impl Acceptor {
     /// # Errors
     /// [`crate::error::Kind::System`] if polling itself fails.
     pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<bool> {
+        // The bell was hushed when the order was read: it wakes nobody a second time.
+        if self.is_stopped {
+            return Ok(false);
+        }
         let now = clock::now();
         self.expire(now);
         let oldest = self.pending.first().and_then(|token| self.links.get(token)).and_then(|link| link.handshake_until);

@@ -10,6 +10,7 @@ use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, moment};
 use crate::bootstrap::rotation::{OTHERS_PATIENCE, Rotation, ServicePlace};
 use crate::bootstrap::socket;
 use crate::error::{Error, Kind, Result};
+use crate::sys::limits;
 use crate::sys::poller::Poller;
 use crate::types::Rank;
 use crate::wire::frame::{self, Frame};
@@ -207,7 +208,9 @@ impl ServiceClient {
             return format!("{who} did not answer in time");
         }
         let (tries, last) = (self.tries + u32::from(self.link.is_some()), self.rotation.state());
-        format!("{who} could not be reached in time ({tries} tries): {last}")
+        // The service may be one of this process, which then cannot accept its own connection.
+        let shortage = limits::shortage().map_or_else(String::new, |why| format!("; this process: {}", why.message()));
+        format!("{who} could not be reached in time ({tries} tries): {last}{shortage}")
     }
 
     /// Plans the next try, or fails if there is none left.

@@ -168,7 +168,7 @@ pub(super) fn make(
     if let (Err(_), Origin::Launcher { number }) = (&made, origin) {
         launched::give_back(*number);
     }
-    let engine = made.map_err(|error| error.during(origin.call()).at(world.rank))?;
+    let engine = made.map_err(|error| limits::with_remedy(error).during(origin.call()).at(world.rank))?;
     let (local_ranks, hosts) = engine.census();
     let id = engine.session.bootstrap.id();
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });

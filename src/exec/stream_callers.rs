@@ -93,7 +93,7 @@ impl Caller {
 }
 
 /// How long a wait waits for the reason. A monitor looks each 2 ms, on a busy computer later.
-const REASON_PATIENCE: Duration = Duration::from_secs(5);
+const REASON_PATIENCE: Duration = Duration::from_secs(2);
 const REASON_NAP: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

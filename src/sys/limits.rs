@@ -1,8 +1,10 @@
 //! Limits of the process.
 
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::sys::open;
 
 /// Room for descriptors of one holder: while it lives, the soft limit of open files is high enough for those of all
 /// holders of this process.
@@ -101,12 +103,13 @@ pub(super) fn found_open_files() -> Option<libc::rlimit> {
     open_files().ok().map(|limit| libc::rlimit { rlim_cur: found, ..limit })
 }
 
-/// Sets the soft limit of open files, up or down, within the hard one. Descriptors above it stay open.
+/// Lowers both limits of open files to `most`, for good. Descriptors above it stay open.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] if `most` is above the hard limit.
-pub fn limit_open_files(most: u64) -> Result<()> {
-    let limit = libc::rlimit { rlim_cur: most, ..open_files()? };
+/// [`crate::error::Kind::System`] if the system refuses it.
+pub fn lower_open_files(most: u64) -> Result<()> {
+    let most = most.min(open_files()?.rlim_max);
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     set_open_files(&limit).map_err(|error| Error::system("setrlimit(RLIMIT_NOFILE)", error))
 }
 
@@ -133,6 +136,12 @@ pub fn with_remedy(error: Error) -> Error {
         _ => return error,
     };
     if error.message().contains(remedy) { error } else { error.advising(remedy) }
+}
+
+/// The error that this process gets, with what to do about it, if it can open nothing more now.
+pub fn shortage() -> Option<Error> {
+    let error = open::file(Path::new("/")).err().filter(is_exhausted)?;
+    Some(with_remedy(Error::system("opening anything", error)))
 }
 
 /// Whether the error is of the limit of file sizes.
@@ -197,12 +206,19 @@ mod tests {
         })
     }
 
+    /// Sets the soft limit, as a program may.
+    #[cfg(not(loom))]
+    fn limit_open_files(most: u64) {
+        let limit = libc::rlimit { rlim_cur: most, ..open_files().expect("a limit") };
+        set_open_files(&limit).expect("the soft limit may be set");
+    }
+
     #[test]
     #[cfg(not(loom))]
     fn the_limit_is_raised_where_it_is_needed_and_put_back() {
         assert!(alone(|| {
             let hard = open_files().expect("a limit").rlim_max;
-            limit_open_files(64).expect("a limit");
+            limit_open_files(64);
             let few = OpenFiles::need(32);
             let left_alone = soft() == 64 && few.raised().is_none();
             let mut more = OpenFiles::need(8);
@@ -222,9 +238,9 @@ mod tests {
     #[cfg(not(loom))]
     fn a_limit_that_the_program_has_set_meanwhile_stays() {
         assert!(alone(|| {
-            limit_open_files(64).expect("a limit");
+            limit_open_files(64);
             let files = OpenFiles::need(60);
-            limit_open_files(90).expect("a limit");
+            limit_open_files(90);
             drop(files);
             soft() == 90
         }));

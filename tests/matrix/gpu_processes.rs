@@ -336,6 +336,10 @@ mod pair {
         // The graph keeps the memory of both processes, and the words by which it is told to end.
         graph.launch().expect("a launch");
         own[0].synchronize().expect("its memory is there");
+        // Where it waits for the other process it has ended early, and the first wait says so.
+        if let Err(error) = stream.synchronize() {
+            assert!(error.message().contains("has ended early"), "{error}");
+        }
         second_sums()?;
         drop((sum, passed, stream));
         second.finalize()?;

@@ -58,7 +58,7 @@ impl Called {
 
     /// What an error says of the call.
     fn words(self, elements: usize) -> Vec<String> {
-        let mut words = vec![format!("{} #0 ", self.collective)];
+        let mut words = vec![format!("{} #0", self.collective)];
         words.extend(self.root.map(|root| format!("root {root}")));
         words.extend(self.op.map(|op| op.to_string()));
         if !matches!(

@@ -205,6 +205,11 @@ pub(crate) fn begin(streams: &[Arc<CudaStream>]) {
     streams[1..].iter().for_each(|stream| stream.join(&streams[0]).expect("a fork"));
 }
 
+/// Begins a capture that unsafe calls of this thread alone spoil: other threads capture and instantiate graphs meanwhile.
+pub(crate) fn begin_beside(stream: &Arc<CudaStream>) {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
+}
+
 /// What the streams have captured, which runs on the first. Nobody may capture in global mode meanwhile: to instantiate a
 /// graph is an unsafe call, which invalidates such a capture (driver 13.0 on an H200).
 pub(crate) fn end(streams: &[Arc<CudaStream>]) -> CudaGraph {
@@ -297,7 +302,7 @@ fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
         comm.on(&stream).send_recv(sum.slice(..), other, passed.slice_mut(..), other)?;
         stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
         meeting.wait();
-        begin(&own);
+        begin_beside(&own[0]);
         // Three times the value that both ranks have.
         let scaled = ReduceOp::PreMulSum(Scalar::Unsigned(u64::from(rank) + 1));
         comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), scaled)?;

@@ -26,7 +26,7 @@ use crate::log;
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::{Deadline, Wait};
 use crate::sys::identity::Life;
-use crate::sys::{clock, host, poller};
+use crate::sys::{clock, host, limits, poller};
 use crate::types::World;
 
 /// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others read it. The
@@ -123,7 +123,7 @@ impl IdSharing<'_> {
     pub(crate) fn give(&self, make: impl FnOnce() -> Result<UniqueId>) -> Result<SharedId> {
         let named = |error| self.named(error);
         self.claim().inspect_err(|error| self.store.give_up(self.key, error)).map_err(named)?;
-        let made = make();
+        let made = make().map_err(limits::with_remedy);
         let outcome = match &made {
             Ok(id) => IdOutcome::Id(*id),
             // The others must learn of the failure: otherwise they would wait until their deadline.
