@@ -10,7 +10,7 @@ use crate::topo::xml::{self, XmlSource};
 /// Reads a file; `name` stands in errors. The notes say what was assumed.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] with line and column: see [`xml::parse`] and [`hwloc::parse`].
+/// [`crate::error::Kind::InvalidArgument`] with line and column: see [`xml::parse`] and `hwloc`.
 pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
     let text = without_doctype(name, text)?;
     let document = XmlSource::document(name, &text)?;
