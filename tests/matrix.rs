@@ -18,6 +18,8 @@ mod extremes;
 mod faults;
 #[path = "matrix/float_modes.rs"]
 mod float_modes;
+#[path = "matrix/floats.rs"]
+mod floats;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu.rs"]
 mod gpu;

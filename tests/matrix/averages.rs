@@ -4,6 +4,8 @@ use rsccl::comm::Communicator;
 use rsccl::types::{Algorithm, Element, F8E4M3, F8E5M2, bf16, f16};
 use rsccl::{Config, ReduceOp, Result, local};
 
+use super::floats::{of_each_float, on_every_path};
+
 /// A float type with the largest number that it has.
 trait Large: Element + PartialEq + std::fmt::Debug {
     const LARGEST: Self;
@@ -88,12 +90,7 @@ fn check<T: Large>(comm: &Communicator, count: usize, path: &str) -> Result<()> 
 
 fn every_type(comm: &Communicator, path: &str) -> Result<()> {
     for count in [1, 5, 700] {
-        check::<f64>(comm, count, path)?;
-        check::<f32>(comm, count, path)?;
-        check::<f16>(comm, count, path)?;
-        check::<bf16>(comm, count, path)?;
-        check::<F8E4M3>(comm, count, path)?;
-        check::<F8E5M2>(comm, count, path)?;
+        of_each_float!(check(comm, count, path));
     }
     // Several pieces, and more than a fold leaves to one store.
     check::<f16>(comm, 20_000, path)?;
@@ -103,24 +100,7 @@ fn every_type(comm: &Communicator, path: &str) -> Result<()> {
 /// Regression: f16 of the largest number was itself directly, and infinite by ring and tree; bf16 and f32 were infinite.
 #[test]
 fn averages_are_finite_by_every_path() {
-    let shared = Config::default().with_p2p_disable(true);
-    let sockets = shared.clone().with_shm_disable(true);
-    for (name, config) in [("threads", Config::default()), ("shared memory", shared), ("sockets", sockets)] {
-        for algorithm in [None, Some(Algorithm::Ring), Some(Algorithm::Tree), Some(Algorithm::Direct)] {
-            let mut config = config.clone().with_timeout(super::TIMEOUT);
-            if let Some(algorithm) = algorithm {
-                config = config.with_algo(algorithm.name()).with_proto("Simple");
-            }
-            for ranks in [2, 3, 4, 8] {
-                let path = format!("{name}, {algorithm:?}");
-                local::run_with(ranks, &config, |comm| {
-                    every_type(&comm, &path)?;
-                    comm.finalize()
-                })
-                .unwrap_or_else(|error| panic!("{path}: {error}"));
-            }
-        }
-    }
+    on_every_path(&[Algorithm::Ring, Algorithm::Tree, Algorithm::Direct], &[2, 3, 4, 8], every_type);
 }
 
 /// Hosts of several ranks: teams work in each other's memory, and partial results go along rails.

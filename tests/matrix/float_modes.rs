@@ -1,62 +1,24 @@
 //! In reproducible mode the bits do not depend on the floating-point mode of any rank's thread.
 
-#![expect(clippy::cast_possible_truncation, reason = "bits are cut to the width of a type")]
-
 use rsccl::comm::Communicator;
 use rsccl::internals::sys::float_mode;
-use rsccl::types::{Element, F8E4M3, F8E5M2, bf16, f16};
 use rsccl::{Config, ReduceOp, Result, local};
 
+use super::floats::{FloatBits, of_each_float, ways};
+
 /// Numbers of which some are subnormal, and of which most sums, products and averages have to be rounded.
-fn input<T: Narrow>(rank: u32, count: usize) -> Vec<T> {
+fn input<T: FloatBits>(rank: u32, count: usize) -> Vec<T> {
     let bits = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7 * rank + 3);
-    (0..count).map(|at| if at.is_multiple_of(3) { T::from_low_bits(bits(at) & 3) } else { T::of(bits(at)) }).collect()
-}
-
-/// A float type, and how a test makes its values without arithmetic of the thread's mode.
-trait Narrow: Element + PartialEq {
-    /// The subnormal number of these bits.
-    fn from_low_bits(bits: u64) -> Self;
-    /// A number near 1 with random digits.
-    fn of(random: u64) -> Self;
-    fn bits(self) -> u64;
-}
-
-macro_rules! narrow {
-    ($($type:ty: $bits:ty, $mantissa:literal, $one:literal, $from:expr, $to:expr;)+) => {$(
-        impl Narrow for $type {
-            fn from_low_bits(bits: u64) -> Self {
-                let from: fn($bits) -> $type = $from;
-                from(bits as $bits)
-            }
-
-            fn of(random: u64) -> Self {
-                let from: fn($bits) -> $type = $from;
-                from($one | (random & ((1 << $mantissa) - 1)) as $bits)
-            }
-
-            fn bits(self) -> u64 {
-                let to: fn($type) -> $bits = $to;
-                to(self).into()
-            }
-        }
-    )+};
-}
-
-narrow! {
-    f64: u64, 52, 0x3ff0_0000_0000_0000, f64::from_bits, f64::to_bits;
-    f32: u32, 23, 0x3f80_0000, f32::from_bits, f32::to_bits;
-    f16: u16, 10, 0x3c00, f16::from_bits, f16::to_bits;
-    bf16: u16, 7, 0x3f80, bf16::from_bits, bf16::to_bits;
-    F8E4M3: u8, 3, 0x38, F8E4M3, |value| value.0;
-    F8E5M2: u8, 2, 0x3c, F8E5M2, |value| value.0;
+    // The others are numbers near 1 with random digits.
+    let value = |at: usize| if at.is_multiple_of(3) { bits(at) & 3 } else { T::ONE | bits(at) & T::FRACTION };
+    (0..count).map(|at| T::of_bits(value(at))).collect()
 }
 
 /// What a rank has after all collectives that reduce, of one type and operator.
-fn results<T: Narrow>(comm: &Communicator, count: usize, op: ReduceOp) -> Result<Vec<Vec<u64>>> {
+fn results<T: FloatBits>(comm: &Communicator, count: usize, op: ReduceOp) -> Result<Vec<Vec<u64>>> {
     let (rank, size) = (comm.rank(), comm.size() as usize);
     let mine: Vec<T> = input(rank, count * size);
-    let zero = T::from_low_bits(0);
+    let zero = T::of_bits(0);
     let (mut all, mut part, mut prefix) = (mine.clone(), vec![zero; count], vec![zero; count]);
     comm.all_reduce_in_place(&mut all, op)?;
     comm.reduce_scatter(&mine, &mut part, op)?;
@@ -69,11 +31,11 @@ fn results<T: Narrow>(comm: &Communicator, count: usize, op: ReduceOp) -> Result
     // A request runs on a thread of its own, which begins with the mode of this one.
     let mut asked = vec![zero; count];
     comm.scope(|scope| scope.all_reduce(&mine[..count], &mut asked, op)?.wait())?;
-    let bits = |values: Vec<T>| values.into_iter().map(Narrow::bits).collect();
+    let bits = |values: Vec<T>| values.into_iter().map(FloatBits::bits).collect();
     Ok([all, part, prefix, rooted, asked].into_iter().map(bits).collect())
 }
 
-fn every_operator<T: Narrow>(comm: &Communicator, count: usize) -> Result<Vec<Vec<u64>>> {
+fn every_operator<T: FloatBits>(comm: &Communicator, count: usize) -> Result<Vec<Vec<u64>>> {
     let third = ReduceOp::premul_sum(1.0 / 3.0);
     let least = ReduceOp::premul_sum(f32::from_bits(3));
     let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg, third, least];
@@ -84,19 +46,14 @@ fn every_operator<T: Narrow>(comm: &Communicator, count: usize) -> Result<Vec<Ve
 fn every_type(comm: &Communicator, counts: &[usize]) -> Result<Vec<Vec<u64>>> {
     let mut all = Vec::new();
     for count in counts {
-        all.extend(every_operator::<f64>(comm, *count)?);
-        all.extend(every_operator::<f32>(comm, *count)?);
-        all.extend(every_operator::<f16>(comm, *count)?);
-        all.extend(every_operator::<bf16>(comm, *count)?);
-        all.extend(every_operator::<F8E4M3>(comm, *count)?);
-        all.extend(every_operator::<F8E5M2>(comm, *count)?);
+        all.extend(of_each_float!(every_operator(comm, *count)).concat());
     }
     Ok(all)
 }
 
 /// The results of all ranks, where those of `unusual` compute in another mode than the others.
 fn bits_with(config: &Config, ranks: u32, unusual: &[u32], counts: &[usize]) -> Vec<Vec<Vec<u64>>> {
-    let config = config.clone().with_reproducible(true).with_timeout(super::TIMEOUT);
+    let config = config.clone().with_reproducible(true);
     let body = |comm: Communicator| {
         let _mode = unusual.contains(&comm.rank()).then(float_mode::unusual);
         let all = every_type(&comm, counts)?;
@@ -109,9 +66,7 @@ fn bits_with(config: &Config, ranks: u32, unusual: &[u32], counts: &[usize]) -> 
 
 #[test]
 fn reproducible_bits_do_not_depend_on_the_mode_of_a_thread() {
-    let separate = Config::default().with_p2p_disable(true);
-    let sockets = separate.clone().with_shm_disable(true);
-    for (name, config) in [("threads", Config::default()), ("shared memory", separate), ("sockets", sockets)] {
+    for (name, config) in ways() {
         for ranks in [1, 3, 4] {
             let counts = [1, 5, 100, 3_000];
             let usual = bits_with(&config, ranks, &[], &counts);
