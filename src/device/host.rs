@@ -108,11 +108,11 @@ pub enum Average {
     /// All inputs come together in this one pass: as `Sum`, but where the sum is no finite number, it is added up once
     /// more, scaled as in `Parts`. So nothing is lost to the scale, and all other results are those of `Sum`.
     Whole,
-    /// Partial results go from rank to rank. They are scaled: the sources of this range are inputs, which are multiplied
-    /// by 2^-e before they are added. All other sources are scaled already. A pass that finishes takes the scale back
-    /// as it divides. Of n ranks
-    /// - e = ⌈log2 n⌉ for f16: exact shares of n numbers are together at most the largest number. What rounding has added
-    ///   beyond that is taken off each partial result, which f32 holds without overflow.
+    /// Partial results go from rank to rank. They are scaled: the sources of this range are inputs, each of which is
+    /// multiplied by 2^-e before it is added. All other sources are scaled already. A pass that finishes takes the
+    /// scale back as it divides. Of n ranks
+    /// - e = ⌈log2 n⌉ for f16: exact shares of n numbers are together at most the largest number. What rounding has
+    ///   added beyond that is taken off each partial result, which f32 holds without overflow.
     /// - e = ⌈log2 n⌉ + 1 for bf16, f32 and f64, whose sums f32 and f64 do not always hold: exact shares are together
     ///   at most half of the largest number. Rounding at most doubles what is added: where it rounds up, the sum
     ///   grows by a place of it, and what was added is half of that place at least.

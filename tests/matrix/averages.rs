@@ -298,7 +298,8 @@ fn small_numbers<T: Large>(comm: &Communicator, count: usize) -> Result<Vec<u64>
     Ok(found.into_iter().map(T::bits).collect())
 }
 
-/// Regression: on a host of more than 64 ranks, long averages were scaled in reproducible mode, and short ones were not.
+/// Regression: on a host of more than 64 ranks, long averages were scaled in reproducible mode, and short ones were
+/// not.
 #[test]
 fn reproducible_averages_have_the_bits_of_every_size() {
     const SIZES: [usize; 3] = [50, 6000, 20_000];

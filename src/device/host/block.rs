@@ -5,7 +5,7 @@ use std::slice;
 
 use crate::device::host::copy::{Alignment, put};
 use crate::device::host::fold::Fold;
-use crate::device::host::lane::{Divisor, Lane, Share, Wide};
+use crate::device::host::lane::{Divisor, Lane, ShareScale, Wide};
 use crate::device::host::vectors::{LINE, Vectors};
 use crate::device::host::{Average, Kernel, Pass, SourceRange, Store};
 
@@ -187,7 +187,7 @@ enum Factor<'a, W> {
     /// By a scalar; the product is rounded to the element type.
     Scalar(W),
     /// By the scale of an average's shares.
-    Share(Share<'a>),
+    Share(ShareScale<'a>),
 }
 
 impl<W: Wide> Factor<'_, W> {

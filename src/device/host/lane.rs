@@ -26,10 +26,10 @@ pub(super) trait Wide: Copy + 'static {
     fn is_number(self) -> bool;
     /// A float as a share of an average whose partial results travel: the exact product with the scale of the world,
     /// unless it is subnormal. Integers stay.
-    fn scaled_down(self, share: Share<'_>) -> Self;
+    fn scaled_down(self, share: ShareScale<'_>) -> Self;
     /// The average for a sum of shares that were scaled down; `largest` is the largest number of the element type,
     /// which no average of numbers exceeds but by rounding.
-    fn over_scaled(self, share: Share<'_>, largest: Self) -> Self;
+    fn over_scaled(self, share: ShareScale<'_>, largest: Self) -> Self;
     /// A number, but none beyond the `largest` of the element type, with its sign.
     fn bounded(self, largest: Self) -> Self;
 }
@@ -117,9 +117,9 @@ impl Divisor {
 
     /// How inputs are scaled where partial results of an average travel.
     #[inline(always)]
-    pub(super) fn share(&self, headroom: i32) -> Share<'_> {
+    pub(super) fn share(&self, headroom: i32) -> ShareScale<'_> {
         let bits = u32::BITS - (self.world - 1).leading_zeros();
-        Share { divisor: self, exponent: -bits.cast_signed() - headroom }
+        ShareScale { divisor: self, exponent: -bits.cast_signed() - headroom }
     }
 
     /// `value / world`
@@ -139,7 +139,7 @@ impl Divisor {
 
 /// The scale of an average whose partial results travel.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Share<'a> {
+pub(super) struct ShareScale<'a> {
     /// The number of ranks.
     divisor: &'a Divisor,
     /// The binary exponent of what an input is multiplied by.
@@ -200,12 +200,12 @@ macro_rules! float {
             }
 
             #[inline(always)]
-            fn scaled_down(self, share: Share<'_>) -> $type {
+            fn scaled_down(self, share: ShareScale<'_>) -> $type {
                 self * $power(share.exponent)
             }
 
             #[inline(always)]
-            fn over_scaled(self, share: Share<'_>, largest: $type) -> $type {
+            fn over_scaled(self, share: ShareScale<'_>, largest: $type) -> $type {
                 #[allow(clippy::cast_lossless, reason = "as in `over`")]
                 let world = share.divisor.world as $type * $power(share.exponent);
                 let quotient = self / world;
@@ -289,12 +289,12 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            fn scaled_down(self, _share: Share<'_>) -> $type {
+            fn scaled_down(self, _share: ShareScale<'_>) -> $type {
                 self
             }
 
             #[inline(always)]
-            fn over_scaled(self, share: Share<'_>, _largest: $type) -> $type {
+            fn over_scaled(self, share: ShareScale<'_>, _largest: $type) -> $type {
                 self.over(share.divisor)
             }
 

@@ -683,8 +683,8 @@ fn averages_by_partial_results_are_exact_where_sums_are() {
     }
 }
 
-/// Regression: f16 was scaled by half of what suffices, so that the average of its smallest numbers was 0. What rounding
-/// adds to the largest ones is taken off instead.
+/// Regression: f16 was scaled by half of what suffices, so that the average of its smallest numbers was 0. What
+/// rounding adds to the largest ones is taken off instead.
 #[test]
 fn small_numbers_survive_averages_by_partial_results_and_large_ones_stay_finite() {
     for (world, level) in [2, 3, 4, 8, 100, 600, 1024, 1025, 3000]

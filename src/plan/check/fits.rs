@@ -12,8 +12,9 @@ use crate::types::{Elements, Rank};
 ///
 /// # Errors
 /// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message
-/// longer than a slot, two raw inputs in one combine or inputs with others between them, operands that overlap, memory or flags of a rank that is not
-/// mapped, more than [`WINDOW_LANES`] lanes with windows, a flag beyond [`FLAGS`], more rounds than can be counted.
+/// longer than a slot, two raw inputs in one combine, inputs with other sources between them, operands that overlap,
+/// memory or flags of a rank that is not mapped, more than [`WINDOW_LANES`] lanes with windows, a flag beyond
+/// [`FLAGS`], more rounds than can be counted.
 pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     let spec = &plan.spec;
     if spec.windows != Windows::None && plan.lanes.len() > WINDOW_LANES {
