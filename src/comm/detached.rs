@@ -527,6 +527,7 @@ mod tests {
             outcome.wait(&hooks).unwrap_err();
             assert!(!worker.is_heard(), "the program does not know that the roots differ");
         }
+        assert!(failed_outcome.is_set() && !worker.is_heard(), "to look whether it has ended tells nothing");
         failed_outcome.wait(&hooks).unwrap_err();
         assert!(worker.is_heard());
     }

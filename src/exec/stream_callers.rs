@@ -204,6 +204,25 @@ mod tests {
         assert_eq!(told(), Ok(()));
     }
 
+    #[test]
+    fn what_a_communicator_has_told_is_not_told_again_and_what_it_has_not_is() {
+        let callers = StreamCallers::default();
+        let ended = ["heard", "captured", "last"].map(|reason| {
+            let (abort, status) = communicator();
+            callers.add(&abort, &status, reason == "captured");
+            abort.raise(Error::aborted(reason));
+            abort.set_heard(reason == "heard");
+            (abort, status)
+        });
+        let told = || callers.check().unwrap_err().message().to_owned();
+        assert_eq!([told(), told()], ["captured", "last"]);
+        // A call of one that was told shows nothing of itself: its error stays, and the others' go.
+        callers.add(&ended[1].0, &ended[1].1, false);
+        assert_eq!([told(), told()], ["captured", "captured"]);
+        ended[1].0.set_heard(true);
+        assert!(callers.check().is_ok() && callers.callers().is_empty());
+    }
+
     /// Regression: the list grew with each communicator that ended while nobody waited for the stream.
     #[test]
     fn the_list_is_bounded_and_what_it_leaves_out_is_told_by_others() {
