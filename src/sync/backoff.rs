@@ -75,6 +75,9 @@ impl Patience {
 
     /// Looks now and then whether this thread may use as many processors as before, after waits that have yielded:
     /// where processors were taken away waits yield, and where they have come back, waits that yield take too long.
+    ///
+    /// Fewer processors make a crowd only where waits have learnt that a peer runs when this rank yields: a thread that
+    /// was bound to a processor of its own shares it with nobody.
     pub fn follow_processors(&mut self, wait: &Backoff) {
         if wait.started.is_none() || self.ranks == 0 {
             return;
@@ -82,7 +85,9 @@ impl Patience {
         self.unlooked += 1;
         if self.unlooked >= LOOK_AT_PROCESSORS {
             self.unlooked = 0;
-            self.fit(cpu::allowed());
+            if self.is_crowded() || self.spins <= self.most_spins / SHARED_FRACTION {
+                self.fit(cpu::allowed());
+            }
         }
     }
 
@@ -268,6 +273,8 @@ const SOON_YIELDS: u32 = 4;
 /// After how many waits that have yielded the number of processors is looked at: a system call, a third of a
 /// microsecond, for that many waits of a microsecond at least each.
 const LOOK_AT_PROCESSORS: u32 = 8;
+/// Where waits look at most this fraction of what they may, the two ranks seem to share a processor.
+const SHARED_FRACTION: u32 = 8;
 /// On a processor that seems shared, one in this many waits sleeps at once.
 const SHARED_WAITS: u32 = 64;
 /// How often a rank yields before it sleeps if ranks share processors: enough for each of them to run a few times.
@@ -384,6 +391,13 @@ mod tests {
         assert_eq!(fixed, Patience::fixed(7, Duration::ZERO));
     }
 
+    /// A wait that has yielded to a rank on this processor, which has run for some time.
+    fn waited_for_a_neighbour(patience: Patience) -> Backoff {
+        let mut wait = waited(patience, patience.spins + 1);
+        wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
+        wait
+    }
+
     /// Regression: what a job has decided by the processors that it had at its start stayed for ever.
     #[test]
     fn processors_taken_away_and_given_back_are_noticed_within_twenty_waits() {
@@ -397,11 +411,21 @@ mod tests {
             cpu::bind_to_all(held).unwrap();
             let fresh = Patience::new(2, awake);
             for _ in 0..20 {
-                patience.learn(&waited(patience, patience.spins + 1));
+                patience.learn(&waited_for_a_neighbour(patience));
             }
             let decided = |patience: Patience| (patience.most_spins, patience.is_crowded());
             assert_eq!(decided(patience), decided(fresh), "{held:?}");
         }
+        // A thread that binds itself to a processor, on which no peer runs: its yields let nobody run.
+        let mut alone = Patience { spins: SPINS / 2, ..Patience::new(2, awake) };
+        cpu::bind_to_all(&all[..1]).unwrap();
+        for _ in 0..20 {
+            let mut wait = waited(alone, alone.spins + 1);
+            wait.yielded = Some(clock::now() + Duration::from_secs(60));
+            alone.learn(&wait);
+        }
+        assert!(!alone.is_crowded() && alone.spins >= SPINS / 2, "{alone:?}");
+        cpu::bind_to_all(&all).unwrap();
     }
 
     #[test]
