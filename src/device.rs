@@ -50,7 +50,7 @@ use crate::types::Protocol;
 pub use crate::sys::memory::Generation;
 pub use crate::sys::nvml::FabricClique;
 pub use crate::sys::region::{Adopted, DeviceId, FabricHandle, Home, HostRegion, Keep, Place, Region};
-pub use host::{Average, Kernel, Pass, Store, StorePolicy, TimedCopy, add as add_floats};
+pub use host::{Average, Kernel, Pass, SourceRange, Store, StorePolicy, TimedCopy, add as add_floats};
 pub use host_memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
 

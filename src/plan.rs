@@ -81,6 +81,8 @@ pub(crate) use site::is_one_shot;
 pub use sizes::{Block, LaneSizes};
 pub(crate) use team::{each_has_blocks, is_hierarchy};
 
+use std::ops::Range;
+
 use self::sizes::Recipe;
 use crate::sync::primitive::Arc;
 pub use crate::topo::layout::Layout;
@@ -139,10 +141,10 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Whether partial results go from rank to rank, on some of them at least; otherwise all inputs of an element come
-    /// together in one step. The same on all ranks.
+    /// Whether partial results go from rank to rank; otherwise all inputs of an element come together in one step, as
+    /// direct plans do it on every layout. The same on all ranks.
     pub fn carries_partials(&self) -> bool {
-        self.algorithm != Algorithm::Direct || team::hierarchical(self)
+        self.algorithm != Algorithm::Direct
     }
 }
 
@@ -243,12 +245,41 @@ pub struct Combine {
     /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
     pub times: u32,
     /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it.
-    /// Any rank's input is unscaled, where an average scales what [carries](Spec::carries_partials) partial results.
+    /// An average that [carries](Spec::carries_partials) partial results scales those that are
+    /// [inputs](Combine::inputs).
     pub sources: Vec<Operand>,
     /// Where the result goes.
     pub targets: Vec<Operand>,
     /// Whether the result is final, so that an average is divided now.
     pub finish: bool,
+}
+
+impl Combine {
+    /// Which sources are inputs of ranks; all others are results, partial or whole. They stand side by side, which
+    /// [`check::fits`] sees to, and may be as many as ranks map each other.
+    ///
+    /// Inputs lie in a user's buffer, or in the scratch of a peer, who has copied its own there. Such a copy is not
+    /// yet a part of a result: it has no input.
+    pub fn inputs(&self) -> Range<usize> {
+        let is_input = |source: &Operand| self.is_input(source);
+        let first = self.sources.iter().position(is_input).unwrap_or(0);
+        first..first + self.sources[first..].iter().take_while(|source| is_input(source)).count()
+    }
+
+    fn is_input(&self, source: &Operand) -> bool {
+        let is_scratch = |target: &Operand| matches!(target, Operand::Local(span) if span.buffer == Buffer::Scratch);
+        let adds_up = self.sources.len() > 1;
+        match source {
+            Operand::Local(span) => span.buffer == Buffer::Input && (adds_up || !self.targets.iter().all(is_scratch)),
+            Operand::Window(_, span) => match span.buffer {
+                Buffer::Input => true,
+                // What is read from scratch alone is a result that its rank hands out.
+                Buffer::Scratch => adds_up,
+                Buffer::Output => false,
+            },
+            Operand::Slot(_) => false,
+        }
+    }
 }
 
 /// A place that a [`Combine`] reads or writes.

@@ -50,6 +50,8 @@ mod machine;
 mod mismatches;
 #[path = "matrix/random.rs"]
 mod random;
+#[path = "matrix/rounding.rs"]
+mod rounding;
 #[allow(dead_code, unused_imports, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;

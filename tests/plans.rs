@@ -7,6 +7,8 @@
 mod broken;
 #[path = "plans/channels.rs"]
 mod channels;
+#[path = "plans/inputs.rs"]
+mod inputs;
 #[path = "plans/layouts.rs"]
 mod layouts;
 #[path = "plans/printed.rs"]
@@ -396,6 +398,8 @@ fn plans_beyond_the_executors_limits_are_refused() {
         combine(plan, 6).sources.push(own);
     });
     assert_eq!(twice, "rank 0 lane 0 step 6 reads more than 1 raw input of its own", "{text}");
+    let parted = refused(|plan| combine(plan, 6).sources.insert(1, Operand::Slot(Rank::new(1))));
+    assert_eq!(parted, "rank 0 lane 0 step 6 reads inputs that do not stand side by side");
     let flag = refused(|plan| steps_of(plan)[3].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
     assert_eq!(flag, "rank 0 lane 0 step 3 names flag 8; a lane has 8");
     let lanes = refused(|plan| plan.lanes = vec![plan.lanes[0].clone(); 5]);

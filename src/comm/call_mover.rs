@@ -12,8 +12,8 @@ pub(super) struct CallMover {
     pub(super) fabric: Fabric,
     /// How patient waits are: learnt from wait to wait.
     pub(super) patience: Patience,
-    /// How patient waits for one rank alone are, if ranks share processors. It is learnt too.
-    patience_for_one: Option<Patience>,
+    /// How patient waits for one rank alone are, while ranks share processors. It is learnt too.
+    patience_for_one: Patience,
     /// What the program wants moved while a call waits.
     pub(super) progress: Option<Progress>,
 }
@@ -43,10 +43,8 @@ impl CallMover {
         background: &'a mut dyn Background,
     ) -> WaitContext<'a> {
         let CallMover { fabric, patience, patience_for_one, progress } = self;
-        let patience = match patience_for_one {
-            Some(for_one) if awaited == Awaited::OneRank => for_one,
-            Some(_) | None => patience,
-        };
+        let is_for_one = awaited == Awaited::OneRank && patience.is_crowded();
+        let patience = if is_for_one { patience_for_one } else { patience };
         WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
     }
 }

@@ -425,7 +425,7 @@ impl Worker {
 
     /// Whether a request has given the program the error that ended them all.
     fn is_heard(&self) -> bool {
-        self.unfinished.iter().any(|outcome| outcome.is_heard())
+        self.unfinished.iter().any(|outcome| outcome.has_told_the_end())
     }
 
     /// Closes the queue and waits for the thread. `None` where the thread panicked.
@@ -500,6 +500,36 @@ mod tests {
         let (count, buffers) = (CallCount::Each(buffer.len() as u64), Buffers::shared(buffer));
         let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
         Call { collective, data_type, op, root: None, count, buffers }
+    }
+
+    /// Regression: any error that a request had returned counted as the one that ended the communicator.
+    #[test]
+    fn the_error_is_heard_from_the_request_that_has_failed_and_no_other() {
+        let hooks = WaitingHooks::default();
+        let (own, own_outcome) = Promise::new();
+        let (failed, failed_outcome) = Promise::new();
+        let (behind, behind_outcome) = Promise::new();
+        own.set(Err(Error::invalid_argument("the count is too large")));
+        failed.set(Err(Error::mismatch("the roots differ")));
+        // The thread has ended, and works at nothing any more.
+        drop(behind);
+        let outcomes = [&own_outcome, &failed_outcome, &behind_outcome];
+        let worker = Worker {
+            birthplace: Birthplace::here(),
+            jobs: None,
+            thread: None,
+            unfinished: outcomes.into_iter().map(Arc::clone).collect(),
+            ended: Promise::new().1,
+            hooks: hooks.clone(),
+            resting: Arc::default(),
+        };
+        for outcome in [&own_outcome, &behind_outcome] {
+            outcome.wait(&hooks).unwrap_err();
+            assert!(!worker.is_heard(), "the program does not know that the roots differ");
+        }
+        assert!(failed_outcome.is_set() && !worker.is_heard(), "to look whether it has ended tells nothing");
+        failed_outcome.wait(&hooks).unwrap_err();
+        assert!(worker.is_heard());
     }
 
     /// Calls of every kind in one order, on ranks that have requests under way and on ranks that have none.

@@ -438,6 +438,7 @@ impl Engine {
             if backoff.started().is_some() {
                 session.goes_on();
             }
+            mover.patience.follow_processors(backoff);
             *backoff = Backoff::new(mover.patience);
             return Ok(true);
         }

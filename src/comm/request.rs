@@ -44,10 +44,12 @@ impl Request<'_> {
 pub(super) struct Outcome {
     ended: Mutex<Option<Result<()>>>,
     changed: Condvar,
-    /// Whether the program has got the error with which the request ended.
+    /// Whether the program has got the error with which the request ended, whatever it is.
     is_heard: AtomicBool,
     /// Whether a thread has waited for it.
     is_awaited: AtomicBool,
+    /// Whether its error only says that another request has failed.
+    is_left: AtomicBool,
 }
 
 impl Outcome {
@@ -69,10 +71,11 @@ impl Outcome {
         self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
     }
 
-    /// Whether the program has got the error with which the request ended.
-    pub(super) fn is_heard(&self) -> bool {
-        // Relaxed: nothing is read because of it.
-        self.is_heard.load(Ordering::Relaxed)
+    /// Whether the program has got the error that ended the communicator from this request.
+    pub(super) fn has_told_the_end(&self) -> bool {
+        // Relaxed: nothing is read because of it. `is_left` was set before the outcome, under whose lock `has_failed`
+        // looks.
+        self.is_heard.load(Ordering::Relaxed) && self.has_failed() && !self.is_left.load(Ordering::Relaxed)
     }
 
     /// Notes that the program does not go on before the request has ended.
@@ -158,6 +161,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.outcome.lock().is_none() {
+            self.outcome.is_left.store(true, Ordering::Relaxed);
             self.outcome.set(Err(Error::aborted(
                 "another request has failed: the error of the scope or the communicator says how",
             )));

@@ -39,6 +39,8 @@ mod tests;
 pub use measured::add;
 pub use store_policy::{StorePolicy, TimedCopy};
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::sys::float_mode;
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
@@ -106,11 +108,44 @@ pub enum Average {
     /// All inputs come together in this one pass: as `Sum`, but where the sum is no finite number, it is added up once
     /// more, scaled as in `Parts`. So nothing is lost to the scale, and all other results are those of `Sum`.
     Whole,
-    /// Partial results go from rank to rank. They are scaled: bit i says that source i is an input, which is multiplied
-    /// by a power of two, at most half of one over the number of ranks, before it is added. All other sources are
-    /// scaled already. A pass that finishes takes the scale back as it divides. As `Sum` for floats of 8 bits, which
-    /// saturate: they have too few exponents to be scaled, and no finite sum of theirs becomes infinite.
-    Parts(u128),
+    /// Partial results go from rank to rank. They are scaled: the sources of this range are inputs, each of which is
+    /// multiplied by 2^-e before it is added. All other sources are scaled already. A pass that finishes takes the
+    /// scale back as it divides. Of n ranks
+    /// - e = ⌈log2 n⌉ for f16: exact shares of n numbers are together at most the largest number. What rounding has
+    ///   added beyond that is taken off each partial result, which f32 holds without overflow.
+    /// - e = ⌈log2 n⌉ + 1 for bf16, f32 and f64, whose sums f32 and f64 do not always hold: exact shares are together
+    ///   at most half of the largest number. Rounding at most doubles what is added: where it rounds up, the sum
+    ///   grows by a place of it, and what was added is half of that place at least.
+    /// - As `Sum` for floats of 8 bits, which saturate: they have too few exponents to be scaled, and no finite sum of
+    ///   theirs becomes infinite.
+    Parts(SourceRange),
+}
+
+/// Sources of a pass that stand side by side: those from `first` on that are before `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceRange {
+    first: usize,
+    end: usize,
+}
+
+impl SourceRange {
+    /// No source.
+    pub const NONE: SourceRange = SourceRange { first: 0, end: 0 };
+    /// All sources.
+    pub const ALL: SourceRange = SourceRange { first: 0, end: usize::MAX };
+
+    /// Whether the source of this index is one of them.
+    #[inline(always)]
+    pub fn has(self, source: usize) -> bool {
+        self.first <= source && source < self.end
+    }
+}
+
+impl From<Range<usize>> for SourceRange {
+    #[inline]
+    fn from(Range { start, end }: Range<usize>) -> SourceRange {
+        SourceRange { first: start, end }
+    }
 }
 
 /// Whether written data stays in the caches.
@@ -182,7 +217,7 @@ impl Kernel {
         let is_scaled = match average {
             Average::Sum | Average::Whole => false,
             Average::Parts(inputs) => {
-                inputs & 1 != 0 && self.divisor.is_some() && self.data_type.is_float() && self.data_type.size() > 1
+                inputs.has(0) && self.divisor.is_some() && self.data_type.is_float() && self.data_type.size() > 1
             }
         };
         (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish) && !is_scaled

@@ -265,8 +265,9 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
         }
         moved |= pay(wait_context.fabric, wait_context.bootstrap)?;
         if moved {
-            if !sockets {
-                wait_context.patience.learn(&backoff);
+            match sockets {
+                true => wait_context.patience.follow_processors(&backoff),
+                false => wait_context.patience.learn(&backoff),
             }
             wait_context.patience.heed_sleepers();
             backoff = Backoff::new(patience(*wait_context.patience));

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use crate::device::{Average, Kernel, Pass, Store};
+use crate::device::{Average, Kernel, Pass, SourceRange, Store};
 use crate::error::Result;
 use crate::exec::{FlagWait, Operation, is_same, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
@@ -228,8 +228,8 @@ impl<'a> Exchange<'a> {
         match (self.teams.is_none_or(|teams| teams.count == 1), last) {
             (true, _) => Average::Whole,
             // A team's slots are inputs; what teams have made of theirs are not.
-            (false, false) => Average::Parts(u128::MAX),
-            (false, true) => Average::Parts(0),
+            (false, false) => Average::Parts(SourceRange::ALL),
+            (false, true) => Average::Parts(SourceRange::NONE),
         }
     }
 

@@ -91,17 +91,6 @@ impl PassKind {
     }
 }
 
-/// The sources that are some rank's input, a bit for each: what is neither is a partial result, or was scaled when it
-/// was copied.
-fn inputs(sources: &[Operand]) -> u128 {
-    let is_input = |source: &Operand| match source {
-        Operand::Local(span) | Operand::Window(_, span) => span.buffer == Buffer::Input,
-        Operand::Slot(_) => false,
-    };
-    debug_assert!(sources.len() <= 128, "a team and the rails into it");
-    (0..u128::BITS).zip(sources).fold(0, |inputs, (bit, source)| inputs | u128::from(is_input(source)) << bit)
-}
-
 /// What a [`PlanRun`] needs besides the plan.
 #[derive(Debug)]
 pub struct Setting<'a> {
@@ -211,7 +200,7 @@ impl<'a> PlanRun<'a> {
         let kind = PassKind {
             raw: combine.sources.iter().position(own),
             finish: combine.finish,
-            average: if self.carries_partials { Average::Parts(inputs(&combine.sources)) } else { Average::Whole },
+            average: if self.carries_partials { Average::Parts(combine.inputs().into()) } else { Average::Whole },
         };
         let is_copy = combine.sources.len() == 1 && kind.is_copy(&self.kernel);
         let taken = match self.collect_sources(combine, &first, (length, channel), links)? {

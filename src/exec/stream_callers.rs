@@ -10,7 +10,8 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 use crate::sync::{AbortFlag, Deadline};
 use crate::sys::{clock, futex};
 
-/// The communicators whose calls a stream has got since somebody has waited for it.
+/// The communicators whose calls a stream has got since somebody has waited for it: those that live, and a bounded
+/// number of those that are gone.
 #[derive(Debug, Default)]
 pub(super) struct StreamCallers(Mutex<Vec<Caller>>);
 
@@ -34,33 +35,54 @@ impl StreamCallers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call of the communicator of this flag and page was put into the stream. Errors of other communicators, once
-    /// they were told, are forgotten: the program goes on.
+    /// A call of the communicator of this flag and page was put into the stream. Errors of other communicators are
+    /// forgotten once the program knows them, since it goes on: a wait has told them, or the communicator itself. Of
+    /// communicators that are gone and whose errors nobody has told, the first [`MOST_ENDED`] stay: a wait fails by
+    /// these.
     pub(super) fn add(&self, abort: &AbortFlag, status: &Arc<StatusPage>, is_captured: bool) {
         let status = Arc::downgrade(status);
         let mut callers = self.callers();
-        callers.retain(|caller| caller.status.ptr_eq(&status) || !(caller.is_told || caller.is_gone()));
+        let mut ended = 0;
+        callers.retain(|caller| {
+            let (is_ended, is_known) = (!caller.lives(), caller.is_told || caller.abort.is_heard());
+            if caller.status.ptr_eq(&status) {
+                return true;
+            }
+            if is_known || (is_ended && !caller.abort.is_raised()) {
+                return false;
+            }
+            ended += usize::from(is_ended);
+            !is_ended || ended <= MOST_ENDED
+        });
         match callers.iter_mut().find(|caller| caller.status.ptr_eq(&status)) {
             Some(known) => (known.calls, known.is_captured) = (known.calls + 1, known.is_captured || is_captured),
             None => callers.push(Caller { abort: abort.clone(), status, calls: 1, is_captured, is_told: false }),
         }
     }
 
-    /// What has ended a communicator, for a wait that has seen the end of all calls. It is told again until the program
-    /// shows that it knows: it gets the error from the communicator too, or puts a call of another one into the stream.
+    /// What has ended a communicator, for a wait that has seen the end of all calls. Where several have ended, one wait
+    /// after the other tells of each. The last error is told again until the program shows that it knows: it gets the
+    /// error from the communicator too, or puts a call of another one into the stream.
     pub(super) fn check(&self) -> Result<()> {
         let known = self.callers().clone();
         let ended: Vec<Result<()>> = known.iter().map(Caller::ended).collect();
         let mut callers = self.callers();
-        for (caller, ended) in known.iter().zip(&ended) {
+        let mut told: Option<(&Caller, Error)> = None;
+        for (caller, ended) in known.iter().zip(ended) {
             match ended {
-                Err(_) => callers.iter_mut().filter(|other| other.is(caller)).for_each(|other| other.is_told = true),
-                Ok(()) if caller.is_captured => {}
+                Err(error) if told.as_ref().is_none_or(|(first, _)| first.is_told && !caller.is_told) => {
+                    told = Some((caller, error));
+                }
+                Err(_) => {}
+                Ok(()) if caller.is_captured && !caller.abort.is_heard() => {}
                 // Unless another thread has put one more into the stream meanwhile.
                 Ok(()) => callers.retain(|other| !other.is(caller) || other.calls != caller.calls),
             }
         }
-        ended.into_iter().collect()
+        let Some((caller, error)) = told else { return Ok(()) };
+        callers.iter_mut().filter(|other| other.is(caller)).for_each(|other| other.is_told = true);
+        caller.abort.set_told();
+        Err(error)
     }
 }
 
@@ -69,23 +91,23 @@ impl Caller {
         self.status.ptr_eq(&other.status)
     }
 
-    /// Whether nothing of the communicator can run any more, and it has ended well.
-    fn is_gone(&self) -> bool {
-        self.status.strong_count() == 0 && !self.abort.is_raised()
+    /// Whether something of the communicator may still run.
+    fn lives(&self) -> bool {
+        self.status.strong_count() > 0
     }
 
     fn ended(&self) -> Result<()> {
         if self.abort.is_heard() {
             return Ok(());
         }
-        self.abort.check().inspect_err(|_| self.abort.set_told())?;
+        self.abort.check()?;
         if self.status.upgrade().is_none_or(|status| status.fault().is_none()) {
             return Ok(());
         }
         // The monitor looks now and then at what has ended, and knows the reason a moment later.
         let deadline = Deadline::after(REASON_PATIENCE);
         while !deadline.passed(clock::now()) {
-            self.abort.check().inspect_err(|_| self.abort.set_told())?;
+            self.abort.check()?;
             futex::nap(REASON_NAP);
         }
         Err(Error::new(Kind::Aborted, "a call in the stream has ended early: its communicator says why"))
@@ -95,6 +117,8 @@ impl Caller {
 /// How long a wait waits for the reason. A monitor looks each 2 ms, on a busy computer later.
 const REASON_PATIENCE: Duration = Duration::from_secs(2);
 const REASON_NAP: Duration = Duration::from_millis(1);
+/// Communicators that are gone and whose errors no wait has told.
+const MOST_ENDED: usize = 64;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -158,5 +182,66 @@ mod tests {
         assert!(callers.check().is_ok());
         abort.raise(Error::aborted("a peer has died"));
         assert!(callers.check().is_err());
+    }
+
+    /// Regression: a wait counted the errors of all communicators as told, and told the first.
+    #[test]
+    fn each_communicator_that_has_ended_is_told() {
+        let callers = StreamCallers::default();
+        let ended = ["one has died", "two has died"].map(|reason| {
+            let (abort, status) = communicator();
+            callers.add(&abort, &status, false);
+            abort.raise(Error::aborted(reason));
+            (abort, status)
+        });
+        let told = || callers.check().map_err(|error| error.message().to_owned());
+        assert_eq!(told(), Err("one has died".to_owned()));
+        assert!(ended[0].0.is_known() && !ended[1].0.is_known());
+        assert_eq!(told(), Err("two has died".to_owned()));
+        assert!(told().is_err(), "until the program shows that it knows");
+        // A call of another communicator shows that for those that were told.
+        callers.add(&communicator().0, &communicator().1, false);
+        assert_eq!(told(), Ok(()));
+    }
+
+    #[test]
+    fn what_a_communicator_has_told_is_not_told_again_and_what_it_has_not_is() {
+        let callers = StreamCallers::default();
+        let ended = ["heard", "captured", "last"].map(|reason| {
+            let (abort, status) = communicator();
+            callers.add(&abort, &status, reason == "captured");
+            abort.raise(Error::aborted(reason));
+            abort.set_heard(reason == "heard");
+            (abort, status)
+        });
+        let told = || callers.check().unwrap_err().message().to_owned();
+        assert_eq!([told(), told()], ["captured", "last"]);
+        // A call of one that was told shows nothing of itself: its error stays, and the others' go.
+        callers.add(&ended[1].0, &ended[1].1, false);
+        assert_eq!([told(), told()], ["captured", "captured"]);
+        ended[1].0.set_heard(true);
+        assert!(callers.check().is_ok() && callers.callers().is_empty());
+    }
+
+    /// Regression: the list grew with each communicator that ended while nobody waited for the stream.
+    #[test]
+    fn the_list_is_bounded_and_what_it_leaves_out_is_told_by_others() {
+        let callers = StreamCallers::default();
+        for number in 0..10 * MOST_ENDED {
+            let (abort, status) = communicator();
+            callers.add(&abort, &status, number % 2 == 0);
+            abort.raise(Error::aborted(format!("end {number}")));
+        }
+        assert!(callers.callers().len() <= MOST_ENDED + 1, "{}", callers.callers().len());
+        assert_eq!(callers.check().unwrap_err().message(), "end 0");
+        // Errors that programs have got from communicators are no part of it.
+        let callers = StreamCallers::default();
+        let kept: Vec<_> = (0..10).map(|_| communicator()).collect();
+        for (abort, status) in &kept {
+            callers.add(abort, status, true);
+            abort.raise(Error::aborted("a peer has died"));
+            abort.set_heard(true);
+        }
+        assert!(callers.callers().len() <= 1, "{}", callers.callers().len());
     }
 }

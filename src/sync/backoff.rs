@@ -21,28 +21,74 @@ pub struct Patience {
     shared: u32,
     /// Ranks of the host for each processor.
     crowd: u32,
+    /// Ranks of the host; 0 for a patience that does not follow the processors.
+    ranks: u32,
+    /// Whether it is for waits for one rank alone.
+    for_one: bool,
+    /// How many waits have yielded since it last looked how many processors there are.
+    unlooked: u32,
 }
 
 impl Patience {
     /// For `ranks` ranks on this host; waits stay awake for at most `awake`. With more ranks than processors a wait
-    /// yields at once, because a spinning rank would keep the one it waits for from running.
+    /// yields at once, because a spinning rank would keep the one it waits for from running. It follows the processors
+    /// that the thread may use: they may become fewer or more while a job runs.
     pub fn new(ranks: usize, awake: Duration) -> Patience {
-        let cores = cpu::allowed();
-        let spins = if ranks > cores { LEAST_SPINS } else { SPINS };
-        let crowd = u32::try_from(ranks.div_ceil(cores)).unwrap_or(u32::MAX);
-        Patience { spins, most_spins: spins, awake, shared: 0, crowd }
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        let mut patience = Patience { ranks, crowd: 0, ..Patience::fixed(SPINS, awake) };
+        patience.fit(cpu::allowed());
+        patience
     }
 
-    /// For waits for one rank alone, as those of a message, where ranks share processors: that rank often runs on
-    /// another one and answers soon, and a yield costs more than a few looks. Of all ranks of a collective, some do not
-    /// run. `None` where each rank has a processor: there all waits are alike.
-    pub fn for_one_rank(self) -> Option<Patience> {
-        self.is_crowded().then_some(Patience { spins: ONE_RANK_SPINS, most_spins: ONE_RANK_SPINS, ..self })
+    /// For waits for one rank alone, as those of a message. Where ranks share processors, that rank often runs on
+    /// another one and answers soon, and a yield costs more than a few looks: of all ranks of a collective, some do not
+    /// run. Where each rank has a processor, all waits are alike.
+    #[must_use]
+    pub fn for_one_rank(self) -> Patience {
+        let spins = if self.is_crowded() { ONE_RANK_SPINS } else { self.most_spins };
+        Patience { spins, most_spins: spins, for_one: true, ..self }
     }
 
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
-        Patience { spins, most_spins: spins, awake, shared: 0, crowd: 1 }
+        let (shared, crowd, ranks, for_one, unlooked) = (0, 1, 0, false, 0);
+        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, unlooked }
+    }
+
+    /// Decides by the number of processors: as at the start of a job where it has changed, and nothing where it has
+    /// not.
+    fn fit(&mut self, cores: usize) {
+        let ranks = self.ranks as usize;
+        let crowd = u32::try_from(ranks.div_ceil(cores.max(1))).unwrap_or(u32::MAX);
+        if ranks == 0 || crowd == self.crowd {
+            return;
+        }
+        self.crowd = crowd;
+        self.shared = 0;
+        self.most_spins = match (self.is_crowded(), self.for_one) {
+            (true, false) => LEAST_SPINS,
+            (true, true) => ONE_RANK_SPINS,
+            (false, _) => SPINS,
+        };
+        self.spins = self.most_spins;
+    }
+
+    /// Looks now and then whether this thread may use as many processors as before, after waits that have yielded:
+    /// where processors were taken away waits yield, and where they have come back, waits that yield take too long.
+    ///
+    /// Fewer processors make a crowd only where waits have learnt that a peer runs when this rank yields: a thread that
+    /// was bound to a processor of its own shares it with nobody.
+    pub fn follow_processors(&mut self, wait: &Backoff) {
+        if wait.started.is_none() || self.ranks == 0 {
+            return;
+        }
+        self.unlooked += 1;
+        if self.unlooked >= LOOK_AT_PROCESSORS {
+            self.unlooked = 0;
+            if self.is_crowded() || self.spins <= self.most_spins / SHARED_FRACTION {
+                self.fit(cpu::allowed());
+            }
+        }
     }
 
     /// The same patience with upper bounds for spinning and staying awake.
@@ -70,7 +116,7 @@ impl Patience {
     }
 
     /// Whether there are more ranks than processors.
-    fn is_crowded(self) -> bool {
+    pub fn is_crowded(self) -> bool {
         self.crowd > 1
     }
 
@@ -81,8 +127,12 @@ impl Patience {
         (CROWDED_YIELDS / self.crowd.div_ceil(FEW_RANKS).max(1)).max(LEAST_VAIN_YIELDS)
     }
 
-    /// Learns from a wait that has succeeded.
+    /// Learns from a wait that has succeeded. What was there at the first look was not waited for, and teaches nothing:
+    /// it says neither that looking is worth it nor that the other rank has a processor of its own.
     pub fn learn(&mut self, wait: &Backoff) {
+        if wait.turns == 0 {
+            return;
+        }
         let spun_out = wait.turns > self.spins;
         let soon = spun_out && wait.turns <= self.spins.saturating_add(SOON_YIELDS);
         // The processor was yielded to nobody: the other rank has one of its own.
@@ -95,6 +145,7 @@ impl Patience {
         } else if soon {
             self.spins = (self.spins / 2).max(LEAST_SPINS);
         }
+        self.follow_processors(wait);
     }
 }
 
@@ -219,6 +270,11 @@ const ONE_RANK_SPINS: u32 = 128;
 /// A peer that answers within this many turns after the yield was waiting for the processor; a slower one is late for
 /// other reasons.
 const SOON_YIELDS: u32 = 4;
+/// After how many waits that have yielded the number of processors is looked at: a system call, a third of a
+/// microsecond, for that many waits of a microsecond at least each.
+const LOOK_AT_PROCESSORS: u32 = 8;
+/// Where waits look at most this fraction of what they may, the two ranks seem to share a processor.
+const SHARED_FRACTION: u32 = 8;
 /// On a processor that seems shared, one in this many waits sleeps at once.
 const SHARED_WAITS: u32 = 64;
 /// How often a rank yields before it sleeps if ranks share processors: enough for each of them to run a few times.
@@ -239,7 +295,10 @@ const PARK_SLICE: Duration = Duration::from_millis(20);
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::sys::numa;
 
     struct Nothing;
 
@@ -278,7 +337,7 @@ mod tests {
     #[test]
     fn a_wait_for_one_rank_spins_longer_where_ranks_share_processors() {
         let crowded = Patience { crowd: 2, ..Patience::fixed(LEAST_SPINS, Duration::from_secs(60)) };
-        let mut one = crowded.for_one_rank().expect("ranks share processors");
+        let mut one = crowded.for_one_rank();
         assert_eq!((crowded.spins, one.spins), (LEAST_SPINS, ONE_RANK_SPINS));
         // It still sleeps as soon as any wait of a crowd does.
         assert!(one.is_crowded() && one.awake == crowded.awake);
@@ -288,7 +347,85 @@ mod tests {
         one.learn(&wait);
         assert_eq!(one.spins, ONE_RANK_SPINS / 2);
         let alone = Patience::fixed(SPINS, Duration::from_secs(60));
-        assert_eq!(alone.for_one_rank(), None, "each rank has a processor");
+        assert_eq!(alone.for_one_rank().spins, SPINS, "each rank has a processor");
+    }
+
+    /// Regression: whoever drives steps that mostly find their data there learnt after each of them to look for longer,
+    /// and unlearnt nothing, so that beside a busy process all waits looked 2000 times before they yielded.
+    #[test]
+    fn a_wait_of_no_turn_teaches_nothing() {
+        let mut patience =
+            Patience { spins: LEAST_SPINS, shared: 7, ..Patience::fixed(SPINS, Duration::from_secs(60)) };
+        let before = patience;
+        patience.learn(&waited(patience, 0));
+        assert_eq!(patience, before);
+        patience.learn(&waited(patience, 1));
+        assert_eq!((patience.spins, patience.shared), (2 * LEAST_SPINS, 0), "a look that was worth it");
+    }
+
+    #[test]
+    fn other_processors_are_other_decisions_and_the_same_ones_are_none() {
+        let of = |ranks: u32, cores: usize, for_one: bool| {
+            let unfit = Patience { ranks, for_one, crowd: 0, ..Patience::fixed(7, Duration::from_secs(60)) };
+            let mut fit = unfit;
+            fit.fit(cores);
+            fit
+        };
+        for (ranks, fewer, more) in [(2, 1, 2), (2, 1, 64), (9, 8, 9), (64, 4, 128), (4, 0, 4)] {
+            for (for_one, shared_spins) in [(false, LEAST_SPINS), (true, ONE_RANK_SPINS)] {
+                let mut patience = of(ranks, more, for_one);
+                assert_eq!((patience.spins, patience.is_crowded()), (SPINS, false));
+                // What was learnt stays while nothing changes.
+                patience.spins = 100;
+                patience.fit(more);
+                assert_eq!(patience.spins, 100);
+                patience.fit(fewer);
+                assert_eq!(patience, of(ranks, fewer, for_one), "{ranks} ranks, {fewer} processors");
+                assert_eq!((patience.spins, patience.most_spins), (shared_spins, shared_spins));
+                patience.fit(more);
+                assert_eq!(patience, of(ranks, more, for_one), "{ranks} ranks, {more} processors");
+            }
+        }
+        let mut fixed = Patience::fixed(7, Duration::ZERO);
+        fixed.fit(1);
+        assert_eq!(fixed, Patience::fixed(7, Duration::ZERO));
+    }
+
+    /// A wait that has yielded to a rank on this processor, which has run for some time.
+    fn waited_for_a_neighbour(patience: Patience) -> Backoff {
+        let mut wait = waited(patience, patience.spins + 1);
+        wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
+        wait
+    }
+
+    /// Regression: what a job has decided by the processors that it had at its start stayed for ever.
+    #[test]
+    fn processors_taken_away_and_given_back_are_noticed_within_twenty_waits() {
+        let all = numa::allowed_processors(Path::new("/"));
+        if all.len() < 2 {
+            return println!("skipped: one processor cannot be taken away");
+        }
+        let awake = Duration::from_secs(60);
+        let mut patience = Patience::new(2, awake);
+        for held in [&all[..1], &all[..], &all[..1], &all[..]] {
+            cpu::bind_to_all(held).unwrap();
+            let fresh = Patience::new(2, awake);
+            for _ in 0..20 {
+                patience.learn(&waited_for_a_neighbour(patience));
+            }
+            let decided = |patience: Patience| (patience.most_spins, patience.is_crowded());
+            assert_eq!(decided(patience), decided(fresh), "{held:?}");
+        }
+        // A thread that binds itself to a processor, on which no peer runs: its yields let nobody run.
+        let mut alone = Patience { spins: SPINS / 2, ..Patience::new(2, awake) };
+        cpu::bind_to_all(&all[..1]).unwrap();
+        for _ in 0..20 {
+            let mut wait = waited(alone, alone.spins + 1);
+            wait.yielded = Some(clock::now() + Duration::from_secs(60));
+            alone.learn(&wait);
+        }
+        assert!(!alone.is_crowded() && alone.spins >= SPINS / 2, "{alone:?}");
+        cpu::bind_to_all(&all).unwrap();
     }
 
     #[test]

@@ -6,7 +6,12 @@ use crate::types::{DataType, F8E4M3, F8E5M2, bf16, f16};
 
 /// How the elements of all ranks become one.
 ///
-/// 16- and 8-bit floats are accumulated in f32 wherever several sources meet. Integers wrap.
+/// Integers wrap. Floats of 16 and 8 bits are added up in f32 wherever several of them meet, and rounded to their type
+/// where a result is written. That is once if all inputs come together on one rank (flat slots of up to 16 ranks,
+/// direct reductions, reproducible mode). If partial results go from rank to rank, they have the type's bits, and are
+/// rounded by each rank that adds to them: by a ring or tree at each rank, or at each team of ranks that share memory;
+/// by PAT and by scans in each step; by flat slots of more ranks once for each team of at most 16. All elements of a
+/// call are reduced in the same way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
@@ -24,9 +29,11 @@ pub enum ReduceOp {
     /// In memory of the host the average of finite floats is finite, also where their sum is too large for the type. If
     /// all inputs come together on one rank (flat slots, direct reductions, reproducible mode), a sum that is too large
     /// is added up again, scaled down. If partial results go from rank to rank (ring, tree, PAT, teams), all inputs are
-    /// scaled down by a power of two, which is at most half of one over the number of ranks, and the division takes the
-    /// scale back. That is exact but for numbers near the smallest ones of the type, which lose their last bits: of
-    /// `f16` on 8 ranks those below 0.001. Floats of 8 bits are not scaled: their partial results saturate.
+    /// scaled down by a power of two, and the division takes the scale back. Of n ranks the power is 2^-⌈log2 n⌉ for
+    /// `f16`, and half of that for `bf16`, `f32` and `f64`, which have small numbers in plenty. That is exact but for
+    /// numbers near the smallest ones of the type, which lose their last bits: of `f16` those below 2^-14 · 2^⌈log2 n⌉
+    /// (8 ranks: 0.0005), and those below 2^-25 · 2^⌈log2 n⌉ are lost. Floats of 8 bits are not scaled: their partial
+    /// results saturate.
     ///
     /// In memory of GPUs the sum is divided at the end, and may overflow before.
     Avg,

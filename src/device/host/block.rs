@@ -5,9 +5,9 @@ use std::slice;
 
 use crate::device::host::copy::{Alignment, put};
 use crate::device::host::fold::Fold;
-use crate::device::host::lane::{Divisor, Lane, Wide};
+use crate::device::host::lane::{Divisor, Lane, ShareScale, Wide};
 use crate::device::host::vectors::{LINE, Vectors};
-use crate::device::host::{Average, Kernel, Pass, Store};
+use crate::device::host::{Average, Kernel, Pass, SourceRange, Store};
 
 /// The bytes of a block's accumulators: few enough that a vector level keeps them in registers and that the machine
 /// overlaps the loads of one block with the stores of another. Measured: 512 is faster than 1024 and 2048, by a third
@@ -88,24 +88,28 @@ unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &P
     // Floats of 8 bits are not scaled.
     let is_scaled = const { size_of::<L::Raw>() > 1 };
     let inputs = match pass.average {
-        Average::Parts(inputs) if O::SCALES && is_scaled => Inputs::Some(inputs),
-        Average::Sum | Average::Whole | Average::Parts(_) => Inputs::None,
+        Average::Parts(inputs) if O::SCALES && is_scaled => inputs,
+        Average::Sum | Average::Whole | Average::Parts(_) => SourceRange::NONE,
     };
     // SAFETY: the caller vouches for the sources and the level; start + length is within the count.
     unsafe { fold::<V, L, O>((kernel, inputs), pass, start, wide, &mut scratch) };
     // SAFETY: `fold` has written each of them.
     let wide = unsafe { written(wide) };
     if O::SCALES
-        && pass.finish
         && let Some(divisor) = &kernel.divisor
     {
         match pass.average {
+            Average::Parts(_) if !pass.finish && L::HEADROOM == 0 => {
+                wide.iter_mut().for_each(|value| *value = value.bounded(L::LARGEST));
+            }
+            _ if !pass.finish => {}
             Average::Whole if wide.iter().any(|value| !value.is_number()) => {
                 // SAFETY: as above.
                 unsafe { average_again::<V, L, O>((kernel, divisor), pass, start, wide) };
             }
             Average::Parts(_) if is_scaled => {
-                wide.iter_mut().for_each(|value| *value = value.over_scaled(divisor, L::LARGEST))
+                let share = divisor.share(L::HEADROOM);
+                wide.iter_mut().for_each(|value| *value = value.over_scaled(share, L::LARGEST));
             }
             Average::Sum | Average::Whole | Average::Parts(_) => {
                 wide.iter_mut().for_each(|value| *value = value.over(divisor));
@@ -167,31 +171,13 @@ unsafe fn average_again<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     let (mut again, mut scratch) = (Room::new(), Room::new());
     let again = again.values(wide.len());
     // SAFETY: the caller's contract.
-    unsafe { fold::<V, L, O>((kernel, Inputs::All), pass, start, again, &mut scratch) };
+    unsafe { fold::<V, L, O>((kernel, SourceRange::ALL), pass, start, again, &mut scratch) };
     // SAFETY: `fold` has written each of them.
     let again = unsafe { written(again) };
+    let share = divisor.share(L::HEADROOM);
     for (sum, scaled) in wide.iter_mut().zip(again) {
         let whole = sum.is_number();
-        *sum = if whole { sum.over(divisor) } else { scaled.over_scaled(divisor, L::LARGEST) };
-    }
-}
-
-/// The sources that a fold scales down.
-#[derive(Debug, Clone, Copy)]
-enum Inputs {
-    None,
-    All,
-    Some(u128),
-}
-
-impl Inputs {
-    #[inline(always)]
-    fn has(self, source: usize) -> bool {
-        match self {
-            Inputs::None => false,
-            Inputs::All => true,
-            Inputs::Some(inputs) => u32::try_from(source).is_ok_and(|bit| inputs.unbounded_shr(bit) & 1 != 0),
-        }
+        *sum = if whole { sum.over(divisor) } else { scaled.over_scaled(share, L::LARGEST) };
     }
 }
 
@@ -201,7 +187,7 @@ enum Factor<'a, W> {
     /// By a scalar; the product is rounded to the element type.
     Scalar(W),
     /// By the scale of an average's shares.
-    Share(&'a Divisor),
+    Share(ShareScale<'a>),
 }
 
 impl<W: Wide> Factor<'_, W> {
@@ -209,7 +195,7 @@ impl<W: Wide> Factor<'_, W> {
     fn apply<L: Lane<Wide = W>>(self, value: W) -> W {
         match self {
             Factor::Scalar(scalar) => scaled::<L>(value, scalar),
-            Factor::Share(divisor) => value.scaled_down(divisor),
+            Factor::Share(share) => value.scaled_down(share),
         }
     }
 }
@@ -220,7 +206,7 @@ impl<W: Wide> Factor<'_, W> {
 /// Each source is readable up to `start + wide.len()` lanes, and the machine has the level.
 #[inline(always)]
 unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
-    (kernel, inputs): (&Kernel, Inputs),
+    (kernel, inputs): (&Kernel, SourceRange),
     pass: &Pass<'_>,
     start: usize,
     wide: &mut [MaybeUninit<L::Wide>],
@@ -235,10 +221,10 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     };
     let scalar = if O::SCALES { kernel.scalar.map(L::Wide::from_scalar) } else { None };
     let raw = if scalar.is_some() { pass.raw } else { None };
-    let shares = if O::SCALES { kernel.divisor.as_ref() } else { None };
-    let factor = |source: usize| match (scalar, shares) {
+    let share = if O::SCALES { kernel.divisor.as_ref().map(|divisor| divisor.share(L::HEADROOM)) } else { None };
+    let factor = |source: usize| match (scalar, share) {
         (Some(scalar), _) if raw == Some(source) => Some(Factor::Scalar(scalar)),
-        (_, Some(divisor)) if inputs.has(source) => Some(Factor::Share(divisor)),
+        (_, Some(share)) if inputs.has(source) => Some(Factor::Share(share)),
         _ => None,
     };
     let mut done = 1;

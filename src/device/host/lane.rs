@@ -26,10 +26,12 @@ pub(super) trait Wide: Copy + 'static {
     fn is_number(self) -> bool;
     /// A float as a share of an average whose partial results travel: the exact product with the scale of the world,
     /// unless it is subnormal. Integers stay.
-    fn scaled_down(self, divisor: &Divisor) -> Self;
+    fn scaled_down(self, share: ShareScale<'_>) -> Self;
     /// The average for a sum of shares that were scaled down; `largest` is the largest number of the element type,
     /// which no average of numbers exceeds but by rounding.
-    fn over_scaled(self, divisor: &Divisor, largest: Self) -> Self;
+    fn over_scaled(self, share: ShareScale<'_>, largest: Self) -> Self;
+    /// A number, but none beyond the `largest` of the element type, with its sign.
+    fn bounded(self, largest: Self) -> Self;
 }
 
 /// An element type: its form in memory and its accumulator.
@@ -40,6 +42,9 @@ pub(super) trait Lane: 'static {
     type Wide: Wide;
     /// The largest number.
     const LARGEST: Self::Wide;
+    /// Binary places that shares of an average leave above their sum, for what rounding adds; 0 where the accumulator
+    /// has room for that, so that partial results can be [bounded](Wide::bounded) instead. See `Average::Parts`.
+    const HEADROOM: i32 = 1;
 
     /// The value of an element.
     fn widen(raw: Self::Raw) -> Self::Wide;
@@ -110,12 +115,11 @@ impl Divisor {
         self.world
     }
 
-    /// The binary exponent of the scale: a sum of the world's shares is half of the largest of them at most, which
-    /// leaves room for what rounding adds.
+    /// How inputs are scaled where partial results of an average travel.
     #[inline(always)]
-    fn scale_exponent(&self) -> i32 {
+    pub(super) fn share(&self, headroom: i32) -> ShareScale<'_> {
         let bits = u32::BITS - (self.world - 1).leading_zeros();
-        -1 - bits.cast_signed()
+        ShareScale { divisor: self, exponent: -bits.cast_signed() - headroom }
     }
 
     /// `value / world`
@@ -131,6 +135,15 @@ impl Divisor {
         let high = ((u128::from(self.magic_64) * u128::from(value)) >> 64) as u64;
         (high + ((value - high) >> self.first_shift)) >> self.second_shift
     }
+}
+
+/// The scale of an average whose partial results travel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ShareScale<'a> {
+    /// The number of ranks.
+    divisor: &'a Divisor,
+    /// The binary exponent of what an input is multiplied by.
+    exponent: i32,
 }
 
 /// The minimum and maximum of floats, with signed zeros ordered and NaN kept.
@@ -187,18 +200,22 @@ macro_rules! float {
             }
 
             #[inline(always)]
-            fn scaled_down(self, divisor: &Divisor) -> $type {
-                self * $power(divisor.scale_exponent())
+            fn scaled_down(self, share: ShareScale<'_>) -> $type {
+                self * $power(share.exponent)
             }
 
             #[inline(always)]
-            fn over_scaled(self, divisor: &Divisor, largest: $type) -> $type {
+            fn over_scaled(self, share: ShareScale<'_>, largest: $type) -> $type {
                 #[allow(clippy::cast_lossless, reason = "as in `over`")]
-                let world = divisor.world as $type * $power(divisor.scale_exponent());
+                let world = share.divisor.world as $type * $power(share.exponent);
                 let quotient = self / world;
-                let above = if quotient > largest { largest } else { quotient };
-                let bounded = if above < -largest { -largest } else { above };
-                if self.is_finite() { bounded } else { quotient }
+                // The quotient of a number may be too large for the accumulator.
+                if self.is_finite() { quotient.clamp(-largest, largest) } else { quotient }
+            }
+
+            #[inline(always)]
+            fn bounded(self, largest: $type) -> $type {
+                if self.is_finite() { self.clamp(-largest, largest) } else { self }
             }
         }
     )+};
@@ -272,13 +289,18 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            fn scaled_down(self, _divisor: &Divisor) -> $type {
+            fn scaled_down(self, _share: ShareScale<'_>) -> $type {
                 self
             }
 
             #[inline(always)]
-            fn over_scaled(self, divisor: &Divisor, _largest: $type) -> $type {
-                self.over(divisor)
+            fn over_scaled(self, share: ShareScale<'_>, _largest: $type) -> $type {
+                self.over(share.divisor)
+            }
+
+            #[inline(always)]
+            fn bounded(self, _largest: $type) -> $type {
+                self
             }
         }
 
@@ -358,6 +380,7 @@ impl Lane for f16 {
     type Raw = [u8; 2];
     type Wide = f32;
     const LARGEST: f32 = 65_504.0;
+    const HEADROOM: i32 = 0;
 
     #[inline(always)]
     fn widen(raw: [u8; 2]) -> f32 {

@@ -8,6 +8,7 @@
 
 use std::sync::LazyLock;
 
+use crate::device::host::SourceRange;
 use crate::device::host::lane::Divisor;
 use crate::device::host::machine::Level;
 use crate::device::{Average, Kernel, Pass, Store};
@@ -577,6 +578,11 @@ fn large(data_type: DataType) -> [Bits; 2] {
 const FLOATS: [DataType; 6] =
     [DataType::F16, DataType::BF16, DataType::F32, DataType::F64, DataType::F8E4M3, DataType::F8E5M2];
 
+/// The first source is an input, or the second is, or both are.
+const FIRST: Average = Average::Parts(SourceRange { first: 0, end: 1 });
+const SECOND: Average = Average::Parts(SourceRange { first: 1, end: 2 });
+const BOTH: Average = Average::Parts(SourceRange::ALL);
+
 /// One pass over sources of one element each.
 fn pass_of(case: Case, level: Level, average: Average, sources: &[Bits]) -> Bits {
     let kernel = Kernel::reduce_at(level, case.data_type, case.op, case.world).unwrap();
@@ -591,6 +597,16 @@ fn pass_of(case: Case, level: Level, average: Average, sources: &[Bits]) -> Bits
     unsafe { kernel.run(&pass) };
     assert!(result[size..].iter().all(|byte| *byte == 0));
     u64::from_le_bytes(result)
+}
+
+/// The average as of a ring: the first rank's share is copied, and each of the others adds its own.
+fn around(case: Case, level: Level, input: &[Bits]) -> Bits {
+    let under_way = Case { finish: false, ..case };
+    let first = pass_of(under_way, level, FIRST, &input[..1]);
+    let add = |sum: Bits, next: &Bits| pass_of(under_way, level, SECOND, &[sum, *next]);
+    let (last, others) = input[1..].split_last().unwrap();
+    let sum = others.iter().fold(first, add);
+    pass_of(case, level, SECOND, &[sum, *last])
 }
 
 /// Regression: the sum of finite numbers overflowed, and with it their average.
@@ -614,11 +630,7 @@ fn averages_of_finite_numbers_are_finite_in_one_pass_and_by_partial_results() {
             if data_type.size() == 1 {
                 continue;
             }
-            // As a ring: the first rank's share is copied, and each of the others adds its own.
-            let first = pass_of(case(false), level, Average::Parts(1), &input[..1]);
-            let add = |sum: Bits, next: &Bits| pass_of(case(false), level, Average::Parts(2), &[sum, *next]);
-            let sum = input[1..ranks - 1].iter().fold(first, add);
-            let last = pass_of(case(true), level, Average::Parts(2), &[sum, input[ranks - 1]]);
+            let last = around(case(true), level, input);
             let (last, least) = (last & !sign, input[0] & !sign);
             let close = least - (least >> 4);
             assert!((close..=most).contains(&last), "{data_type} {world} {level:?}: {last:x} of {least:x}");
@@ -658,15 +670,48 @@ fn averages_by_partial_results_are_exact_where_sums_are() {
     ] {
         let case = |finish| Case { data_type, op: ReduceOp::Avg, world: 3, raw: None, finish };
         let level = Level::detect();
-        let first = pass_of(case(false), level, Average::Parts(1), &[one]);
-        let sum = pass_of(case(false), level, Average::Parts(2), &[first, two]);
-        assert_eq!(pass_of(case(true), level, Average::Parts(2), &[sum, three]), two, "{data_type}");
+        let first = pass_of(case(false), level, FIRST, &[one]);
+        let sum = pass_of(case(false), level, SECOND, &[first, two]);
+        assert_eq!(pass_of(case(true), level, SECOND, &[sum, three]), two, "{data_type}");
         // Infinities and NaN go their way.
-        let (infinite, level) = (Average::Parts(0b11), Level::detect());
+        let (infinite, level) = (BOTH, Level::detect());
         if matches!(data_type, DataType::F32 | DataType::F64) {
             let inf = large(data_type)[0] + 1;
             assert_eq!(pass_of(case(true), level, infinite, &[inf, one]), inf);
             assert_eq!(pass_of(case(true), level, Average::Whole, &[inf, one, two]), inf);
+        }
+    }
+}
+
+/// Regression: f16 was scaled by half of what suffices, so that the average of its smallest numbers was 0. What
+/// rounding adds to the largest ones is taken off instead.
+#[test]
+fn small_numbers_survive_averages_by_partial_results_and_large_ones_stay_finite() {
+    for (world, level) in [2, 3, 4, 8, 100, 600, 1024, 1025, 3000]
+        .into_iter()
+        .flat_map(|world: u32| Level::available().into_iter().map(move |level| (world, level)))
+    {
+        let case = Case { data_type: DataType::F16, op: ReduceOp::Avg, world, raw: None, finish: true };
+        let ranks = world as usize;
+        // 2^-24 · 2^⌈log2 world⌉: the smallest number of which a share is a number of the type.
+        let smallest = f16::from_f32(f32::powi(2.0, -24) * world.next_power_of_two() as f32).to_bits();
+        if world <= 1024 {
+            let found = around(case, level, &vec![smallest.into(); ranks]);
+            assert_eq!(found, Bits::from(smallest), "{world} {level:?}");
+        }
+        for sign in [0, 0x8000] {
+            let most = Bits::from(f16::MAX.to_bits() | sign);
+            let found = around(case, level, &vec![most; ranks]);
+            assert!(found & 0x7fff <= 0x7bff, "{world} {level:?}: {found:x}");
+            assert!(world > 1024 || found & 0x7fff >= 0x7b00, "{world} {level:?}: {found:x}");
+            // What is a little more than half a place of the sum is rounded up each time.
+            let mut random = Random(u64::from(world));
+            let rising: Vec<Bits> = (0..ranks).map(|_| most - random.next() % 0x400).collect();
+            let found = around(case, level, &rising);
+            assert!(found & 0x7fff <= 0x7bff, "{world} {level:?}: {found:x}");
+            // An infinity is no number that rounding has made.
+            let infinite = [vec![Bits::from(sign | 0x7c00)], vec![most; ranks - 1]].concat();
+            assert_eq!(around(case, level, &infinite), Bits::from(sign | 0x7c00), "{world} {level:?}");
         }
     }
 }

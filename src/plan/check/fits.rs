@@ -12,8 +12,9 @@ use crate::types::{Elements, Rank};
 ///
 /// # Errors
 /// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message
-/// longer than a slot, two raw inputs in one combine, operands that overlap, memory or flags of a rank that is not
-/// mapped, more than [`WINDOW_LANES`] lanes with windows, a flag beyond [`FLAGS`], more rounds than can be counted.
+/// longer than a slot, two raw inputs in one combine, inputs with other sources between them, operands that overlap,
+/// memory or flags of a rank that is not mapped, more than [`WINDOW_LANES`] lanes with windows, a flag beyond
+/// [`FLAGS`], more rounds than can be counted.
 pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     let spec = &plan.spec;
     if spec.windows != Windows::None && plan.lanes.len() > WINDOW_LANES {
@@ -131,6 +132,10 @@ impl Frame<'_> {
         let own = |operand: &&Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
         if combine.sources.iter().filter(own).count() > RAW_SOURCES {
             return Err(format!("reads more than {RAW_SOURCES} raw input of its own"));
+        }
+        let inputs = combine.inputs();
+        if combine.sources.iter().skip(inputs.end).any(|source| combine.is_input(source)) {
+            return Err("reads inputs that do not stand side by side".to_owned());
         }
         let Places { sources, targets } = places;
         for (operands, places) in [(&combine.sources, &mut *sources), (&combine.targets, &mut *targets)] {
