@@ -194,6 +194,7 @@ if [[ $shared == yes ]]; then
     lead "$soname" "librsccl.so.$version"
     lead librsccl.so "$soname"
 fi
+put 644 "$cpp/tsan.supp" share/rsccl/tsan.supp
 if [[ $command == yes ]]; then
     put 755 "${built%/*}/rsccl" bin/rsccl
 fi

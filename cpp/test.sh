@@ -235,6 +235,7 @@ queue "misuse does not compile: $first c++17" $COMPILE_LIMIT_S bash "$cpp/tests/
 for compiler in "${compilers[@]}"; do
     queue "modes of compiling: $compiler" $COMPILE_LIMIT_S bash "$cpp/tests/modes.sh" "$compiler" "$prefix" "$work/modes-$compiler"
 done
+queue "ThreadSanitizer: $first" $COMPILE_LIMIT_S bash "$cpp/tests/tsan.sh" "$first" "$prefix" "$work/tsan"
 queue "plugins, static and shared" $COMPILE_LIMIT_S bash "$cpp/tests/plugin.sh" "$first" "$prefix" "$work/plugin"
 if have mpicxx; then
     queue "the C++ of docs/from-nccl.md" $COMPILE_LIMIT_S bash "$cpp/tests/from_nccl.sh" "$prefix" "$work/from_nccl"

@@ -55,6 +55,7 @@ pub(crate) mod settings;
 mod split;
 mod staging;
 mod stall;
+mod stand_in;
 mod status;
 pub(crate) mod this_host;
 mod visible_gpus;

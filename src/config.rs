@@ -21,7 +21,7 @@
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod init_deadline;
-mod ancestors;
+pub(crate) mod ancestors;
 mod debug;
 mod devices;
 mod environment;
@@ -89,8 +89,9 @@ pub struct Config {
     /// several do. Processes that share a GPU take turns there then, each of some milliseconds, unless NVIDIA's MPS
     /// runs them together. `RSCCL_COHORT`; joint.
     pub cohort: Option<String>,
-    /// The least channels of a call that has as many slots to fill. Calls that work in memory which the ranks of a host
-    /// share have at most 4; the log says so where more are asked for. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
+    /// A call uses at least this many channels, if it fills at least one slot on each. Calls that work in memory which
+    /// the ranks of a host share use at most 4; the log says so where more are asked for. `NCCL_MIN_NCHANNELS`,
+    /// `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses, and
     /// never more than 4 in memory that the ranks of a host share. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.

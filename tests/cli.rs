@@ -252,6 +252,39 @@ fn ranks_may_say_what_they_know_before_the_first_failure_ends_them() {
     assert!(lines[1].ends_with(") was ended by SIGILL") && lines.len() == 2, "{lines:?}");
 }
 
+/// Rank 1 leaves with 3, and rank 0 falls over that: by an exception that nobody catches, as a pipe's writer, by a code.
+#[test]
+fn the_first_cause_is_named_and_not_what_fell_over_it() {
+    for (fall, others) in [("kill -ABRT $$", "; the other ranks are ended"), ("kill -PIPE $$", ""), ("exit 1", "")] {
+        // In the second round the launcher sees both ends at once, and has to find out which came first.
+        for stopped in [false, true] {
+            let others = if stopped { "" } else { others };
+            let script = format!(
+                r#"
+                gone() {{ [ -s $DIR/pid$1 ] && ! grep -qs '^State:.[^Z]' /proc/$(cat $DIR/pid$1)/status; }}
+                echo $$ > $DIR/$RANK; mv $DIR/$RANK $DIR/pid$RANK
+                case $RANK in
+                    0) until gone 1; do sleep 0.01; done; {fall} ;;
+                    1) until [ -s $DIR/pid0 ]; do sleep 0.01; done; {} exit 3 ;;
+                    2) until gone 0; do sleep 0.01; done; {} exec sleep 1000 ;;
+                esac"#,
+                if stopped { "kill -STOP $PPID;" } else { "" },
+                if others.is_empty() { "exit 0;" } else { "" },
+            );
+            let job = Job::of_ranks("3", &[], &script);
+            if stopped {
+                until("the ranks are there", || (0..3).all(|rank| job.path(&format!("pid{rank}")).exists()));
+                until_gone(job.folder.path(), &["pid0", "pid1", "pid2"]);
+                job.group.signal(Signal::CONTINUE).unwrap();
+            }
+            let (outcome, folder) = job.finish();
+            let pid = std::fs::read_to_string(folder.path().join("pid1")).unwrap();
+            let said = format!("rsccl run: rank 1 of 3 (process {}) exited with code 3{others}\n", pid.trim());
+            assert_eq!((outcome.exit, outcome.stderr), (Exit::Code(3), said), "{fall}, stopped: {stopped}");
+        }
+    }
+}
+
 #[test]
 fn what_ranks_leave_behind_ends_with_the_job() {
     let script = "sleep 1000 & echo $! > $DIR/background$RANK; echo done";
@@ -413,6 +446,41 @@ fn each_rank_has_a_log_file() {
     }
 }
 
+/// Output as it would be without the launcher; the log files are as ever.
+#[test]
+fn output_has_no_prefix_if_none_is_wanted() {
+    let bytes = "one\\n\\n\\377[0] two\\nno end";
+    let script = format!("printf '{bytes}'; echo err >&2");
+    let folder = tempfile::tempdir().unwrap();
+    let outputs = |options: &[&str]| {
+        let (outcome, job) = Job::of_ranks("1", options, &script).finish();
+        assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+        (std::fs::read(job.path().join("stdout")).unwrap(), outcome.stderr)
+    };
+    let log = folder.path().to_str().unwrap();
+    assert_eq!(
+        outputs(&["--no-prefix", "--log-dir", log]),
+        (b"one\n\n\xff[0] two\nno end".to_vec(), "err\n".to_owned())
+    );
+    assert_eq!(outputs(&[]), (b"[0] one\n[0] \n[0] \xff[0] two\n[0] no end\n".to_vec(), "[0] err\n".to_owned()));
+    let logged = std::fs::read(folder.path().join("rank-0.log")).unwrap();
+    assert!(logged.starts_with(b"err\none\n") || logged.starts_with(b"one\n\n\xff[0] two\nno end"), "{logged:?}");
+    // More than the launcher holds at a time, in one line.
+    let long = Job::of_ranks("1", &["--no-prefix"], "head -c 100000 /dev/zero | tr '\\0' x; echo y").outcome();
+    assert_eq!(long.stdout, "x".repeat(100_000) + "y\n");
+    // The launcher's own words stay apart from a line that has no end.
+    let failed = Job::of_ranks("1", &["--no-prefix"], "printf 'why' >&2; exit 3").outcome();
+    let lines = sorted(&failed.stderr);
+    assert!(
+        failed.exit == Exit::Code(3) && lines[0].starts_with("rsccl run: rank 0 ") && lines[1] == "why",
+        "{lines:?}"
+    );
+    let several = Job::of_ranks("3", &["--no-prefix"], "echo $RANK; printf 'no end'").outcome();
+    assert_eq!(sorted(&several.stdout), ["0", "1", "2", "no end", "no end", "no end"]);
+    let help = Job::start(&["run", "--help"], &[]).outcome();
+    assert!(help.stdout.contains("--no-prefix"), "{}", help.stdout);
+}
+
 #[test]
 fn ranks_are_bound_to_cores_or_nodes() {
     let script = "grep Cpus_allowed_list /proc/self/status";
@@ -432,6 +500,8 @@ fn options_of_other_launchers_are_taken_or_named() {
         &["-np2", "-genv", "A", "1", "--oversubscribe", "-bind-to=none"],
         &["-n=2", "-env", "A", "1", "--nnodes=1"],
         &["--np", "2", "--env=A=1"],
+        &["-n", "2", "-genv", "A=1"],
+        &["-xA=1", "-N1", "-n", "2"],
     ] {
         let outcome = Job::start(&[&["run"], options, &script].concat(), &[("B", "b")]).outcome();
         assert_eq!(
@@ -448,10 +518,38 @@ fn options_of_other_launchers_are_taken_or_named() {
         (&["-n", "2", "-x", "RANK=7"], "`rsccl run` gives RANK to each rank itself"),
         (&["-n", "2", "--bind-to", "socket"], "[possible values: core, numa, none]"),
         (&["-n", "0"], "0 is not in 1..=4096"),
+        (&["-n", "2", "--oversubscribe=false"], "--oversubscribe=false: --oversubscribe has no value"),
         (&[], "--ranks <N>"),
     ] {
         let outcome = Job::start(&[&["run"], options, &["--", "true"]].concat(), &[]).outcome();
         assert!(outcome.exit == Exit::Code(2) && outcome.stderr.contains(told), "{options:?}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn help_is_spelt_in_many_ways() {
+    for help in ["--help", "-help", "-h", "--h"] {
+        let outcome = Job::start(&["run", "-n", "1", help], &[]).outcome();
+        assert_eq!(outcome.exit, Exit::Code(0), "{help}: {}", outcome.stderr);
+        assert!(outcome.stdout.contains("Usage: rsccl run"), "{help}: {}", outcome.stdout);
+    }
+}
+
+/// What stands behind `:` is a program's own, unless it is how mpirun is given a second program.
+#[test]
+fn a_second_program_is_refused_and_a_colon_is_not() {
+    for (words, said) in [
+        (&["--", "echo", ":", "-nothing"][..], "[0] : -nothing\n"),
+        (&["echo", ":", "-nothing"], "[0] : -nothing\n"),
+        (&["--", "echo", ":", "-n", "2", "./b"], "[0] : -n 2 ./b\n"),
+    ] {
+        let outcome = Job::start(&[&["run", "-n", "1"], words].concat(), &[]).outcome();
+        assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(0), said), "{words:?}: {}", outcome.stderr);
+    }
+    for words in [&[":", "--np", "2", "./b"][..], &[":", "-H", "b", "./b"], &[":", "-n1", "./b"]] {
+        let outcome = Job::start(&[&["run", "-n", "1", "echo", "a"], words].concat(), &[]).outcome();
+        let told = "`rsccl run` starts one program: to run several, start a script that chooses one by RSCCL_RANK";
+        assert!(outcome.exit == Exit::Code(2) && outcome.stderr.contains(told), "{words:?}: {}", outcome.stderr);
     }
 }
 
@@ -475,6 +573,91 @@ fn a_question_is_shown_before_its_line_ends() {
     read_until(&mut questions, &mut shown, "\n");
     assert_eq!(shown, "[0] name? hello you\n");
     until("the job ends", || group.exit().unwrap() == Some(Exit::Code(0)));
+}
+
+/// Standard output and standard error are one pipe: what is said on the one begins a line of its own where a question
+/// on the other has not ended.
+#[test]
+fn a_question_and_an_error_share_no_line() {
+    for (other, said) in [("[ $RANK = 1 ]", "[1] err"), ("[ $RANK = 0 ]", "[0] err")] {
+        let folder = tempfile::tempdir().unwrap();
+        let ask = "[ $RANK = 1 ] || printf 'name? '";
+        let wait = format!("if {other}; then until [ -e $DIR/go ]; do sleep 0.01; done; echo err >&2; fi");
+        let script = format!("{ask}; {wait}; [ $RANK = 1 ] || {{ read name; echo \"hello $name\"; }}");
+        let (stdin, mut answers) = std::io::pipe().unwrap();
+        let (mut questions, stdout) = std::io::pipe().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["run", "-n", "2", "--", "/bin/sh", "-c", &script]).env("DIR", folder.path());
+        command.stdin(stdin).stderr(stdout.try_clone().unwrap()).stdout(stdout);
+        let mut group = Group::start(&mut command).unwrap();
+        drop(command);
+        let mut shown = String::new();
+        read_until(&mut questions, &mut shown, "name? ");
+        std::fs::write(folder.path().join("go"), "").unwrap();
+        read_until(&mut questions, &mut shown, "err\n");
+        std::io::Write::write_all(&mut answers, b"you\n").unwrap();
+        read_until(&mut questions, &mut shown, "you\n");
+        assert_eq!(shown, format!("[0] name? \n{said}\n[0] hello you\n"));
+        until("the job ends", || group.exit().unwrap() == Some(Exit::Code(0)));
+    }
+}
+
+/// Machines without an address of IPv4; the network's address is new, and the kernel still looks whether another host has
+/// it. They are network namespaces, in which every port is free.
+#[test]
+fn machines_with_ipv6_only_run_jobs_by_every_way_to_meet() {
+    let run = |setup: &str, command: &str, variables: &[(&str, &str)]| {
+        let script = format!("ip link set lo up && ip addr del 127.0.0.1/8 dev lo && {setup} {command}");
+        let folder = tempfile::tempdir().unwrap();
+        let words = ["-k", "100", "60", "unshare", "--net", "sh", "-c", &script];
+        let mut child = Command::new("timeout");
+        child.args(words).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", folder.path());
+        child.env("R", env!("CARGO_BIN_EXE_rsccl")).env("DIR", folder.path()).envs(variables.iter().copied());
+        let output = child.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let able = run("true", "", &[]);
+    if able.0 != Some(0) {
+        let told =
+            format!("skipped: a machine with IPv6 only needs a network namespace, root and iproute2: {}", able.1);
+        std::io::Write::write_all(&mut std::io::stderr(), format!("{}\n", told.trim()).as_bytes()).unwrap();
+        return;
+    }
+    let network = "ip link add v0 type veth peer name v1 && ip link set v1 up && ip link set v0 up && \
+                   ip addr add fd00::5/64 dev v0 && ip addr show tentative | grep -q fd00::5 &&";
+    let job = "perf all_reduce --transport net -n 1 -w 0 -b 1K -e 1K";
+    let launched = format!("\"$R\" run -n 2 -- \"$R\" {job}");
+    let alone = format!("\"$R\" {job} --ranks 2");
+    let by_hand = format!(
+        "{{ RSCCL_RANK=1 RSCCL_WORLD_SIZE=2 \"$R\" {job} & RSCCL_RANK=0 RSCCL_WORLD_SIZE=2 \"$R\" {job} && wait $!; }}"
+    );
+    let file = format!("RSCCL_STORE=file://$DIR/store; export RSCCL_STORE; {by_hand}");
+    let (secret, name) = (("RSCCL_SECRET", "all ranks know it"), "hostname ipv6-only && ");
+    let hosts = "echo 127.0.1.1 ipv6-only >$DIR/hosts && mount --bind $DIR/hosts /etc/hosts && ";
+    let named = format!("unshare --uts --mount sh -c '{name}{hosts}{by_hand}'");
+    for (setup, command, variables) in [
+        ("", &launched, &[][..]),
+        ("", &alone, &[]),
+        ("", &file, &[]),
+        ("", &by_hand, &[("RSCCL_STORE", "tcp://localhost:2000")]),
+        ("", &by_hand, &[("RSCCL_STORE", "tcp://[::1]:2000")]),
+        ("", &by_hand, &[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "2000")]),
+        ("", &by_hand, &[("NCCL_COMM_ID", "[::1]:2000")]),
+        ("", &named, &[("MASTER_ADDR", "ipv6-only"), ("MASTER_PORT", "2000"), secret]),
+        (network, &launched, &[]),
+        (network, &alone, &[]),
+        (network, &file, &[]),
+        (network, &by_hand, &[("RSCCL_STORE", "tcp://[fd00::5]:2000")]),
+        (network, &by_hand, &[("NCCL_COMM_ID", "[fd00::5]:2000")]),
+    ] {
+        let (code, said) = run(setup, command, variables);
+        let right = said.matches("Out of bounds values : 0 OK").count();
+        assert_eq!((code, right), (Some(0), 1), "{setup} {command} {variables:?}: {said}");
+    }
+    for command in ["\"$R\" topo", "\"$R\" run -n 2 -- sh -c 'test $MASTER_ADDR = ::1'"] {
+        let (code, said) = run("", command, &[]);
+        assert_eq!(code, Some(0), "{command}: {said}");
+    }
 }
 
 /// Reads into `seen` until it ends with `end`.

@@ -3,6 +3,7 @@
 //!
 //! Each case runs in a process of its own, whose standard error is read.
 
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
@@ -91,6 +92,8 @@ fn process() {
         case(comm)
     })
     .expect("the calls go through");
+    // So that a case that was not found, and said nothing, does not pass for one that has nothing to tell.
+    std::io::stdout().write_all(format!("{RAN}{wanted}\n").as_bytes()).expect("standard output can be written");
 }
 
 /// The lines of the library on the standard error of a case.
@@ -101,6 +104,9 @@ fn lines(case: &str, transport: &str) -> Vec<String> {
     let output = command.env_remove("NCCL_DEBUG").output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{case} by {transport}: {text}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let ran = said.lines().filter_map(|line| line.split_once(RAN)).any(|(_, ran)| ran == case);
+    assert!(ran, "{case} by {transport} has not run: {said}");
     text.lines().filter(|line| line.starts_with("rsccl: ")).map(str::to_owned).collect()
 }
 
@@ -135,3 +141,6 @@ fn nothing_is_told_that_the_program_knows() {
         tells(case, 0, 0, &[]);
     }
 }
+
+/// Begins the line that a process says when its case has run.
+const RAN: &str = "ran ";

@@ -4,9 +4,9 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use rsccl::error::Kind;
 use rsccl::{Buffer, Communicator, Error, ReduceOp, Result};
@@ -38,6 +38,7 @@ fn rank() {
         ("group", _) => group_without_threads(),
         ("buffers", _) => buffers(),
         ("space", _) => buffer_without_address_space(),
+        ("helpers", of) => with_helpers(of),
         (other, _) => panic!("no role: {other}"),
     };
     match outcome {
@@ -81,6 +82,44 @@ fn sum_in(comm: &Communicator) -> Result<()> {
     comm.all_reduce_in_place(&mut one, ReduceOp::Sum)?;
     assert_eq!(one[0], comm.size());
     Ok(())
+}
+
+/// Ranks with a communicator start programs of the library that inherit their variables: each rank, or one alone.
+fn with_helpers(of: &str) -> Result<()> {
+    let comm = Communicator::from_env()?;
+    let helper = || {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "rank", "--ignored", "--nocapture"]).env(ROLE, "sum").stderr(Stdio::piped());
+        command
+    };
+    let said = |command: &mut Command| {
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let told = format!("rsccl: warning: process {} is rank {} of this job already", std::process::id(), comm.rank());
+    comm.barrier()?;
+    if of == "all" {
+        // On a busy machine they may take so long to meet that they are told of their places.
+        let (code, text) = said(&mut helper());
+        assert!(code == Some(0), "{code:?}: {text}");
+    } else if of == comm.rank().to_string() {
+        // Long before its deadline. In the meantime the job waits for this rank.
+        let mut child = helper().spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let found = lines.map_while(std::result::Result::ok).find(|line| line.contains("of this job already"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.as_ref().is_some_and(|line| line.starts_with(&told)), "{found:?}");
+        assert!(found.unwrap().ends_with("is started with RSCCL_RANK=0 RSCCL_WORLD_SIZE=1"));
+        let (code, text) = said(helper().env("RSCCL_RANK", "0").env("RSCCL_WORLD_SIZE", "1"));
+        assert!(code == Some(0) && !text.contains("of this job already"), "{code:?}: {text}");
+        let folder = tempfile::tempdir().unwrap();
+        let (code, _) = said(helper().env("RSCCL_INIT_TIMEOUT_MS", "500").env(FOLDER, folder.path()));
+        let note = std::fs::read_to_string(folder.path().join(format!("{of}.notes"))).unwrap();
+        assert!(code == Some(7) && note.contains("Timeout") && note.contains("of this job already"), "{note}");
+    }
+    comm.barrier()?;
+    comm.finalize()
 }
 
 /// `closed` has for each rank, between commas, which of 0, 1 and 2 it closes.
@@ -269,6 +308,29 @@ fn standard_streams_may_be_closed() {
             let role = format!("streams {closed}");
             Job { ranks: 2, role: &role, before: "", variables: &logged }.run().must_be_fine();
         }
+    }
+}
+
+/// Regression: a program that a rank had started, and that is no rank, waited in that rank's place for two minutes, and
+/// nobody said so.
+#[test]
+fn a_program_in_a_ranks_place_is_told_so_at_once() {
+    for variables in [SHM, NET] {
+        for of in ["0", "1"] {
+            Job { ranks: 2, role: &format!("helpers {of}"), before: "", variables }.run().must_be_fine();
+        }
+    }
+    // At a place that the user names.
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let place = format!("127.0.0.1:{port}");
+    Job { ranks: 2, role: "helpers 1", before: "", variables: &[("NCCL_COMM_ID", &place)] }.run().must_be_fine();
+}
+
+/// Programs of all ranks in all ranks' places are a world like any other.
+#[test]
+fn programs_that_all_ranks_start_meet() {
+    for variables in [SHM, NET] {
+        Job { ranks: 3, role: "helpers all", before: "", variables }.run().must_be_fine();
     }
 }
 

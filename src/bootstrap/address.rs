@@ -141,7 +141,8 @@ impl HostPort {
             }
             Host::Name(name) => {
                 let named = |error| Error::system(format!("looking up the host '{name}'"), error);
-                Ok((name.as_str(), self.port).to_socket_addrs().map_err(named)?.collect())
+                let found = (name.as_str(), self.port).to_socket_addrs().map_err(named)?.collect();
+                Ok(on_own_loopback(found, self.port, interfaces))
             }
         }
     }
@@ -165,6 +166,20 @@ impl HostPort {
             Host::Scoped(..) => false,
             Host::Name(name) => name.eq_ignore_ascii_case("localhost"),
         }
+    }
+}
+
+/// The addresses of a name; if it leads to a loopback address that this machine does not have, the one that it has: a
+/// machine with IPv6 only may list `localhost`, and its own name, with IPv4's addresses.
+fn on_own_loopback(found: Vec<SocketAddr>, port: u16, interfaces: &[Interface]) -> Vec<SocketAddr> {
+    let mut own = interfaces.iter().filter(|interface| interface.running && interface.address.is_loopback());
+    let is_elsewhere = |address: &SocketAddr| {
+        let mut same_family = own.clone().filter(|own| own.address.is_ipv4() == address.is_ipv4());
+        address.ip().is_loopback() && same_family.next().is_none()
+    };
+    match !found.is_empty() && found.iter().all(is_elsewhere) {
+        true => own.next().map_or(found, |own| vec![SocketAddr::new(own.address, port)]),
+        false => found,
     }
 }
 
@@ -275,6 +290,32 @@ mod tests {
         // `rsccl run` gives its ranks such a place, whatever the family of the network is.
         assert_eq!(resolve("127.0.0.1:9", Family::V6).unwrap(), ["127.0.0.1:9"]);
         assert_eq!(resolve("[::1]:9", Family::V4).unwrap(), ["[::1]:9"]);
+    }
+
+    #[test]
+    fn a_name_of_loopback_leads_to_the_loopback_that_the_machine_has() {
+        let has = |address: &str| Interface {
+            name: "lo".into(),
+            address: address.parse().unwrap(),
+            netmask: address.parse().unwrap(),
+            scope: 0,
+            running: true,
+        };
+        let at = |list: &[&str]| list.iter().map(|text| text.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let (v4, v6, network) = (has("127.0.0.1"), has("::1"), has("fd00::5"));
+        for (found, own, used) in [
+            (&["127.0.0.1:9"][..], vec![&v6, &network], &["[::1]:9"][..]),
+            (&["127.0.1.1:9"], vec![&network, &v6], &["[::1]:9"]),
+            (&["[::1]:9"], vec![&v4], &["127.0.0.1:9"]),
+            (&["127.0.1.1:9"], vec![&v4, &v6], &["127.0.1.1:9"]),
+            (&["127.0.0.1:9", "[::1]:9"], vec![&v6], &["127.0.0.1:9", "[::1]:9"]),
+            (&["127.0.1.1:9", "[fd00::5]:9"], vec![&v6, &network], &["127.0.1.1:9", "[fd00::5]:9"]),
+            (&["127.0.0.1:9"], vec![&network], &["127.0.0.1:9"]),
+            (&[], vec![&v6], &[]),
+        ] {
+            let own: Vec<Interface> = own.into_iter().cloned().collect();
+            assert_eq!(on_own_loopback(at(found), 9, &own), at(used), "{found:?}");
+        }
     }
 
     #[test]

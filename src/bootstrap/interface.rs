@@ -151,7 +151,7 @@ impl std::fmt::Display for Rules {
 /// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this
 /// machine.
 pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&SocketAddr>) -> Result<Vec<Interface>> {
-    let mut usable: Vec<&Interface> = all.iter().filter(|interface| is_usable(interface, family)).collect();
+    let mut usable: Vec<&Interface> = usable(all, family).collect();
     usable.sort_by_key(|interface| reach_of(interface));
     let pick = |wanted: &dyn Fn(&Interface) -> bool| {
         let mut picked: Vec<Interface> = Vec::new();
@@ -196,8 +196,8 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
 
 /// The usable interface whose subnet contains `near`: for a bootstrap with a fixed or loopback address.
 pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
-    let mut usable = all.iter().filter(|interface| is_usable(interface, family) && rules.allow(&interface.name));
-    usable.find(|interface| is_in_subnet(interface, near)).cloned()
+    let mut allowed = usable(all, family).filter(|interface| rules.allow(&interface.name));
+    allowed.find(|interface| is_in_subnet(interface, near)).cloned()
 }
 
 /// The name of an interface in a rule, without the number behind a colon.
@@ -231,12 +231,14 @@ fn reach_of(interface: &Interface) -> Reach {
     }
 }
 
-fn is_usable(interface: &Interface, family: Family) -> bool {
-    interface.running && family.allows(interface.address) && !is_v6_loopback(interface)
-}
-
-fn is_v6_loopback(interface: &Interface) -> bool {
-    interface.address.is_ipv6() && interface.address.is_loopback()
+/// The interfaces that are up and of the family. Ranks of one host must meet on one loopback: IPv4's, and IPv6's only
+/// where there is no other.
+fn usable(all: &[Interface], family: Family) -> impl Iterator<Item = &Interface> {
+    let fits = move |interface: &Interface| interface.running && family.allows(interface.address);
+    let is_loopback =
+        |interface: &Interface, v6: bool| interface.address.is_loopback() && interface.address.is_ipv6() == v6;
+    let has_v4 = all.iter().any(|interface| fits(interface) && is_loopback(interface, false));
+    all.iter().filter(move |interface| fits(interface) && !(has_v4 && is_loopback(interface, true)))
 }
 
 /// Whether `address` is in the interface's subnet and, if it is link-local, on the interface's link.
@@ -267,7 +269,6 @@ const NOTHING: &str = "no usable network interface";
 
 fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
     let state = |interface: &Interface| match interface.running {
-        _ if is_v6_loopback(interface) => "never used: the only loopback address that is used is IPv4's",
         true if interface.address.is_loopback() => "running, loopback",
         true => "running",
         false => "not running",
@@ -437,10 +438,21 @@ mod tests {
     }
 
     #[test]
-    fn the_ipv6_loopback_is_said_to_be_unused_and_not_to_be_running() {
-        let only = [interface("lo", "::1", 128)];
-        let error = choose(&only, &"lo".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
-        assert!(error.contains("lo (::1, never used: the only loopback address that is used is IPv4's)"), "{error}");
+    fn the_ipv6_loopback_is_used_where_there_is_no_other() {
+        let chosen = |list: &[Interface], family| {
+            choose(list, &"lo".parse().unwrap(), family, None).map(|found| found[0].address.to_string())
+        };
+        let (v4, v6) = (interface("lo", "127.0.0.1", 8), interface("lo", "::1", 128));
+        assert_eq!(chosen(&[v6.clone(), v4.clone()], Family::Any).unwrap(), "127.0.0.1");
+        assert_eq!(chosen(&[v6.clone(), v4.clone()], Family::V6).unwrap(), "::1");
+        assert_eq!(chosen(&[v6.clone(), Interface { running: false, ..v4 }], Family::Any).unwrap(), "::1");
+        let error = chosen(std::slice::from_ref(&v6), Family::V4).unwrap_err().to_string();
+        assert!(error.contains("lo (::1, running, loopback)"), "{error}");
+        // Others reach a network's address, so that is better.
+        let list = [v6, interface("eth0", "fd00::5", 64)];
+        assert_eq!(choose(&list, &Rules::default(), Family::Any, None).unwrap()[0].name, "eth0");
+        let near = "[::1]:5".parse().unwrap();
+        assert_eq!(nearest(&list, &Rules::default(), Family::Any, &near).unwrap().name, "lo");
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod join;
 mod shared;
 mod shortage;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::PoisonError;
@@ -56,6 +57,8 @@ pub struct NetBootstrap {
     attempts: Mutex<HashMap<u32, u32>>,
     options: Options,
     _files: OpenFiles,
+    /// What lives as long as this.
+    held: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// How long a wait polls before it looks at the abort flag again, which does not wake it.
@@ -139,7 +142,13 @@ impl NetBootstrap {
             attempts: Mutex::default(),
             options: options.clone(),
             _files: files,
+            held: None,
         })
+    }
+
+    /// Keeps `what` for as long as this lives.
+    pub(crate) fn hold(&mut self, what: impl Any + Send + Sync) {
+        self.held = Some(Box::new(what));
     }
 
     /// Begins to connect to the neighbours, which listen at `addresses`.

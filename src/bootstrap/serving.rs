@@ -2,7 +2,7 @@
 //! may not be usable yet.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::HostPort;
@@ -14,7 +14,8 @@ use crate::bootstrap::{Options, lookup, reach, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sys::{clock, interfaces, poller, ports};
+use crate::sys::interfaces::{self, Interface};
+use crate::sys::{clock, poller, ports};
 
 /// The listeners of one service, with their addresses: at least one.
 #[derive(Debug)]
@@ -181,6 +182,12 @@ fn taken(error: &Error, holder: &Holder) -> Error {
     Error::new(Kind::System, message).with_source(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
+/// Whether loopback has IPv4's address. Assumed where the system does not tell.
+fn has_v4_loopback(all: &[Interface]) -> bool {
+    let mut loopbacks = all.iter().map(|interface| interface.address).filter(IpAddr::is_loopback).peekable();
+    loopbacks.peek().is_none() || loopbacks.any(|address| address.is_ipv4())
+}
+
 impl ServiceListeners {
     /// One listener.
     pub(super) fn one(socket: TcpListener, address: SocketAddr) -> ServiceListeners {
@@ -199,9 +206,13 @@ impl ServiceListeners {
     /// An address at which this process reaches the service.
     pub(super) fn near(&self) -> SocketAddr {
         let address = self.addresses[0];
-        // A listener of both families takes IPv4 too, which loopback has even where IPv6 is switched off.
-        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
-        if address.ip().is_unspecified() { loopback } else { address }
+        if !address.ip().is_unspecified() {
+            return address;
+        }
+        // A listener of both families takes IPv4 too, which loopback has nearly everywhere.
+        let is_v4 = address.is_ipv4() || has_v4_loopback(&interfaces::list().unwrap_or_default());
+        let loopback: IpAddr = if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        SocketAddr::new(loopback, address.port())
     }
 
     /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
@@ -228,6 +239,16 @@ mod tests {
     use super::*;
     use crate::bootstrap::auth::Purpose;
     use crate::sync::AbortFlag;
+
+    #[test]
+    fn loopback_is_ipv6s_only_where_ipv4_has_none() {
+        let named = |address: &str| {
+            let (address, netmask) = (address.parse().unwrap(), address.parse().unwrap());
+            Interface { name: "any".to_owned(), address, netmask, scope: 0, running: true }
+        };
+        assert!(has_v4_loopback(&[]) && has_v4_loopback(&[named("::1"), named("127.0.0.1")]));
+        assert!(has_v4_loopback(&[named("10.0.0.1")]) && !has_v4_loopback(&[named("10.0.0.1"), named("::1")]));
+    }
 
     fn alone() -> ListenRules {
         let terms = Terms { key: [1; 32], purpose: Purpose::Store, communicator: 0, job: None };

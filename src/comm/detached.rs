@@ -321,6 +321,7 @@ impl Detached {
     ///
     /// # Errors
     /// As [`Communicator::send_recv`].
+    #[cfg(feature = "cpp")]
     pub(crate) fn messages(&self, messages: Vec<Message<'static>>) -> Result<()> {
         if self.is_home()? { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
     }
@@ -357,6 +358,7 @@ impl Detached {
     ///
     /// # Errors
     /// As [`Detached::begin`].
+    #[cfg(feature = "cpp")]
     pub(crate) fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
         check_messages(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();

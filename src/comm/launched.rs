@@ -4,6 +4,7 @@ use crate::bootstrap::Options;
 use crate::comm::meeting::LaunchMeeting;
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
+use crate::comm::stand_in::{RankMark, StandIn};
 use crate::comm::{Communicator, Settings};
 use crate::config::launch::Launch;
 use crate::config::{Config, Environment};
@@ -61,9 +62,19 @@ impl Communicator {
         let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
+        let stand_in = StandIn::find(&launch, &options, &environment);
+        let mark = RankMark::set(&launch, &options, &environment);
         let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
         Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
-            Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
+            let watch = stand_in.as_ref().and_then(StandIn::watch);
+            let joined = meeting.join(&Wait::new(timeout, abort));
+            drop(watch);
+            let mut bootstrap = joined.map_err(|error| match &stand_in {
+                Some(stand_in) => stand_in.explain(error),
+                None => error,
+            })?;
+            bootstrap.hold(mark);
+            Ok(Box::new(bootstrap))
         })
     }
 }

@@ -17,9 +17,7 @@ pub(crate) struct Ancestor {
 /// The ancestors of this process, as far as `/proc` shows them; none where it is hidden.
 pub(super) fn of_this_process() -> Vec<Ancestor> {
     let mut found = Vec::new();
-    // In a process namespace of its own a container may show the `/proc` of another: there our numbers are others'.
-    let own = std::fs::read_link("/proc/self").ok();
-    if own.is_none_or(|own| own.as_os_str() != &*std::process::id().to_string()) {
+    if !is_own_proc() {
         return found;
     }
     let mut next = std::os::unix::process::parent_id();
@@ -29,6 +27,18 @@ pub(super) fn of_this_process() -> Vec<Ancestor> {
         next = parent;
     }
     found
+}
+
+/// This process itself; `None` where `/proc` is hidden or another's.
+pub(super) fn this_process() -> Option<Ancestor> {
+    is_own_proc().then(|| look_up(std::process::id())).flatten().map(|(_, own)| own)
+}
+
+/// Whether `/proc` shows the numbers by which this process knows itself and others: in a process namespace of its own a
+/// container may show the `/proc` of another.
+fn is_own_proc() -> bool {
+    let own = std::fs::read_link("/proc/self").ok();
+    own.is_some_and(|own| own.as_os_str() == &*std::process::id().to_string())
 }
 
 /// The parent of `process`, and what is known of `process` itself.

@@ -56,6 +56,11 @@ impl Environment {
         if self.is_of_this_process { ancestors::of_this_process() } else { Vec::new() }
     }
 
+    /// This process, if these are its variables and the system shows it.
+    pub(crate) fn this_process(&self) -> Option<Ancestor> {
+        if self.is_of_this_process { ancestors::this_process() } else { None }
+    }
+
     /// The value of `name`; an empty value counts as unset, as in NCCL.
     ///
     /// # Errors

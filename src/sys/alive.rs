@@ -1,6 +1,7 @@
 //! Whether another process of this host still runs.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use crate::sys::open;
@@ -26,16 +27,21 @@ impl Process {
     /// memory before it reports its end. False if that cannot be determined, or if the number belongs to a new process
     /// now.
     pub fn has_ended(self) -> bool {
-        // SAFETY: the call takes two numbers.
-        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
-        // SAFETY: it is what the call has just returned.
-        let handle = match unsafe { open::own(i32::try_from(raw).unwrap_or(-1)) } {
+        let handle = match handle(self.0) {
             Ok(handle) => handle,
             Err(error) => return error.raw_os_error() == Some(libc::ESRCH),
         };
         // Also ready for a process that has ended but that its parent has not reaped.
         wait_ready(&[(handle.as_fd(), Want::Read)], Some(Duration::ZERO)).is_ok_and(|ready| ready == [true])
     }
+}
+
+/// A descriptor of the process with this number, which is readable once the process has ended.
+pub(crate) fn handle(number: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two numbers.
+    let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+    // SAFETY: it is what the call has just returned.
+    unsafe { open::own(i32::try_from(raw).unwrap_or(-1)) }
 }
 
 #[cfg(test)]

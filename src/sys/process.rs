@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sys::{limits, open};
+use crate::sys::{alive, limits, open};
 
 /// A signal's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -201,6 +201,14 @@ impl Group {
     /// The child's number.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// A descriptor that is readable once the child has ended.
+    ///
+    /// # Errors
+    /// The system's error: no descriptor is left, or a kernel before Linux 5.3.
+    pub fn handle(&self) -> io::Result<OwnedFd> {
+        alive::handle(libc::pid_t::try_from(self.child.id()).map_err(io::Error::other)?)
     }
 
     /// The pipe to the command's input, once, if it has one.

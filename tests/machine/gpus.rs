@@ -1,8 +1,8 @@
 //! Whether a test has the GPUs that it needs: the one place where a test of GPUs may have nothing to do. The tests of the
 //! library use this file too.
 //!
-//! Outside of virtual machines a computer without a GPU skips such tests. On a virtual machine there are GPUs: a test that
-//! finds none, or fewer than it needs, fails there. Each test that has its GPUs says so in a line, and [`all_have_seen`]
+//! Outside of virtual machines a computer without a GPU skips such tests, and one with fewer GPUs than a test needs skips
+//! that test. On a virtual machine a test that finds fewer GPUs than it needs fails. Each test that has its GPUs says so in a line, and [`all_have_seen`]
 //! compares these lines with the tests that passed, so that none passes because it looked for no GPU.
 
 use std::collections::BTreeSet;
@@ -13,8 +13,10 @@ use std::sync::Once;
 /// The GPUs that the driver told of, if there are at least as many as the test needs. `None`: the test is skipped.
 ///
 /// # Panics
-/// On a virtual machine where there are fewer, and where `RSCCL_TEST_REAL_GPU` says that there is a real GPU.
+/// On a virtual machine where there are fewer, and where `RSCCL_TEST_REAL_GPU` says that there is a real GPU and none is
+/// found.
 pub(crate) fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>) -> Option<&'static [T]> {
+    let found = told.as_ref().map_or(0, |gpus| gpus.len());
     let why = match told {
         Ok(gpus) if gpus.len() >= needed => {
             let (test, process) = (name(), std::process::id());
@@ -25,10 +27,25 @@ pub(crate) fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>
         Err(error) => error.to_string(),
     };
     assert!(variable("VCUDA_STATE").is_empty(), "a virtual machine has GPUs, but: {why}");
-    assert!(variable("RSCCL_TEST_REAL_GPU") != "1", "RSCCL_TEST_REAL_GPU says that there is a GPU, but: {why}");
+    let line = skipped(found, variable("RSCCL_TEST_REAL_GPU") == "1", &why);
     static TOLD: Once = Once::new();
-    TOLD.call_once(|| say(&format!("skipped: no GPU for the tests of this program that need one: {why}")));
+    match found {
+        0 => TOLD.call_once(|| say(&line)),
+        _ => say(&line),
+    }
     None
+}
+
+/// The line about a test that has fewer GPUs than it needs, of which this process has found `found`.
+///
+/// # Panics
+/// If there is none although one `is_promised`.
+fn skipped(found: usize, is_promised: bool, why: &str) -> String {
+    assert!(found > 0 || !is_promised, "RSCCL_TEST_REAL_GPU says that there is a GPU, but: {why}");
+    match found {
+        0 => format!("skipped: no GPU for the tests of this program that need one: {why}"),
+        _ => format!("skipped: {}: {why}", name()),
+    }
 }
 
 /// What is wrong with a run of tests on a virtual machine, of which `output` is left: not all passed, or one has not seen
@@ -89,5 +106,18 @@ fn a_run_in_which_a_test_saw_no_gpu_is_found_out() {
     assert_eq!(
         (named("2x4-mnnvl"), named("8-cube-mesh"), named("1"), named("own.toml")),
         (Some(4), Some(8), Some(1), None)
+    );
+}
+
+#[test]
+fn only_a_machine_without_any_gpu_breaks_the_promise_of_one() {
+    let line = skipped(1, true, "the test needs 4 GPUs and finds 1");
+    assert!(line.starts_with("skipped: ") && line.ends_with(": the test needs 4 GPUs and finds 1"), "{line}");
+    assert_eq!(line, skipped(1, false, "the test needs 4 GPUs and finds 1"));
+    assert!(skipped(0, false, "no driver").ends_with("need one: no driver"));
+    let broken = std::panic::catch_unwind(|| skipped(0, true, "no driver")).unwrap_err();
+    assert_eq!(
+        broken.downcast_ref::<String>().unwrap(),
+        "RSCCL_TEST_REAL_GPU says that there is a GPU, but: no driver"
     );
 }

@@ -46,7 +46,7 @@ struct Config {
     /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. Processes that share a GPU take
     /// turns there then, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
-    /// The least channels of a call that has as many slots to fill; at most 4 in memory that the ranks of a host share.
+    /// A call uses at least this many channels, if it fills at least one slot on each; at most 4 in memory that the ranks of a host share.
     /// `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     std::optional<std::uint32_t> min_channels = {};
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.

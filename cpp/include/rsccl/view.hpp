@@ -129,7 +129,8 @@ struct IsVectorOfBool : std::false_type {};
 template <class Allocator>
 struct IsVectorOfBool<std::vector<bool, Allocator>> : std::true_type {};
 
-/// Where the elements of a buffer begin. Null for what is no buffer: check_buffer() says that, and no error stands beside its.
+/// Where the elements of a buffer begin. For an argument that is no buffer the function yields null, so that the assertions of
+/// check_buffer() are the only errors of the compiler.
 template <class C>
 constexpr auto data_of(C& buffer) noexcept {
     if constexpr (IsBuffer<C&>::value) {
@@ -162,7 +163,8 @@ struct ElementOf<C, true> {
 template <class C>
 using element_of = typename ElementOf<C>::type;
 
-/// The data type of T. Of a T that buffers may not hold, any: check_buffer() and the like say that, and no other error stands before theirs.
+/// The data type of T. For a T that buffers may not hold the function yields some type, so that the assertions of check_buffer() and
+/// the like are the only errors of the compiler.
 template <class T>
 constexpr DataType data_type_or_any() noexcept {
     if constexpr (std::is_void_v<T>) {
@@ -195,7 +197,8 @@ constexpr void check_buffer() {
                   "std::array, an array, std::span, rsccl::view");
 }
 
-/// Whether a T may be an element, or is none because there is no buffer, which check_buffer() says.
+/// Whether a T may be an element. True for void too, the element type of an argument that is no buffer: check_buffer() refuses that
+/// argument with a sentence of its own.
 template <class T>
 constexpr bool is_element_or_void() noexcept {
     if constexpr (std::is_void_v<T>) {

@@ -27,7 +27,8 @@ pub(crate) fn complain(line: &str) {
     drop(written);
 }
 
-/// Writes all of `bytes`, past the buffers of the standard library: one that has written a part does not say which.
+/// Writes all of `bytes`. It bypasses the buffers of the standard library, because after an error such a buffer does
+/// not tell how much of its content was written.
 fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> std::io::Result<()> {
     let mut file = File::from(stream.try_clone_to_owned()?);
     while !bytes.is_empty() {

@@ -3,6 +3,7 @@
 //! One thread serves everything: the ranks' exits, their output, the launcher's own signals and deadlines.
 
 mod bind;
+mod ends;
 mod input;
 mod job;
 mod output;
@@ -12,7 +13,7 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -24,13 +25,15 @@ use rsccl::{Error, Result};
 
 use crate::print;
 use bind::Bind;
-use job::Job;
+use ends::Ends;
+use job::{Job, Wishes};
+use output::Prefix;
 
 /// Starts processes of this host as the ranks of one world
 ///
-/// Output is passed on line by line, each line with its rank in front. Rank 0 gets this command's standard input, the
+/// Output is passed on line by line, each line with its rank in front (not with --no-prefix). Rank 0 gets this command's standard input, the
 /// other ranks get none. The exit code is that of the first rank that failed, or 128 + N for signal N; when one has
-/// failed, the others are ended.
+/// failed, the others are ended. A rank that was killed, or broke down by a signal such as SIGSEGV, counts as the first.
 ///
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which then have 30 seconds to end; a second signal
 /// kills them. SIGUSR1 and SIGUSR2 are passed on. A signal that this command ignored from its start stays ignored, here
@@ -53,6 +56,9 @@ pub(crate) struct Arguments {
     /// Also writes each rank's output to rank-0.log, rank-1.log, .. in this folder, without prefixes
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
+    /// Passes the ranks' lines on as they are, without the rank in front. Lines of several ranks are not mixed
+    #[arg(long)]
+    no_prefix: bool,
     /// Ends the job after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -72,10 +78,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
     let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
-    let mut groups = Vec::with_capacity(arguments.ranks as usize);
+    let (mut groups, mut ends) = (Vec::with_capacity(arguments.ranks as usize), Ends::new()?);
     for rank in 0..arguments.ranks {
         match Group::start_on(&mut command(arguments, &meeting, rank), on(rank)) {
-            Ok(group) => groups.push(group),
+            Ok(group) => {
+                ends.watch(&group);
+                groups.push(group);
+            }
             Err(error) => {
                 let name = arguments.program[0].to_string_lossy();
                 print::complain(&format!("rsccl run: cannot start {name} as rank {rank}: {error}"));
@@ -88,28 +97,31 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             }
         }
     }
-    let code = Job::new(groups, signals, (arguments.timeout, logs.unwrap_or_default()))?.serve()?;
+    let prefix = if arguments.no_prefix { Prefix::Nothing } else { Prefix::Rank };
+    let wishes = Wishes { timeout: arguments.timeout, logs: logs.unwrap_or_default(), prefix };
+    let code = Job::new((groups, ends), signals, wishes)?.serve()?;
     Ok(ExitCode::from(code))
 }
 
 /// The variables by which the ranks find each other.
 struct Meeting {
-    port: u16,
+    place: SocketAddr,
     secret: String,
 }
 
 impl Meeting {
     fn arrange() -> Result<Meeting> {
-        let system = |call: &'static str| move |error| Error::system(call, error);
-        // The port is free now; rank 0's store takes it a moment later.
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(system("looking for a free port"))?;
-        let port = listener.local_addr().map_err(system("looking for a free port"))?.port();
+        // The port is free now; rank 0's store takes it a moment later. Some machines have IPv6 alone.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .or_else(|error| TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).map_err(|_| error));
+        let place = listener.and_then(|listener| listener.local_addr());
+        let place = place.map_err(|error| Error::system("looking for a free port on loopback", error))?;
         let bytes = random::bytes::<SECRET_BYTES>()?;
         let mut secret = String::with_capacity(2 * SECRET_BYTES);
         for byte in bytes {
             write!(secret, "{byte:02x}").map_err(|_| Error::internal("a String takes everything"))?;
         }
-        Ok(Meeting { port, secret })
+        Ok(Meeting { place, secret })
     }
 }
 
@@ -127,9 +139,9 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     for name in SIZE_NAMES {
         command.env(name, arguments.ranks.to_string());
     }
-    command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", meeting.port.to_string());
+    command.env("MASTER_ADDR", meeting.place.ip().to_string()).env("MASTER_PORT", meeting.place.port().to_string());
     // Set under the stronger name too: a configuration file may name a store for other jobs.
-    command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
+    command.env("RSCCL_STORE", format!("tcp://{}", meeting.place));
     command.env("RSCCL_SECRET", &meeting.secret);
     // Tells these numbers from those that people set by hand: a launcher that a rank starts must not take them for its own.
     command.env("RSCCL_RUN", std::process::id().to_string());
@@ -176,8 +188,8 @@ const MEETING_NAMES: [&str; 5] = ["MASTER_ADDR", "MASTER_PORT", "RSCCL_STORE", "
 const MAX_RANKS: i64 = 4096;
 const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
 const SECRET_BYTES: usize = 32;
-/// The two pipes that stay open.
-const FILES_PER_RANK: u64 = 2;
+/// The two pipes that stay open, and the handle of the process.
+const FILES_PER_RANK: u64 = 3;
 /// The log file, once for each of the two streams that are written to it.
 const FILES_PER_LOG: u64 = 2;
 /// The launcher's own files, and the other ends of a rank's pipes while it starts.

@@ -1,30 +1,43 @@
 //! The life of a job: it ends when all ranks have ended, when one fails, or when the user or the deadline ends it.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rsccl::internals::sys::clock;
 use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
 use rsccl::{Error, Result};
 
+use super::ends::{Ends, cause};
 use super::input::Input;
-use super::output::{Inlet, Outlet, OutputEnd};
+use super::output::{Inlet, Outlets, OutputEnd, Prefix, STDERR, STDOUT, Speaker};
+
+/// What the user asked for beside the ranks.
+#[derive(Debug)]
+pub(crate) struct Wishes {
+    pub(crate) timeout: Option<Duration>,
+    /// The ranks' log files, in rank order; none if they have none.
+    pub(crate) logs: Vec<File>,
+    /// What stands before the lines of the ranks.
+    pub(crate) prefix: Prefix,
+}
 
 /// The ranks, their output, and the phase of the job.
 #[derive(Debug)]
 pub(crate) struct Job {
     ranks: Vec<RankProcess>,
+    /// The order in which ranks end.
+    ends: Ends,
     signals: Signals,
-    /// Standard output and standard error.
-    outlets: [Outlet; 2],
+    /// Standard output and standard error; one outlet if they are one file.
+    outlets: Outlets,
     /// Standard input, while rank 0 may take more of it.
     input: Option<Input>,
     timeout_at: Option<Instant>,
     phase: Phase,
     /// The exit code, once the job has failed.
     code: Option<u8>,
-    /// The ranks that failed, in the order in which they were seen, until the cause is named.
+    /// The ranks that failed, in the order in which they ended, until the cause is named.
     failures: Vec<(usize, Exit)>,
     /// The user's signal to end the job, once it was passed on.
     asked: Option<Signal>,
@@ -81,32 +94,28 @@ enum Part {
 }
 
 impl Job {
-    /// The job of `groups`, in rank order, with its time limit and the ranks' log files, if they have any.
-    pub(crate) fn new(
-        mut groups: Vec<Group>,
-        signals: Signals,
-        (timeout, logs): (Option<Duration>, Vec<File>),
-    ) -> Result<Job> {
-        let system = |error| Error::system("duplicating standard output and error", error);
-        let outlets =
-            [Outlet::new(std::io::stdout()).map_err(system)?, Outlet::new(std::io::stderr()).map_err(system)?];
+    /// The job of `groups`, in rank order.
+    pub(crate) fn new((mut groups, ends): (Vec<Group>, Ends), signals: Signals, wishes: Wishes) -> Result<Job> {
+        let Wishes { timeout, logs, prefix } = wishes;
+        let outlets = Outlets::of_this_process(prefix)
+            .map_err(|error| Error::system("duplicating standard output and error", error))?;
         // If the launcher's standard input is closed, rank 0 sees the end of its input.
         let input =
             groups.first_mut().and_then(Group::take_input).and_then(|pipe| Input::new(std::io::stdin(), pipe).ok());
         let start = |(rank, mut group): (usize, Group)| -> Result<RankProcess> {
             let (stdout, stderr) = group.take_output();
-            let log = || {
-                logs.get(rank)
-                    .map(File::try_clone)
-                    .transpose()
-                    .map_err(|error| Error::system("duplicating a log file", error))
+            let inlet = |pipe: OwnedFd, stream| {
+                let log = logs.get(rank).map(File::try_clone).transpose();
+                let log = log.map_err(|error| Error::system("duplicating a log file", error))?;
+                Ok(Inlet::new(pipe, Speaker { rank, stream }, log))
             };
-            let stdout = stdout.map(|pipe| Ok(Inlet::new(pipe, rank, log()?))).transpose()?;
-            let stderr = stderr.map(|pipe| Ok(Inlet::new(pipe, rank, log()?))).transpose()?;
+            let stdout = stdout.map(|pipe| inlet(pipe.into(), STDOUT)).transpose()?;
+            let stderr = stderr.map(|pipe| inlet(pipe.into(), STDERR)).transpose()?;
             Ok(RankProcess { group, exit: None, inlets: [stdout, stderr] })
         };
         Ok(Job {
             ranks: groups.into_iter().enumerate().map(start).collect::<Result<_>>()?,
+            ends,
             signals,
             outlets,
             input,
@@ -171,7 +180,7 @@ impl Job {
     fn is_over(&self) -> bool {
         let ended = matches!(self.phase, Phase::Draining(_));
         let silent = self.ranks.iter().all(|rank| rank.inlets.iter().all(Option::is_none));
-        ended && silent && self.outlets.iter().all(Outlet::is_empty)
+        ended && silent && self.outlets.are_empty()
     }
 
     /// Waits until a descriptor is ready, and says which.
@@ -184,7 +193,7 @@ impl Job {
                 }
             }
         }
-        for (stream, outlet) in self.outlets.iter().enumerate().filter(|(_, outlet)| !outlet.is_empty()) {
+        for (stream, outlet) in self.outlets.iter().filter(|(_, outlet)| !outlet.is_empty()) {
             parts.push((Part::Outlet(stream), outlet.as_fd(), Want::Write));
         }
         if let (Some(input), true) = (&self.input, self.phase.is_running()) {
@@ -244,7 +253,12 @@ impl Job {
 
     /// Finds ranks that have ended, and those that failed.
     fn look_after_ranks(&mut self) -> Result<()> {
-        for (number, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.exit.is_none()) {
+        // Those whose order is known, then all others.
+        for number in self.ends.seen()?.into_iter().chain(0..self.ranks.len()) {
+            let rank = &mut self.ranks[number];
+            if rank.exit.is_some() {
+                continue;
+            }
             rank.exit = rank.group.exit()?;
             if let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) {
                 self.failures.push((number, exit));
@@ -264,12 +278,10 @@ impl Job {
         Ok(())
     }
 
-    /// Says which rank failed, and takes its exit code for the job's. Of several, a death by signal is the likelier
-    /// cause of the others; else it is the first that was seen.
+    /// Says which rank failed, and takes its exit code for the job's: of several, the likeliest cause of the others.
     fn name_failure(&mut self) {
         let failures = std::mem::take(&mut self.failures);
-        let by_signal = failures.iter().find(|(_, exit)| matches!(exit, Exit::Signal(_)));
-        let (Some((number, exit)), None) = (by_signal.or(failures.first()).copied(), self.code) else { return };
+        let (Some((number, exit)), None) = (cause(&failures), self.code) else { return };
         self.code = Some(exit_code(exit));
         // The effect of the user's own signal needs no message.
         if self.asked.is_some_and(|asked| exit == Exit::Signal(asked)) {
@@ -287,15 +299,17 @@ impl Job {
 
     /// When the next line that has begun is to be shown without its end.
     fn show_at(&self) -> Option<Instant> {
-        let inlets = self.ranks.iter().flat_map(|rank| rank.inlets.iter().zip(&self.outlets));
-        inlets.filter(|(_, outlet)| outlet.is_watched()).filter_map(|(inlet, _)| inlet.as_ref()?.show_at()).min()
+        let inlets = self.ranks.iter().flat_map(|rank| rank.inlets.iter().enumerate());
+        let watched = inlets.filter(|(stream, _)| self.outlets[*stream].is_watched());
+        watched.filter_map(|(_, inlet)| inlet.as_ref()?.show_at()).min()
     }
 
     /// Shows lines that have begun and whose ends do not come; says what a second signal does, if the first has not
     /// ended the ranks.
     fn keep_company(&mut self, now: Instant) {
         for rank in &mut self.ranks {
-            for (inlet, outlet) in rank.inlets.iter_mut().zip(&mut self.outlets) {
+            for (stream, inlet) in rank.inlets.iter_mut().enumerate() {
+                let outlet = &mut self.outlets[stream];
                 if let (Some(inlet), true) = (inlet, outlet.is_watched()) {
                     inlet.show_begun(now, outlet);
                 }
@@ -331,9 +345,7 @@ impl Job {
                 self.kill();
             }
             // A slow reader of our output is waited for; an open pipe without data is not.
-            Phase::Draining(moment) if now >= moment && self.outlets.iter().all(Outlet::is_empty) => {
-                self.give_up_inlets()
-            }
+            Phase::Draining(moment) if now >= moment && self.outlets.are_empty() => self.give_up_inlets(),
             Phase::Draining(moment) if now >= moment => self.phase = Phase::Draining(now + DRAIN),
             Phase::Running | Phase::Settling(_) | Phase::Ending(_) | Phase::Killed | Phase::Draining(_) => {}
         }
@@ -365,9 +377,9 @@ impl Job {
 
     fn give_up_inlets(&mut self) {
         for rank in &mut self.ranks {
-            for (inlet, outlet) in rank.inlets.iter_mut().zip(&mut self.outlets) {
+            for (stream, inlet) in rank.inlets.iter_mut().enumerate() {
                 if let Some(inlet) = inlet.take() {
-                    inlet.finish(outlet);
+                    inlet.finish(&mut self.outlets[stream]);
                 }
             }
         }
@@ -375,7 +387,7 @@ impl Job {
 
     fn give_up_output(&mut self) {
         self.give_up_inlets();
-        self.outlets.iter_mut().for_each(Outlet::give_up);
+        self.outlets.give_up();
     }
 
     /// The running ranks in words, such as "ranks 0, 2-3".
@@ -424,5 +436,3 @@ const DRAIN: Duration = Duration::from_secs(1);
 const MAX_DRAINED_BYTES: usize = 2 << 20;
 /// The code that `timeout` uses.
 const EXIT_TIMEOUT: u8 = 124;
-const STDOUT: usize = 0;
-const STDERR: usize = 1;

@@ -1,9 +1,11 @@
-//! Merges the ranks' output: whole lines, each with its rank in front, in bounded memory. The beginning of a line whose
-//! end does not come is shown after a moment: it may be a question.
+//! Merges the ranks' output: whole lines, each with its rank in front unless the user wants none, in bounded memory.
+//! The beginning of a line whose end does not come is shown after a moment: it may be a question.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
+use std::ops::{Index, IndexMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use rsccl::internals::sys::clock;
@@ -22,8 +24,8 @@ pub(crate) struct Inlet {
 }
 
 impl Inlet {
-    pub(crate) fn new(pipe: impl Into<OwnedFd>, rank: usize, log: Option<File>) -> Inlet {
-        Inlet { pipe: File::from(pipe.into()), lines: Lines::new(rank), log, came_at: clock::now() }
+    pub(crate) fn new(pipe: impl Into<OwnedFd>, speaker: Speaker, log: Option<File>) -> Inlet {
+        Inlet { pipe: File::from(pipe.into()), lines: Lines::new(speaker), log, came_at: clock::now() }
     }
 
     /// Reads what has arrived into `outlet` and yields the number of bytes; `None` at the end. Call it when the pipe is
@@ -36,7 +38,8 @@ impl Inlet {
                 if let Some(log) = &mut self.log
                     && let Err(error) = writing::without_signal(|| log.write_all(&bytes[..count]))
                 {
-                    outlet.say(&format!("rsccl run: rank {}'s log file cannot be written: {error}", self.lines.rank));
+                    let rank = self.lines.speaker.rank;
+                    outlet.say(&format!("rsccl run: rank {rank}'s log file cannot be written: {error}"));
                     self.log = None;
                 }
                 self.lines.feed(&bytes[..count], &mut outlet.merged);
@@ -93,10 +96,10 @@ pub(crate) enum OutputEnd {
 }
 
 impl Outlet {
-    pub(crate) fn new(stream: impl AsFd) -> std::io::Result<Outlet> {
+    pub(crate) fn new(stream: impl AsFd, prefix: Prefix) -> std::io::Result<Outlet> {
         let file = File::from(stream.as_fd().try_clone_to_owned()?);
         let is_watched = !file.metadata()?.is_file();
-        Ok(Outlet { file, merged: Merged::default(), taken: 0, end: None, is_watched })
+        Ok(Outlet { file, merged: Merged { bytes: Vec::new(), open: None, prefix }, taken: 0, end: None, is_watched })
     }
 
     /// Whether it should get no more bytes for now. Ranks then block in their writes, as with any slow reader.
@@ -155,27 +158,90 @@ impl AsFd for Outlet {
     }
 }
 
-/// The output of all ranks in one stream, with a rank's number before each line.
-#[derive(Debug, Default)]
+/// The outlets of standard output and standard error, by the numbers [`STDOUT`] and [`STDERR`]. One outlet serves both
+/// where they are one terminal, pipe or file: two would not know of each other's lines that have no end yet.
+#[derive(Debug)]
+pub(crate) struct Outlets(Vec<Outlet>);
+
+impl Outlets {
+    pub(crate) fn of_this_process(prefix: Prefix) -> std::io::Result<Outlets> {
+        let stdout = Outlet::new(std::io::stdout(), prefix)?;
+        let stderr = Outlet::new(std::io::stderr(), prefix)?;
+        let identity = |outlet: &Outlet| outlet.file.metadata().map(|data| (data.dev(), data.ino()));
+        let is_one = identity(&stdout)? == identity(&stderr)?;
+        Ok(Outlets(if is_one { vec![stdout] } else { vec![stdout, stderr] }))
+    }
+
+    /// Each outlet once, with the number of a stream that it serves.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Outlet)> {
+        self.0.iter().enumerate()
+    }
+
+    pub(crate) fn are_empty(&self) -> bool {
+        self.0.iter().all(Outlet::is_empty)
+    }
+
+    /// Drops the bytes that are not written yet.
+    pub(crate) fn give_up(&mut self) {
+        self.0.iter_mut().for_each(Outlet::give_up);
+    }
+}
+
+impl Index<usize> for Outlets {
+    type Output = Outlet;
+
+    fn index(&self, stream: usize) -> &Outlet {
+        &self.0[stream.min(self.0.len() - 1)]
+    }
+}
+
+impl IndexMut<usize> for Outlets {
+    fn index_mut(&mut self, stream: usize) -> &mut Outlet {
+        let last = self.0.len() - 1;
+        &mut self.0[stream.min(last)]
+    }
+}
+
+/// What stands before each line of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefix {
+    /// The rank's number.
+    Rank,
+    /// Nothing: what a rank writes is passed on unchanged while no other rank's line comes between.
+    Nothing,
+}
+
+/// Which of a rank's two streams a line comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Speaker {
+    pub(crate) rank: usize,
+    pub(crate) stream: usize,
+}
+
+/// The output of all ranks in one stream.
+#[derive(Debug)]
 struct Merged {
     bytes: Vec<u8>,
-    /// The rank whose line has begun and has no end yet.
-    open: Option<usize>,
+    /// Whose line has begun and has no end yet.
+    open: Option<Speaker>,
+    prefix: Prefix,
 }
 
 impl Merged {
-    /// Appends a part of a line of `rank`, and the end of the line where `ended`. A line of another rank that has no
-    /// end yet is broken off; what follows of it gets a number of its own.
-    fn put(&mut self, rank: usize, text: &[u8], ended: bool) {
-        if self.open != Some(rank) {
+    /// Appends a part of a line, and the end of the line where `ended`. A line of another speaker that has no end yet
+    /// is broken off; what follows of it begins a line of its own.
+    fn put(&mut self, speaker: Speaker, text: &[u8], ended: bool) {
+        if self.open != Some(speaker) {
             self.break_off();
-            self.bytes.extend_from_slice(prefix(rank).as_bytes());
+            if self.prefix == Prefix::Rank {
+                self.bytes.extend_from_slice(format!("[{}] ", speaker.rank).as_bytes());
+            }
         }
         self.bytes.extend_from_slice(text);
         if ended {
             self.bytes.push(b'\n');
         }
-        self.open = (!ended).then_some(rank);
+        self.open = (!ended).then_some(speaker);
     }
 
     fn break_off(&mut self) {
@@ -185,15 +251,10 @@ impl Merged {
     }
 }
 
-/// What stands before each line of a rank.
-fn prefix(rank: usize) -> String {
-    format!("[{rank}] ")
-}
-
-/// The line of a rank that has begun.
+/// The line of a speaker that has begun.
 #[derive(Debug)]
 struct Lines {
-    rank: usize,
+    speaker: Speaker,
     /// What was not passed on yet.
     begun: Vec<u8>,
     /// Bytes of the line that were passed on: a question that waits for its answer.
@@ -201,11 +262,12 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(rank: usize) -> Lines {
-        Lines { rank, begun: Vec::new(), shown_bytes: 0 }
+    fn new(speaker: Speaker) -> Lines {
+        Lines { speaker, begun: Vec::new(), shown_bytes: 0 }
     }
 
-    /// Appends to `out` every line that `bytes` complete. A line longer than [`MAX_LINE_BYTES`] is split.
+    /// Appends to `out` every line that `bytes` complete. A line longer than [`MAX_LINE_BYTES`] is split; without
+    /// prefixes its pieces follow each other in one line, unless another speaker's line comes between.
     fn feed(&mut self, bytes: &[u8], out: &mut Merged) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (content, ended) = match piece.strip_suffix(b"\n") {
@@ -213,10 +275,13 @@ impl Lines {
                 None => (piece, false),
             };
             let mut rest = content;
-            while self.shown_bytes + self.begun.len() + rest.len() > MAX_LINE_BYTES {
-                let (now, later) = rest.split_at(MAX_LINE_BYTES - self.shown_bytes - self.begun.len());
+            while self.length(out.prefix) + rest.len() > MAX_LINE_BYTES {
+                let (now, later) = rest.split_at(MAX_LINE_BYTES - self.length(out.prefix));
                 self.begun.extend_from_slice(now);
-                self.put(out);
+                match out.prefix {
+                    Prefix::Rank => self.put(out),
+                    Prefix::Nothing => self.show(out),
+                }
                 rest = later;
             }
             self.begun.extend_from_slice(rest);
@@ -226,33 +291,44 @@ impl Lines {
         }
     }
 
+    /// How long the line is so far, as [`MAX_LINE_BYTES`] counts it.
+    fn length(&self, prefix: Prefix) -> usize {
+        self.begun.len() + if prefix == Prefix::Rank { self.shown_bytes } else { 0 }
+    }
+
     /// Passes on what has come of a line that has no end yet.
     fn show(&mut self, out: &mut Merged) {
         if !self.begun.is_empty() {
-            out.put(self.rank, &self.begun, false);
+            out.put(self.speaker, &self.begun, false);
             self.shown_bytes += self.begun.len();
             self.begun.clear();
         }
     }
 
+    /// Passes on the last line. Without prefixes it stays without an end until another speaker's line comes.
     fn finish(&mut self, out: &mut Merged) {
-        if !self.begun.is_empty() {
-            self.put(out);
-        } else if out.open == Some(self.rank) {
-            out.break_off();
+        match out.prefix {
+            Prefix::Nothing => self.show(out),
+            Prefix::Rank if !self.begun.is_empty() => self.put(out),
+            Prefix::Rank if out.open == Some(self.speaker) => out.break_off(),
+            Prefix::Rank => {}
         }
     }
 
     fn put(&mut self, out: &mut Merged) {
-        // Of a line whose beginning was shown and broken off, an end without anything before it says nothing.
-        if !(self.shown_bytes > 0 && self.begun.is_empty() && out.open != Some(self.rank)) {
-            out.put(self.rank, &self.begun, true);
+        // The beginning of this line was shown and broken off, and nothing but its end has come since: the line is
+        // complete already.
+        let is_complete = self.shown_bytes > 0 && self.begun.is_empty() && out.open != Some(self.speaker);
+        if !is_complete {
+            out.put(self.speaker, &self.begun, true);
         }
         self.begun.clear();
         self.shown_bytes = 0;
     }
 }
 
+pub(crate) const STDOUT: usize = 0;
+pub(crate) const STDERR: usize = 1;
 /// The longest line that is not split.
 const MAX_LINE_BYTES: usize = 16 << 10;
 /// The most unwritten output; beyond it the ranks have to wait.
@@ -266,8 +342,16 @@ const LINE_PATIENCE: Duration = Duration::from_millis(200);
 mod tests {
     use super::*;
 
+    fn lines(rank: usize) -> Lines {
+        Lines::new(Speaker { rank, stream: 0 })
+    }
+
+    fn merged(prefix: Prefix) -> Merged {
+        Merged { bytes: Vec::new(), open: None, prefix }
+    }
+
     fn fed(pieces: &[&[u8]]) -> Vec<u8> {
-        let (mut lines, mut out) = (Lines::new(3), Merged::default());
+        let (mut lines, mut out) = (lines(3), merged(Prefix::Rank));
         pieces.iter().for_each(|piece| lines.feed(piece, &mut out));
         lines.finish(&mut out);
         out.bytes
@@ -293,7 +377,7 @@ mod tests {
     #[test]
     fn an_outlet_takes_what_fits_and_notices_the_end() {
         let (reader, writer) = std::io::pipe().unwrap();
-        let mut outlet = Outlet::new(&writer).unwrap();
+        let mut outlet = Outlet::new(&writer, Prefix::Rank).unwrap();
         drop(writer);
         outlet.merged.bytes = vec![b'x'; 10_000];
         outlet.write_some();
@@ -301,7 +385,7 @@ mod tests {
         drop(reader);
         outlet.write_some();
         assert!(matches!(outlet.end(), Some(OutputEnd::ReaderGone)) && outlet.is_empty());
-        let mut full = Outlet::new(File::options().write(true).open("/dev/full").unwrap()).unwrap();
+        let mut full = Outlet::new(File::options().write(true).open("/dev/full").unwrap(), Prefix::Rank).unwrap();
         full.say("a line");
         full.write_some();
         assert!(matches!(full.end(), Some(OutputEnd::Failed(error)) if error.kind() == ErrorKind::StorageFull));
@@ -309,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_line_that_has_begun_is_shown_and_goes_on_where_no_other_has_come() {
-        let (mut one, mut other, mut out) = (Lines::new(1), Lines::new(2), Merged::default());
+        let (mut one, mut other, mut out) = (lines(1), lines(2), merged(Prefix::Rank));
         one.feed(b"name? ", &mut out);
         assert_eq!(out.bytes, b"");
         one.show(&mut out);
@@ -330,5 +414,17 @@ mod tests {
         one.feed(b"\n", &mut out);
         one.finish(&mut out);
         assert_eq!(out.bytes, b"[1] e\n[2] f\n");
+    }
+
+    #[test]
+    fn without_prefixes_the_bytes_of_one_rank_are_unchanged_and_lines_of_several_stay_apart() {
+        let long = vec![b'x'; 2 * MAX_LINE_BYTES + 5];
+        let (mut one, mut other, mut out) = (lines(1), lines(2), merged(Prefix::Nothing));
+        let pieces: [&[u8]; 5] = [b"a", b"b\n\nc", &long, b"\n\xff", b"end"];
+        pieces.iter().for_each(|piece| one.feed(piece, &mut out));
+        one.finish(&mut out);
+        assert_eq!(std::mem::take(&mut out.bytes), pieces.concat());
+        other.feed(b"other\n", &mut out);
+        assert_eq!(out.bytes, b"\nother\n");
     }
 }
