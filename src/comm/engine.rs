@@ -90,6 +90,7 @@ impl Engine {
 
     /// Sets what is called while a call waits.
     pub(crate) fn set_progress(&mut self, hook: Option<Progress>) {
+        self.session.has_hook.store(hook.is_some(), Ordering::Relaxed);
         self.mover.progress = hook;
     }
 
