@@ -329,7 +329,7 @@ struct Everything {
     CALL(scatter, (b).pair, (b).handed, 0);                                                                                      \
     CALL(all_gather_v, rsccl::view((b).pair.data(), (b).mine), (b).gathered_v, {1, 2});                                          \
     CALL(reduce_scatter_v, (b).triple, rsccl::view((b).part_v.data(), (b).mine), {1, 2}, ReduceOp::max);                         \
-    CALL(all_to_all_v, (b).pair, {1, 1}, (b).swapped_v, {1, 1})
+    CALL(all_to_all_v, (b).pair, (b).swapped_v, {{1, 1}, {1, 1}})
 
 } // namespace
 
@@ -340,7 +340,7 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
 #define NOW(name, ...) comm.name(__VA_ARGS__)
         EVERY_COLLECTIVE(now, NOW);
         comm.barrier();
-        comm.all_to_all_v(now.swapped_v, {1, 1}, now.swapped_again, {1, 1});
+        comm.all_to_all_v(now.swapped_v, now.swapped_again, {{1, 1}, {1, 1}});
         now.check("now: ");
 
         Everything begun(me);
@@ -349,7 +349,7 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
         EVERY_COLLECTIVE(begun, BEGUN);
         requests.push_back(comm.start().barrier());
         rsccl::wait_all(requests);
-        comm.start().all_to_all_v(begun.swapped_v, {1, 1}, begun.swapped_again, {1, 1}).wait();
+        comm.start().all_to_all_v(begun.swapped_v, begun.swapped_again, {{1, 1}, {1, 1}}).wait();
         begun.check("begun: ");
 
         for (bool beside : {false, true}) {
@@ -367,12 +367,12 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
                 EVERY_COLLECTIVE(grouped, GROUPED);
                 calls.on(comm).barrier();
                 // The calls run in order: the second reads what the first has written, this rank's own part included.
-                calls.on(comm).all_to_all_v(grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
+                calls.on(comm).all_to_all_v(grouped.swapped_v, grouped.swapped_again, {{1, 1}, {1, 1}});
                 rsccl::Group::Member on = calls.on(comm);
 #define MEMBER(name, ...) on.name(__VA_ARGS__)
                 EVERY_COLLECTIVE(member, MEMBER);
                 on.barrier();
-                on.all_to_all_v(member.swapped_v, {1, 1}, member.swapped_again, {1, 1});
+                on.all_to_all_v(member.swapped_v, member.swapped_again, {{1, 1}, {1, 1}});
             });
             grouped.check(beside ? "in a group beside a request: " : "in a group: ");
             member.check("by its member: ");
@@ -460,13 +460,13 @@ TEST_CASE("a vector form in a group is checked as it is added") {
         std::array<int, 2> pair{};
         std::array<int, 2> other{};
         rsccl::Group calls;
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1}, other, {1, 1}), rsccl::InvalidArgument);
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1, 2}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {{1}, {1, 1}}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {{1, 2}, {1, 1}}), rsccl::InvalidArgument);
         CHECK_THROWS_AS(calls.on(comm).all_gather_v(pair, other, {2, 2}), rsccl::InvalidArgument);
         // This rank's own part of the two lists differs.
         std::array<int, 2> to = {1, 1};
         std::array<int, 2> from = {comm.rank() == 0 ? 2 : 0, comm.rank() == 0 ? 0 : 2};
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, to, other, from), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {to, from}), rsccl::InvalidArgument);
         calls.end();
         comm.barrier();
     });
@@ -700,7 +700,9 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
             });
             check();
             const rsccl::View<const std::size_t> sizes(counts.data(), 3);
-            comm.gather_v(mine.data(), place, all.data(), sizes, DataType::int32, 1);
+            comm.gather_v(mine.data(), all.data(), place, sizes, DataType::int32, 1);
+            comm.scatter_v(parts.data(), part.data(), place, sizes, DataType::int32, 2);
+            check();
             comm.send_recv(to_right.data(), 2, right, from_left.data(), 2, left, DataType::int32);
             comm.send_recv(to_right, me, from_left, me); // a world of its own
             require(from_left == to_right, "from_left == to_right");

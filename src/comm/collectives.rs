@@ -430,9 +430,9 @@ macro_rules! collectives {
                 self.submit(call)
             }
 
-            /// [`Self::all_to_all`] with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in
-            /// rank order in `send`, and receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends
-            /// to b is what b receives from a.
+            /// [`Self::all_to_all`] with a count for each pair, `counts = (send_counts, recv_counts)`: this rank sends
+            /// `send_counts[r]` elements to rank r, in rank order in `send`, and receives `recv_counts[r]` from it, in
+            /// rank order in `recv`. What rank a sends to b is what b receives from a.
             ///
             /// # Errors
             /// [`crate::error::Kind::InvalidArgument`] where lengths and counts do not agree;
@@ -444,7 +444,7 @@ macro_rules! collectives {
             ///     // Rank 0 sends one element to itself and two to rank 1; rank 1 sends nothing to rank 0 and one to itself.
             ///     let (send, counts) = if comm.rank() == 0 { (vec![1, 2, 3], [1, 2]) } else { (vec![4], [0, 1]) };
             ///     let (mut recv, from) = if comm.rank() == 0 { (vec![0; 1], [1, 0]) } else { (vec![0; 3], [2, 1]) };
-            ///     comm.all_to_all_v(&send, &counts, &mut recv, &from)?;
+            ///     comm.all_to_all_v(&send, &mut recv, (&counts, &from))?;
             ///     assert_eq!(recv, if comm.rank() == 0 { vec![1] } else { vec![2, 3, 4] });
             ///     Ok(())
             /// })?;
@@ -453,13 +453,11 @@ macro_rules! collectives {
             pub fn all_to_all_v<$($call,)? T: Element>(
                 & $($mutable)? self,
                 send: slice!($memory $a T),
-                send_counts: &[usize],
                 recv: slice_mut!($memory $a T),
-                recv_counts: &[usize],
+                counts: (&[usize], &[usize]),
             ) -> Result<$output> {
-                let messages = self.describe("all_to_all_v", |world| {
-                    typed::all_to_all_v(world, send, send_counts, recv, recv_counts)
-                })?;
+                let messages =
+                    self.describe("all_to_all_v", |world| typed::all_to_all_v(world, send, recv, counts))?;
                 self.submit_exchange(messages)
             }
 

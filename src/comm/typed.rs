@@ -255,9 +255,8 @@ pub(super) fn send_recv<'a, T: Element>(
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
-    send_counts: &[usize],
     recv: impl WriteBuffer<'a, T>,
-    recv_counts: &[usize],
+    (send_counts, recv_counts): (&[usize], &[usize]),
 ) -> Result<Vec<Message<'a>>> {
     expect("send", send.count(), sums(world, send_counts)?.1)?;
     expect("recv", recv.count(), sums(world, recv_counts)?.1)?;

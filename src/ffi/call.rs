@@ -276,7 +276,7 @@ impl Batch {
             Some(place) => place,
             None => {
                 // SAFETY: the caller's promise.
-                let stream = what.on_stream.then(|| unsafe { stream::of(what.stream) }).transpose().map_err(at)?;
+                let stream = what.on_stream.then(|| unsafe { stream::of_call(what.stream) }).transpose().map_err(at)?;
                 let stream = stream.map(|stream| (what.stream, stream));
                 self.0.push(Part { comm, stream, messages: Vec::new(), steps: Steps::default() });
                 self.0.len() - 1

@@ -239,7 +239,8 @@ class Stream {
     constexpr Stream() noexcept = default;
     /// The host, by name.
     static constexpr Stream host() noexcept { return Stream(); }
-    /// A CUDA stream; null is CUDA's default stream, as it is everywhere in CUDA, and not the host.
+    /// A CUDA stream; null, and a literal 0, is CUDA's default stream, as it is everywhere in CUDA, and not the host. Beside containers,
+    /// which are memory of the host, a number in the place of the stream does not compile.
     constexpr Stream(CUstream_st* handle) noexcept : handle_(handle), host_(false) {}
     /// Whether it is the host.
     constexpr bool is_host() const noexcept { return host_; }

@@ -97,7 +97,7 @@ macro_rules! every_collective {
         end($on.all_to_all(given, k)?);
         end($on.gather(&given[..1], l, 1)?);
         end($on.scatter(given, &mut m[..1], 0)?);
-        end($on.all_to_all_v(given, &[1, 1], n, &[1, 1])?);
+        end($on.all_to_all_v(given, n, (&[1, 1], &[1, 1]))?);
         end($on.all_gather_v(&given[..me], &mut o[..1], &[0, 1])?);
         end($on.reduce_scatter_v(given, &mut p[..2 * me], &[0, 2], ReduceOp::Min)?);
         end($on.barrier()?);
@@ -162,7 +162,7 @@ fn vector_forms_stand_beside_other_calls_of_a_group() {
         crate::group(|group| {
             let mut calls = group.on(&comm);
             calls.all_reduce(&ones, &mut sums, ReduceOp::Sum)?;
-            calls.all_to_all_v(&ones, &counts, &mut theirs, &counts)
+            calls.all_to_all_v(&ones, &mut theirs, (&counts, &counts))
         })?;
         assert_eq!((sums, theirs), (vec![6; size], vec![1, 2, 3]));
         Ok(())
