@@ -719,3 +719,75 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
         });
     }
 }
+
+TEST_CASE("a peer that is nobody: nothing goes and nothing comes, in every kind of call") {
+    ranks::run(3, [](Communicator& comm) {
+        const int me = comm.rank();
+        const int left = me == 0 ? rsccl::no_rank : me - 1, right = me == 2 ? rsccl::no_rank : me + 1;
+        const std::vector<int> mine(large, me);
+        const std::vector<int> untouched(large, 9);
+        const std::vector<int> wanted = me == 0 ? untouched : std::vector<int>(large, me - 1);
+        std::vector<int> from_left = untouched;
+        const auto check = [&](const char* how) {
+            require(from_left == wanted, how);
+            from_left = untouched;
+        };
+        comm.send_recv(mine, right, from_left, left);
+        check("send_recv");
+        comm.send_recv(mine.data(), large, right, from_left.data(), large, left, DataType::int32);
+        check("send_recv of memory");
+        comm.send_recv(mine, rsccl::no_rank, from_left, rsccl::no_rank);
+        require(from_left == untouched, "between nobody and nobody");
+        rsccl::group([&](rsccl::Group& calls) {
+            calls.on(comm).send(mine, right);
+            calls.on(comm).recv(from_left, left);
+        });
+        check("in a group");
+        std::vector<Request> requests;
+        requests.push_back(comm.start().recv(from_left, left));
+        requests.push_back(comm.start().send(mine, right));
+        requests.push_back(comm.start().send_recv(mine, rsccl::no_rank, from_left, rsccl::no_rank));
+        rsccl::wait_all(requests);
+        check("requests");
+        if (me != 0) {
+            comm.recv(from_left, left);
+        }
+        comm.send(mine, right);
+        comm.recv(from_left, me == 0 ? left : rsccl::no_rank);
+        check("one after the other");
+        // Nobody is not a root, and not the next number below 0.
+        for (const int peer : {-1, -2}) {
+            CHECK_THROWS_AS(comm.send(mine, peer), rsccl::InvalidArgument);
+        }
+        CHECK_THROWS_AS(comm.broadcast(from_left, rsccl::no_rank), rsccl::InvalidArgument);
+        comm.barrier();
+    });
+}
+
+TEST_CASE("one number of every rank") {
+    ranks::run(3, [](const Communicator& comm) {
+        require(comm.all_reduce_value(comm.rank() + 1) == 6, "a sum of integers");
+        require(comm.all_reduce_value(0.5 * comm.rank(), ReduceOp::max) == 1.0, "the greatest float");
+        const rsccl::bfloat16 narrow(2.0F);
+        require(comm.all_reduce_value(narrow, ReduceOp::prod) == 8.0F, "a product of small floats");
+        require(comm.all_reduce_value<std::uint8_t>(4, ReduceOp::avg) == 4, "an average");
+        CHECK_THROWS_AS(static_cast<void>(comm.all_reduce_value(1.0, ReduceOp::band)), rsccl::InvalidArgument);
+    });
+}
+
+TEST_CASE("a constant communicator makes every call") {
+    ranks::run(2, [](const Communicator& comm) {
+        Everything now(comm.rank());
+        EVERY_COLLECTIVE(now, NOW);
+        comm.all_to_all_v(now.swapped_v, now.swapped_again, {{1, 1}, {1, 1}});
+        now.check("constant: ");
+        const Communicator child = comm.by_color(0);
+        comm.start().barrier().wait();
+        rsccl::group([&](rsccl::Group& calls) { calls.on(child).barrier(); });
+        require(child.locality().local_size == 2 && comm.placement().hosts == 1, "its place");
+        rsccl::buffer<float> memory(4);
+        child.register_buffer(memory);
+        const Communicator again = child.shrink({1 - child.rank()});
+        require(again.size() == 1, "shrunk");
+    });
+}

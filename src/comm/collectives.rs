@@ -11,7 +11,7 @@ use crate::comm::scope::Scope;
 use crate::comm::{Communicator, typed};
 use crate::error::Result;
 use crate::exec::{Call, DeviceSlice, DeviceSliceMut, Message};
-use crate::types::{Element, ReduceOp, World};
+use crate::types::{Element, NO_RANK, ReduceOp, World};
 
 /// Takes described calls. A communicator runs them at once, a scope begins them, and a group keeps them until it runs.
 pub(super) trait Submit<'a>: Sized {
@@ -605,7 +605,8 @@ macro_rules! collectives {
                 self.submit(typed::exscan_in_place(buffer, op))
             }
 
-            /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count.
+            /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count. To
+            /// [`NO_RANK`](crate::types::NO_RANK) nothing goes, and the call does not wait.
             ///
             /// Returns when the buffer may be changed. That does not wait for the peer's `recv` while the connection to
             /// it has room: for eight messages that wait to be received, and 1 MiB of them together
@@ -633,20 +634,27 @@ macro_rules! collectives {
             /// # Ok::<(), rsccl::Error>(())
             /// ```
             pub fn send<$($call,)? T: Element>(& $($mutable)? self, buffer: slice!($memory $a T), peer: u32) -> Result<$output> {
+                if peer == NO_RANK {
+                    return self.submit_messages(Vec::new());
+                }
                 self.submit_message(typed::send(buffer, peer))
             }
 
             /// Receives into `buffer` from rank `peer`, which calls [`Self::send`] with a buffer of the same type and
-            /// count.
+            /// count. From [`NO_RANK`](crate::types::NO_RANK) nothing comes, and `buffer` stays as it is.
             ///
             /// # Errors
             /// As [`Self::send`].
             pub fn recv<$($call,)? T: Element>(& $($mutable)? self, buffer: slice_mut!($memory $a T), peer: u32) -> Result<$output> {
+                if peer == NO_RANK {
+                    return self.submit_messages(Vec::new());
+                }
                 self.submit_message(typed::recv(buffer, peer))
             }
 
             /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side: ranks that all
-            /// send to their neighbour get there. Either may be the own rank, if both are.
+            /// send to their neighbour get there. Either may be the own rank, if both are, and either
+            /// [`NO_RANK`](crate::types::NO_RANK), for a rank that has a neighbour on one side alone.
             ///
             /// # Errors
             /// As [`Self::send`].

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
-use crate::types::{Collective, Element, Rank, ReduceOp, World};
+use crate::types::{Collective, Element, NO_RANK, Rank, ReduceOp, World};
 
 #[inline]
 pub(super) fn all_reduce<'a, T: Element>(
@@ -241,14 +241,21 @@ pub(super) fn recv<'a, T: Element>(recv: impl WriteBuffer<'a, T>, peer: u32) -> 
     Message::receiving(recv, Rank::new(peer))
 }
 
-/// The two messages of a `send_recv`.
+/// The two messages of a `send_recv`, of which those with nobody are none.
 pub(super) fn send_recv<'a, T: Element>(
     send: impl ReadBuffer<'a, T>,
     target: u32,
     recv: impl WriteBuffer<'a, T>,
     source: u32,
 ) -> Vec<Message<'a>> {
-    vec![self::send(send, target), self::recv(recv, source)]
+    let mut messages = Vec::with_capacity(2);
+    if target != NO_RANK {
+        messages.push(self::send(send, target));
+    }
+    if source != NO_RANK {
+        messages.push(self::recv(recv, source));
+    }
+    messages
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.

@@ -371,7 +371,7 @@ class Collectives {
     }
 
     /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side. Either may be the own rank, if both
-    /// are.
+    /// are, and either no_rank, for a rank that has a neighbour on one side alone.
     template <class S, class R>
     Result send_recv(S&& send, int target, R&& recv, int source, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
@@ -390,7 +390,7 @@ class Collectives {
     /// waits in a send() or recv() of its own, and otherwise what the two systems' socket buffers take (`net.ipv4.tcp_wmem`,
     /// `net.ipv4.tcp_rmem`). A message that finds no room waits for recv(): to exchange large ones, put send and recv into a
     /// group. The first send to a peer also waits until the peer is in some call of this communicator that waits. A message to
-    /// the own rank needs a group too.
+    /// the own rank needs a group too. To no_rank nothing goes, and the call does not wait.
     template <class S>
     Result send(S&& buffer, int peer, detail::StreamFor<S> stream = {}) const {
         detail::check_input<S, Use>();
@@ -401,7 +401,8 @@ class Collectives {
         return submit(Kind::send, {buffer, nullptr}, {count, data_type}, ReduceOp::sum, peer, stream);
     }
 
-    /// Receives into `buffer` from rank `peer`, which calls send() with a buffer of the same type and length.
+    /// Receives into `buffer` from rank `peer`, which calls send() with a buffer of the same type and length. From no_rank nothing
+    /// comes, and `buffer` stays as it is.
     template <class R>
     Result recv(R&& buffer, int peer, detail::StreamFor<R> stream = {}) const {
         detail::check_output<R>();
@@ -412,7 +413,6 @@ class Collectives {
         return submit(Kind::recv, {nullptr, buffer}, {count, data_type}, ReduceOp::sum, peer, stream);
     }
 
-  protected:
     /// @cond what is refused
     // Pointers without a DataType, as MPI's users write them at first: one sentence in place of a list of candidates.
 #define RSCCL_REFUSE_POINTERS(name)                                            \
@@ -447,6 +447,7 @@ class Collectives {
 #undef RSCCL_REFUSE_POINTERS
     /// @endcond
 
+  protected:
     Collectives() noexcept = default;
     ~Collectives() = default;
     /// Copies refer to the same.

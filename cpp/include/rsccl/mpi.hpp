@@ -219,6 +219,9 @@ inline Placement placement(const Communicator& comm, MPI_Comm mpi) {
     return rsccl::detail::OverMpi::placement(over_mpi::calls(), comm, over_mpi::handle(mpi));
 }
 
+/// A rank as MPI's calls give it, such as `MPI_Cart_shift`: rsccl::no_rank for MPI_PROC_NULL.
+inline int peer(int rank) noexcept { return rank == MPI_PROC_NULL ? no_rank : rank; }
+
 /// A hook for Communicator::set_progress that moves MPI's messages while a call on the communicator waits: it probes for a
 /// message that nobody sends and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that it works on the
 /// thread that made it and does nothing on others. Once MPI is finalised it does nothing.

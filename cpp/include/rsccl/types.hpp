@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #if defined(__STDCPP_FLOAT16_T__) || defined(__STDCPP_BFLOAT16_T__)
@@ -165,6 +166,11 @@ namespace detail {
 /// The number of ReduceOp::premul_sum.
 inline constexpr int premul_sum_code = 8;
 } // namespace detail
+
+/// Nobody, as the peer of send(), recv() or send_recv(): the call does nothing and does not wait, and a buffer to receive into stays as
+/// it is. What MPI calls `MPI_PROC_NULL`: a rank at the edge of a grid makes the same calls as the others. It is neither MPI's number
+/// (rsccl::mpi::peer() translates that) nor near the number of a rank.
+inline constexpr int no_rank = std::numeric_limits<int>::min();
 
 /// How elements of all ranks become one. Floats of 16 and 8 bits are accumulated in float; integers wrap.
 class ReduceOp {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffers, Call, CallCount, Communicator, local};
+use crate::comm::{Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
 use crate::error::{Kind, Result};
-use crate::types::{Collective, DataType, Rank, ReduceOp, values_of};
+use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, values_of};
 
 /// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
 /// one for all panicked, or read what was not there; one without an operator returned some rank's input.
@@ -230,6 +230,44 @@ fn a_peer_that_sends_no_bools_is_found_out() {
         let error = values_of::<bool>(&flags).expect_err("7 is no bool");
         assert!(error.message().contains("element 1"), "{error}");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// A peer that is nobody: nothing goes and nothing comes, whoever makes the call, and no rank waits for it.
+#[test]
+fn messages_to_and_from_nobody_do_nothing() {
+    let config = Config::default().with_timeout(Duration::from_secs(20));
+    local::run_with(3, &config, |comm| {
+        let (rank, last) = (comm.rank(), comm.size() - 1);
+        let left = if rank == 0 { NO_RANK } else { rank - 1 };
+        let right = if rank == last { NO_RANK } else { rank + 1 };
+        let mine = vec![rank; 300_000];
+        let untouched = vec![9; mine.len()];
+        let wanted = if rank == 0 { untouched.clone() } else { vec![rank - 1; mine.len()] };
+        let mut from_left = untouched.clone();
+        comm.send_recv(&mine, right, &mut from_left, left)?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.send_recv(&mine, NO_RANK, &mut from_left, NO_RANK)?;
+        assert_eq!(from_left, untouched);
+        crate::comm::group(|group| {
+            group.on(&comm).send(&mine, right)?;
+            group.on(&comm).recv(&mut from_left, left)?;
+            group.on(&comm).add_message(Message::send(&mine, Rank::new(NO_RANK)))
+        })?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.scope(|scope| {
+            let received = scope.recv(&mut from_left, left)?;
+            scope.send(&mine, right)?.wait()?;
+            received.wait()
+        })?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.send(&mine, NO_RANK)?;
+        comm.recv(&mut from_left, NO_RANK)?;
+        assert_eq!(from_left, untouched);
+        let error = comm.broadcast(&mut from_left, NO_RANK).expect_err("nobody is no root");
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        comm.barrier()
     })
     .unwrap();
 }
