@@ -57,8 +57,7 @@ fn child(rank: u32) -> Result<(), Box<dyn Error>> {
 
 fn add_up(id: &UniqueId, rank: u32, config: Config) -> rsccl::Result<u32> {
     let comm = Communicator::init(id, rank, WORLD, &config)?;
-    let mut sum = [rank];
-    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+    let sum = comm.all_reduce_value(rank, ReduceOp::Sum)?;
     comm.finalize()?;
-    Ok(sum[0])
+    Ok(sum)
 }

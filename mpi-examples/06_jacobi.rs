@@ -34,11 +34,7 @@ fn jacobi(world: &SimpleCommunicator) -> Result<()> {
     let grid = Grid::of(comm.size());
     let mut block = block_of(grid, comm.rank());
     let mut halos = halos(grid, comm.rank(), &block);
-    let greatest = |change| {
-        let mut change = [change];
-        comm.all_reduce_in_place(&mut change, ReduceOp::Max)?;
-        Ok(change[0])
-    };
+    let greatest = |change| comm.all_reduce_value(change, ReduceOp::Max);
     let (steps, phases) = plate::solve(&mut block, |block| exchange(&comm, block, &mut halos), greatest)?;
 
     let mut slowest = [phases.compute, phases.halo, phases.reduce].map(|phase| phase.as_secs_f64() * 1e3);

@@ -5,6 +5,7 @@
 //! [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
 mod across;
+mod all_reduce_value;
 mod background_split;
 mod call_log;
 mod call_mover;

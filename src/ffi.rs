@@ -663,7 +663,9 @@ unsafe fn begin(
 ) -> *mut Failure {
     comm.on(|detached| {
         if what.on_stream {
-            let message = "a call on a stream returns at once: call it on the communicator itself, not by start()";
+            let message = "a call on a stream (its last argument; a literal 0 is CUDA's default stream) returns at \
+                           once: call it on the communicator itself, not by start(); leave the stream out for memory \
+                           of the host";
             return Err(Error::invalid_usage(message).at(Rank::new(detached.communicator().rank())));
         }
         // SAFETY: the caller's promise, until the request has ended, which is when nobody uses the memory any more.

@@ -15,4 +15,4 @@ pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use filter::{Filter, Selectable};
 pub use operator::{ReduceOp, Scalar};
 pub use plain::{bytes_of, bytes_of_mut, values_of};
-pub use quantity::{Bytes, Elements, Rank, World};
+pub use quantity::{Bytes, Elements, NO_RANK, Rank, World};

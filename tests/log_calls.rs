@@ -29,7 +29,7 @@ fn program(comm: &Communicator) -> Result<()> {
     comm.reduce_scatter_v(&all[..3], &mut one[..counts[me]], &counts, ReduceOp::Min)?;
     // Rank r sends r + d elements to rank d.
     let sends: Vec<usize> = (0..n).map(|to| me + to).collect();
-    comm.all_to_all_v(&vec![7i32; sends.iter().sum()], &sends, &mut vec![0i32; sends.iter().sum()], &sends)?;
+    comm.all_to_all_v(&vec![7i32; sends.iter().sum()], &mut vec![0i32; sends.iter().sum()], (&sends, &sends))?;
     // To this rank itself, which no connection carries.
     comm.send_recv(&[3f32], comm.rank(), &mut one[..1], comm.rank())?;
     match me {
@@ -135,7 +135,7 @@ fn repeat<T: Element + Default>(comm: &Communicator, line: &Line) -> Result<()> 
         let (sends, recvs) = line.arguments[2].split_once('/').expect("two lists");
         let of = |text: &str| Line { name: String::new(), arguments: vec![text.to_owned()] }.counts(0);
         let (sends, recvs) = (of(sends), of(recvs));
-        return comm.all_to_all_v(&room(sends.iter().sum()), &sends, &mut room(recvs.iter().sum()), &recvs);
+        return comm.all_to_all_v(&room(sends.iter().sum()), &mut room(recvs.iter().sum()), (&sends, &recvs));
     }
     let count = line.number(2);
     let (mut one, mut all) = (room(count), room(count * n));

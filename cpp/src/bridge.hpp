@@ -122,7 +122,7 @@ struct Access {
     static Communicator child(rust::Box<ffi::Comm> comm, const State& parent) {
         return Communicator(std::make_shared<State>(std::move(comm), parent.thrown));
     }
-    static std::shared_ptr<State>& state(Communicator& communicator) { return communicator.state_; }
+    static const std::shared_ptr<State>& state(const Communicator& communicator) { return communicator.state_; }
     static ffi::Memory& memory(SharedBytes& bytes);
     static const ffi::GpuMemory& memory(const GpuBytes& bytes);
 };

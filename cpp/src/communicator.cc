@@ -180,7 +180,7 @@ thread_local int bodies = 0;
 Group::Inside::Inside() noexcept { ++bodies; }
 Group::Inside::~Inside() { --bodies; }
 
-void Communicator::submit(const detail::Call& call) {
+void Communicator::submit(const detail::Call& call) const {
     if (__builtin_expect(bodies > 0, 0)) {
         refuse_beside_group(call.kind, rank());
     }
@@ -196,12 +196,12 @@ void Communicator::submit(const detail::Call& call) {
     }
 }
 
-Starter Communicator::start() { return Starter(detail::there(state_)); }
+Starter Communicator::start() const { return Starter(detail::there(state_)); }
 
 int Starter::rank() const { return state_->rank; }
 int Starter::size() const { return state_->size; }
 
-Request Starter::submit(const detail::Call& call) {
+Request Starter::submit(const detail::Call& call) const {
     const ffi::What what = detail::what_of(call);
     // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
     std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown, {}});
@@ -212,7 +212,7 @@ Request Starter::submit(const detail::Call& call) {
 
 // ---- families
 
-std::optional<Communicator> Communicator::split(std::optional<int> color, std::int64_t key) {
+std::optional<Communicator> Communicator::split(std::optional<int> color, std::int64_t key) const {
     if (color && *color < 0) {
         throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out", rank(), {}, {});
     }
@@ -225,7 +225,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
     return detail::Access::child(std::move(child), *state_);
 }
 
-Communicator Communicator::by_color(int color, std::int64_t key) {
+Communicator Communicator::by_color(int color, std::int64_t key) const {
     std::optional<Communicator> child = split(color, key);
     if (!child) {
         throw InternalError("a rank with a color got no communicator", rank(), {}, "split");
@@ -233,21 +233,21 @@ Communicator Communicator::by_color(int color, std::int64_t key) {
     return std::move(*child);
 }
 
-Communicator Communicator::local() {
+Communicator Communicator::local() const {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
     detail::check(ffi::local(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
-Communicator Communicator::cross() {
+Communicator Communicator::cross() const {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
     detail::check(ffi::cross(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
-Placement Communicator::placement() {
+Placement Communicator::placement() const {
     ffi::Place place{};
     const detail::State& state = detail::use(state_.get());
     detail::check(ffi::placement(*state.comm, place), *state.thrown);
@@ -271,14 +271,14 @@ Placement detail::placement_of(const ffi::Place& place) {
     return found;
 }
 
-Locality Communicator::locality() {
+Locality Communicator::locality() const {
     ffi::Place place{};
     const detail::State& state = detail::use(state_.get());
     detail::check(ffi::locality(*state.comm, place), *state.thrown);
     return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
 }
 
-Communicator Communicator::shrink(const std::vector<int>& excluded) {
+Communicator Communicator::shrink(const std::vector<int>& excluded) const {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
@@ -322,7 +322,7 @@ void Communicator::set_progress(std::function<void()> hook) {
     detail::check(ffi::set_progress(comm, std::move(held)));
 }
 
-void Communicator::register_memory(detail::SharedBytes& memory) {
+void Communicator::register_memory(detail::SharedBytes& memory) const {
     const detail::State& state = detail::use(state_.get());
     detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory)), *state.thrown);
 }
@@ -340,14 +340,14 @@ Window::~Window() = default;
 
 bool Window::is_direct() const noexcept { return registered_ && ffi::is_direct(*registered_->window); }
 
-Window Communicator::register_window(const detail::GpuBytes& memory) {
+Window Communicator::register_window(const detail::GpuBytes& memory) const {
     const detail::State& state = detail::use(state_.get());
     auto registered = std::make_unique<Window::Registered>();
     detail::check(ffi::register_window(*state.comm, detail::Access::memory(memory), *registered->window), *state.thrown);
     return Window(std::move(registered));
 }
 
-Window Communicator::register_window(void* memory, std::size_t bytes, Stream stream) {
+Window Communicator::register_window(void* memory, std::size_t bytes, Stream stream) const {
     const detail::State& state = detail::use(state_.get());
     if (stream.is_host()) {
         throw InvalidUsage("a window lies on the GPU of a stream, and Stream::host() belongs to none: pass a CUDA stream", state.rank, {},
@@ -360,7 +360,7 @@ Window Communicator::register_window(void* memory, std::size_t bytes, Stream str
     return Window(std::move(registered));
 }
 
-void Communicator::deregister_window(Window window) {
+void Communicator::deregister_window(Window window) const {
     const detail::State& state = detail::use(state_.get());
     if (!window.registered_) {
         throw InvalidUsage("the window was moved from", state.rank, {}, {});
@@ -425,14 +425,14 @@ Group::~Group() {
     }
 }
 
-Group::Member::Member(Group& group, Communicator& communicator)
+Group::Member::Member(Group& group, const Communicator& communicator)
     : group_(&group), state_(detail::Access::state(communicator)), rank_(communicator.rank()), size_(communicator.size()) {
     if (!group.batch_) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
     }
 }
 
-void Group::Member::submit(const detail::Call& call) {
+void Group::Member::submit(const detail::Call& call) const {
     const ffi::What what = detail::what_of(call);
     if (!group_->batch_) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});

@@ -10,7 +10,7 @@ namespace {
 // The bridge cannot pass a struct of function pointers: this casts its address to bytes, and Rust casts it back.
 const std::uint8_t* table(const MpiCalls& calls) { return reinterpret_cast<const std::uint8_t*>(&calls); }
 
-State& state_of(Communicator& communicator) { return use(Access::state(communicator).get()); }
+State& state_of(const Communicator& communicator) { return use(Access::state(communicator).get()); }
 
 } // namespace
 
@@ -20,7 +20,7 @@ Communicator OverMpi::join(const MpiCalls& calls, MpiHandle theirs, const Config
     return Access::communicator(std::move(comm));
 }
 
-std::optional<Communicator> OverMpi::like(const MpiCalls& calls, Communicator& communicator, MpiHandle sub) {
+std::optional<Communicator> OverMpi::like(const MpiCalls& calls, const Communicator& communicator, MpiHandle sub) {
     rust::Box<ffi::Comm> child = ffi::comm();
     State& state = state_of(communicator);
     detail::check(ffi::mpi_like(*state.comm, table(calls), sub, *child), *state.thrown);
@@ -30,12 +30,12 @@ std::optional<Communicator> OverMpi::like(const MpiCalls& calls, Communicator& c
     return Access::child(std::move(child), state);
 }
 
-void OverMpi::check(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
+void OverMpi::check(const MpiCalls& calls, const Communicator& communicator, MpiHandle theirs) {
     State& state = state_of(communicator);
     detail::check(ffi::mpi_check(*state.comm, table(calls), theirs), *state.thrown);
 }
 
-Placement OverMpi::placement(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
+Placement OverMpi::placement(const MpiCalls& calls, const Communicator& communicator, MpiHandle theirs) {
     ffi::Place place{};
     State& state = state_of(communicator);
     detail::check(ffi::mpi_placement(*state.comm, table(calls), theirs, place), *state.thrown);

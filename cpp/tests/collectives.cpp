@@ -304,7 +304,7 @@ void vectors(Communicator& comm, std::size_t step) {
     std::vector<int> ordinal(ranks);
     std::iota(ordinal.begin(), ordinal.end(), 0);
     require(comm.exchange_counts(ordinal) == std::vector<std::size_t>(ranks, rank), "exchange_counts of r elements for rank r");
-    comm.all_to_all_v(outgoing, to, incoming, to);
+    comm.all_to_all_v(outgoing, incoming, {to, to});
     require_each(incoming, "all_to_all_v", [&](std::size_t place) { return from[place]; });
 }
 

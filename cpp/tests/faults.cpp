@@ -85,7 +85,7 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         says("all_reduce", [&] { comm.all_reduce(four, three); });
         says("all_gather", [&] { comm.all_gather_in_place(three); });
         says("reduce_scatter_v", [&] { comm.reduce_scatter_v(four, three, std::array<int, 2>{-1, 5}); });
-        says("all_to_all_v", [&] { comm.all_to_all_v(four, right, other, right); });
+        says("all_to_all_v", [&] { comm.all_to_all_v(four, other, {right, right}); });
         says("broadcast", [&] { comm.broadcast(four, 7); });
         says("send", [&] { comm.send(four, 99); });
         says("recv", [&] { comm.start().recv(four, 99).wait(); });
@@ -106,10 +106,12 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         refused<Wrong>(comm, "peer below", [&] { comm.recv(four, -1); });
         refused<Wrong>(comm, "one count", [&] { comm.all_gather_v(four, other, std::array<int, 1>{4}); });
         refused<Wrong>(comm, "counts and lengths", [&] { comm.all_gather_v(four, other, right); });
+        refused<Wrong>(comm, "a negative count in braces",
+                       [&] { comm.all_to_all_v(four, other, {std::array<int, 2>{-1, 5}, std::array<int, 2>{2, 2}}); });
         refused<Wrong>(comm, "a negative count", [&] { comm.all_gather_v(three, four, std::array<int, 2>{-1, 5}); });
         refused<Wrong>(comm, "counts that overflow",
                        [&] { comm.all_gather_v(three, four, std::array<std::size_t, 2>{~std::size_t{0}, 3}); });
-        refused<Wrong>(comm, "all_to_all_v", [&] { comm.all_to_all_v(four, right, other, right); });
+        refused<Wrong>(comm, "all_to_all_v", [&] { comm.all_to_all_v(four, other, {right, right}); });
         refused<Wrong>(comm, "null with a count", [&] { comm.all_reduce(nullptr, four.data(), 4, DataType::int32); });
         refused<Wrong>(comm, "null output", [&] { comm.all_reduce(four.data(), nullptr, 4, DataType::int32); });
         refused<Wrong>(comm, "null to send", [&] { comm.send(nullptr, 1, DataType::int32, 1 - comm.rank()); });
@@ -123,11 +125,12 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         const rsccl::View<const std::size_t> null_counts(nullptr, 2);
         const std::array<std::size_t, 2> ones = {1, 1};
         const rsccl::View<const std::size_t> counts(ones.data(), 2);
+        refused<Wrong>(comm, "null counts in a view", [&] { comm.all_gather_v(four, other, null_counts); });
         refused<Wrong>(comm, "null counts", [&] { comm.all_gather_v(four.data(), other.data(), null_counts, DataType::int32); });
         refused<Wrong>(comm, "null counts to receive",
-                       [&] { comm.all_to_all_v(four.data(), counts, other.data(), null_counts, DataType::int32); });
+                       [&] { comm.all_to_all_v(four.data(), other.data(), {counts, null_counts}, DataType::int32); });
         refused<Wrong>(comm, "null counts of a request",
-                       [&] { comm.start().all_to_all_v(four.data(), null_counts, other.data(), counts, DataType::int32).wait(); });
+                       [&] { comm.start().all_to_all_v(four.data(), other.data(), {null_counts, counts}, DataType::int32).wait(); });
         rsccl::Group calls;
         refused<Wrong>(comm, "null counts in a group",
                        [&] { calls.on(comm).all_gather_v(four.data(), other.data(), null_counts, DataType::int32); });
@@ -136,9 +139,9 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         refused<Wrong>(comm, "a count beyond memory",
                        [&] { comm.all_reduce(four.data(), other.data(), ~std::size_t{0} / 2, DataType::float64); });
         refused<Wrong>(comm, "buffers that overlap", [&] { comm.all_reduce(four.data(), four.data() + 1, 3, DataType::int32); });
-        refused<Wrong>(comm, "all_to_all_v in place", [&] { comm.all_to_all_v(rsccl::view(four.data(), 2), right, rsccl::view(four.data(), 2), right); });
+        refused<Wrong>(comm, "all_to_all_v in place", [&] { comm.all_to_all_v(rsccl::view(four.data(), 2), rsccl::view(four.data(), 2), {right, right}); });
         refused<Wrong>(comm, "all_to_all_v whose buffers touch",
-                       [&] { comm.all_to_all_v(four.data(), counts, four.data() + 1, counts, DataType::int32); });
+                       [&] { comm.all_to_all_v(four.data(), four.data() + 1, {counts, counts}, DataType::int32); });
         refused<Wrong>(comm, "a misaligned buffer", [&] {
             comm.all_reduce(reinterpret_cast<const char*>(four.data()) + 1, other.data(), 2, DataType::int32);
         });

@@ -329,7 +329,7 @@ struct Everything {
     CALL(scatter, (b).pair, (b).handed, 0);                                                                                      \
     CALL(all_gather_v, rsccl::view((b).pair.data(), (b).mine), (b).gathered_v, {1, 2});                                          \
     CALL(reduce_scatter_v, (b).triple, rsccl::view((b).part_v.data(), (b).mine), {1, 2}, ReduceOp::max);                         \
-    CALL(all_to_all_v, (b).pair, {1, 1}, (b).swapped_v, {1, 1})
+    CALL(all_to_all_v, (b).pair, (b).swapped_v, {{1, 1}, {1, 1}})
 
 } // namespace
 
@@ -340,7 +340,7 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
 #define NOW(name, ...) comm.name(__VA_ARGS__)
         EVERY_COLLECTIVE(now, NOW);
         comm.barrier();
-        comm.all_to_all_v(now.swapped_v, {1, 1}, now.swapped_again, {1, 1});
+        comm.all_to_all_v(now.swapped_v, now.swapped_again, {{1, 1}, {1, 1}});
         now.check("now: ");
 
         Everything begun(me);
@@ -349,7 +349,7 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
         EVERY_COLLECTIVE(begun, BEGUN);
         requests.push_back(comm.start().barrier());
         rsccl::wait_all(requests);
-        comm.start().all_to_all_v(begun.swapped_v, {1, 1}, begun.swapped_again, {1, 1}).wait();
+        comm.start().all_to_all_v(begun.swapped_v, begun.swapped_again, {{1, 1}, {1, 1}}).wait();
         begun.check("begun: ");
 
         for (bool beside : {false, true}) {
@@ -367,12 +367,12 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
                 EVERY_COLLECTIVE(grouped, GROUPED);
                 calls.on(comm).barrier();
                 // The calls run in order: the second reads what the first has written, this rank's own part included.
-                calls.on(comm).all_to_all_v(grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
+                calls.on(comm).all_to_all_v(grouped.swapped_v, grouped.swapped_again, {{1, 1}, {1, 1}});
                 rsccl::Group::Member on = calls.on(comm);
 #define MEMBER(name, ...) on.name(__VA_ARGS__)
                 EVERY_COLLECTIVE(member, MEMBER);
                 on.barrier();
-                on.all_to_all_v(member.swapped_v, {1, 1}, member.swapped_again, {1, 1});
+                on.all_to_all_v(member.swapped_v, member.swapped_again, {{1, 1}, {1, 1}});
             });
             grouped.check(beside ? "in a group beside a request: " : "in a group: ");
             member.check("by its member: ");
@@ -460,13 +460,13 @@ TEST_CASE("a vector form in a group is checked as it is added") {
         std::array<int, 2> pair{};
         std::array<int, 2> other{};
         rsccl::Group calls;
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1}, other, {1, 1}), rsccl::InvalidArgument);
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1, 2}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {{1}, {1, 1}}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {{1, 2}, {1, 1}}), rsccl::InvalidArgument);
         CHECK_THROWS_AS(calls.on(comm).all_gather_v(pair, other, {2, 2}), rsccl::InvalidArgument);
         // This rank's own part of the two lists differs.
         std::array<int, 2> to = {1, 1};
         std::array<int, 2> from = {comm.rank() == 0 ? 2 : 0, comm.rank() == 0 ? 0 : 2};
-        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, to, other, from), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, other, {to, from}), rsccl::InvalidArgument);
         calls.end();
         comm.barrier();
     });
@@ -700,7 +700,9 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
             });
             check();
             const rsccl::View<const std::size_t> sizes(counts.data(), 3);
-            comm.gather_v(mine.data(), place, all.data(), sizes, DataType::int32, 1);
+            comm.gather_v(mine.data(), all.data(), place, sizes, DataType::int32, 1);
+            comm.scatter_v(parts.data(), part.data(), place, sizes, DataType::int32, 2);
+            check();
             comm.send_recv(to_right.data(), 2, right, from_left.data(), 2, left, DataType::int32);
             comm.send_recv(to_right, me, from_left, me); // a world of its own
             require(from_left == to_right, "from_left == to_right");
@@ -716,4 +718,76 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
             }
         });
     }
+}
+
+TEST_CASE("a peer that is nobody: nothing goes and nothing comes, in every kind of call") {
+    ranks::run(3, [](Communicator& comm) {
+        const int me = comm.rank();
+        const int left = me == 0 ? rsccl::no_rank : me - 1, right = me == 2 ? rsccl::no_rank : me + 1;
+        const std::vector<int> mine(large, me);
+        const std::vector<int> untouched(large, 9);
+        const std::vector<int> wanted = me == 0 ? untouched : std::vector<int>(large, me - 1);
+        std::vector<int> from_left = untouched;
+        const auto check = [&](const char* how) {
+            require(from_left == wanted, how);
+            from_left = untouched;
+        };
+        comm.send_recv(mine, right, from_left, left);
+        check("send_recv");
+        comm.send_recv(mine.data(), large, right, from_left.data(), large, left, DataType::int32);
+        check("send_recv of memory");
+        comm.send_recv(mine, rsccl::no_rank, from_left, rsccl::no_rank);
+        require(from_left == untouched, "between nobody and nobody");
+        rsccl::group([&](rsccl::Group& calls) {
+            calls.on(comm).send(mine, right);
+            calls.on(comm).recv(from_left, left);
+        });
+        check("in a group");
+        std::vector<Request> requests;
+        requests.push_back(comm.start().recv(from_left, left));
+        requests.push_back(comm.start().send(mine, right));
+        requests.push_back(comm.start().send_recv(mine, rsccl::no_rank, from_left, rsccl::no_rank));
+        rsccl::wait_all(requests);
+        check("requests");
+        if (me != 0) {
+            comm.recv(from_left, left);
+        }
+        comm.send(mine, right);
+        comm.recv(from_left, me == 0 ? left : rsccl::no_rank);
+        check("one after the other");
+        // Nobody is not a root, and not the next number below 0.
+        for (const int peer : {-1, -2}) {
+            CHECK_THROWS_AS(comm.send(mine, peer), rsccl::InvalidArgument);
+        }
+        CHECK_THROWS_AS(comm.broadcast(from_left, rsccl::no_rank), rsccl::InvalidArgument);
+        comm.barrier();
+    });
+}
+
+TEST_CASE("one number of every rank") {
+    ranks::run(3, [](const Communicator& comm) {
+        require(comm.all_reduce_value(comm.rank() + 1) == 6, "a sum of integers");
+        require(comm.all_reduce_value(0.5 * comm.rank(), ReduceOp::max) == 1.0, "the greatest float");
+        const rsccl::bfloat16 narrow(2.0F);
+        require(comm.all_reduce_value(narrow, ReduceOp::prod) == 8.0F, "a product of small floats");
+        require(comm.all_reduce_value<std::uint8_t>(4, ReduceOp::avg) == 4, "an average");
+        CHECK_THROWS_AS(static_cast<void>(comm.all_reduce_value(1.0, ReduceOp::band)), rsccl::InvalidArgument);
+    });
+}
+
+TEST_CASE("a constant communicator makes every call") {
+    ranks::run(2, [](const Communicator& comm) {
+        Everything now(comm.rank());
+        EVERY_COLLECTIVE(now, NOW);
+        comm.all_to_all_v(now.swapped_v, now.swapped_again, {{1, 1}, {1, 1}});
+        now.check("constant: ");
+        const Communicator child = comm.by_color(0);
+        comm.start().barrier().wait();
+        rsccl::group([&](rsccl::Group& calls) { calls.on(child).barrier(); });
+        require(child.locality().local_size == 2 && comm.placement().hosts == 1, "its place");
+        rsccl::buffer<float> memory(4);
+        child.register_buffer(memory);
+        const Communicator again = child.shrink({1 - child.rank()});
+        require(again.size() == 1, "shrunk");
+    });
 }

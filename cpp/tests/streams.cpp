@@ -162,3 +162,27 @@ TEST_CASE("what cannot go into a stream is refused, and the communicator goes on
         require(there.get() == std::vector<int>{1, 2, 3, 4}, "the sum of one rank");
     });
 }
+
+// Regression: it said "no GPU driver: libcuda.so.1: cannot open shared object file", and nothing of the argument that asks for one.
+TEST_CASE("a literal 0 beside memory of the host is told to be a stream") {
+    ranks::run(2, [](Communicator& comm) {
+        std::vector<int> four(4), other(4);
+        const auto told = [&](const char* how, const auto& call) {
+            try {
+                call();
+            } catch (const rsccl::Error& error) {
+                const std::string words = error.what();
+                require(words.find("CUDA's default") != std::string::npos, std::string(how) + ": " + words);
+                require(words.find("Stream::host()") != std::string::npos || words.find("pass no Stream") != std::string::npos, words);
+                return;
+            }
+            throw std::logic_error(std::string(how) + " was not refused");
+        };
+        const int peer = 1 - comm.rank();
+        told("send of memory", [&] { comm.send(four.data(), 4, DataType::int32, peer, 0); });
+        told("recv into a view", [&] { comm.recv(rsccl::view(four.data(), 4), peer, 0); });
+        told("all_reduce of memory", [&] { comm.all_reduce(four.data(), other.data(), 4, DataType::int32, ReduceOp::sum, 0); });
+        rsccl::Group calls;
+        told("in a group", [&] { calls.on(comm).broadcast(rsccl::view(four.data(), 4), 0, 0); });
+    });
+}

@@ -16,14 +16,8 @@ namespace {
 
 constexpr int columns = 3;
 
-int sum(rsccl::Communicator& comm, int value) {
-    std::array<int, 1> total = {value};
-    comm.all_reduce_in_place(total);
-    return total[0];
-}
-
 // One value of each rank, in the order of `comm`'s ranks.
-std::vector<int> gather(rsccl::Communicator& comm, int value) {
+std::vector<int> gather(const rsccl::Communicator& comm, int value) {
     std::vector<int> all(static_cast<std::size_t>(comm.size()));
     comm.all_gather(std::array<int, 1>{value}, all);
     return all;
@@ -36,8 +30,8 @@ int main() {
         const int rank = comm.rank();
         rsccl::Communicator row = comm.by_color(rank / columns);
         rsccl::Communicator column = comm.by_color(rank % columns);
-        const std::vector<int> rows = gather(comm, sum(row, rank));
-        const std::vector<int> sums = gather(comm, sum(column, rank));
+        const std::vector<int> rows = gather(comm, row.all_reduce_value(rank));
+        const std::vector<int> sums = gather(comm, column.all_reduce_value(rank));
 
         // Ranks of a child follow their keys: the greatest old rank has the least key.
         const std::optional<int> color = rank % 2 == 0 ? std::optional<int>(0) : std::nullopt;

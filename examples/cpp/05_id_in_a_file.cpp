@@ -63,13 +63,12 @@ int rank_main(int rank, const std::string& file) {
         id = take(file);
     }
     rsccl::Communicator comm(id, rank, world, config);
-    std::array<int, 1> sum = {rank};
-    comm.all_reduce_in_place(sum);
+    const int sum = comm.all_reduce_value(rank);
     if (rank == 0) {
-        std::printf("%d processes have added up their ranks: %d\n", world, sum[0]);
+        std::printf("%d processes have added up their ranks: %d\n", world, sum);
     }
     comm.finalize();
-    return sum[0] == 3 ? 0 : 1;
+    return sum == 3 ? 0 : 1;
 }
 
 } // namespace

@@ -7,7 +7,6 @@
 //
 //     2 x 2 ranks, 200 x 200 points: 1220 steps, the same field as the serial run, bit by bit
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -107,7 +106,7 @@ std::vector<Halo> halos_of(const Grid& grid, int rank, const Block& block) {
 }
 
 // Swaps all edges at once: in a group the order of sends and recvs does not matter.
-void exchange(rsccl::Communicator& comm, Block& block, std::vector<Halo>& halos) {
+void exchange(const rsccl::Communicator& comm, Block& block, std::vector<Halo>& halos) {
     for (Halo& halo : halos) {
         std::transform(halo.edge.begin(), halo.edge.end(), halo.sent.begin(), [&](std::size_t point) { return block.field[point]; });
     }
@@ -134,7 +133,7 @@ int solve(Block& block, const std::function<void(Block&)>& swap, const std::func
 }
 
 // The blocks of all ranks, on rank 0; none elsewhere.
-std::vector<Block> gather(rsccl::Communicator& comm, const Grid& grid, const Block& block) {
+std::vector<Block> gather(const rsccl::Communicator& comm, const Grid& grid, const Block& block) {
     std::vector<Block> parts;
     for (int rank = 0; comm.rank() == 0 && rank < comm.size(); ++rank) parts.push_back(grid.block_of(rank));
     rsccl::group([&](rsccl::Group& calls) {
@@ -166,11 +165,7 @@ int main(int argc, char** argv) {
         std::vector<Halo> halos = halos_of(grid, comm.rank(), block);
         const int steps = solve(
             block, [&](Block& mine) { exchange(comm, mine, halos); },
-            [&](double mine) {
-                std::array<double, 1> change = {mine};
-                comm.all_reduce_in_place(change, rsccl::ReduceOp::max);
-                return change[0];
-            });
+            [&](double mine) { return comm.all_reduce_value(mine, rsccl::ReduceOp::max); });
         const std::vector<Block> parts = gather(comm, grid, block);
         if (comm.rank() == 0) {
             compare_with_serial(parts, steps);

@@ -11,7 +11,7 @@ use crate::comm::scope::Scope;
 use crate::comm::{Communicator, typed};
 use crate::error::Result;
 use crate::exec::{Call, DeviceSlice, DeviceSliceMut, Message};
-use crate::types::{Element, ReduceOp, World};
+use crate::types::{Element, NO_RANK, ReduceOp, World};
 
 /// Takes described calls. A communicator runs them at once, a scope begins them, and a group keeps them until it runs.
 pub(super) trait Submit<'a>: Sized {
@@ -430,9 +430,9 @@ macro_rules! collectives {
                 self.submit(call)
             }
 
-            /// [`Self::all_to_all`] with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in
-            /// rank order in `send`, and receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends
-            /// to b is what b receives from a.
+            /// [`Self::all_to_all`] with a count for each pair, `counts = (send_counts, recv_counts)`: this rank sends
+            /// `send_counts[r]` elements to rank r, in rank order in `send`, and receives `recv_counts[r]` from it, in
+            /// rank order in `recv`. What rank a sends to b is what b receives from a.
             ///
             /// # Errors
             /// [`crate::error::Kind::InvalidArgument`] where lengths and counts do not agree;
@@ -444,7 +444,7 @@ macro_rules! collectives {
             ///     // Rank 0 sends one element to itself and two to rank 1; rank 1 sends nothing to rank 0 and one to itself.
             ///     let (send, counts) = if comm.rank() == 0 { (vec![1, 2, 3], [1, 2]) } else { (vec![4], [0, 1]) };
             ///     let (mut recv, from) = if comm.rank() == 0 { (vec![0; 1], [1, 0]) } else { (vec![0; 3], [2, 1]) };
-            ///     comm.all_to_all_v(&send, &counts, &mut recv, &from)?;
+            ///     comm.all_to_all_v(&send, &mut recv, (&counts, &from))?;
             ///     assert_eq!(recv, if comm.rank() == 0 { vec![1] } else { vec![2, 3, 4] });
             ///     Ok(())
             /// })?;
@@ -453,13 +453,11 @@ macro_rules! collectives {
             pub fn all_to_all_v<$($call,)? T: Element>(
                 & $($mutable)? self,
                 send: slice!($memory $a T),
-                send_counts: &[usize],
                 recv: slice_mut!($memory $a T),
-                recv_counts: &[usize],
+                counts: (&[usize], &[usize]),
             ) -> Result<$output> {
-                let messages = self.describe("all_to_all_v", |world| {
-                    typed::all_to_all_v(world, send, send_counts, recv, recv_counts)
-                })?;
+                let messages =
+                    self.describe("all_to_all_v", |world| typed::all_to_all_v(world, send, recv, counts))?;
                 self.submit_exchange(messages)
             }
 
@@ -607,7 +605,8 @@ macro_rules! collectives {
                 self.submit(typed::exscan_in_place(buffer, op))
             }
 
-            /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count.
+            /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count. To
+            /// [`NO_RANK`](crate::types::NO_RANK) nothing goes, and the call does not wait.
             ///
             /// Returns when the buffer may be changed. That does not wait for the peer's `recv` while the connection to
             /// it has room: for eight messages that wait to be received, and 1 MiB of them together
@@ -635,20 +634,27 @@ macro_rules! collectives {
             /// # Ok::<(), rsccl::Error>(())
             /// ```
             pub fn send<$($call,)? T: Element>(& $($mutable)? self, buffer: slice!($memory $a T), peer: u32) -> Result<$output> {
+                if peer == NO_RANK {
+                    return self.submit_messages(Vec::new());
+                }
                 self.submit_message(typed::send(buffer, peer))
             }
 
             /// Receives into `buffer` from rank `peer`, which calls [`Self::send`] with a buffer of the same type and
-            /// count.
+            /// count. From [`NO_RANK`](crate::types::NO_RANK) nothing comes, and `buffer` stays as it is.
             ///
             /// # Errors
             /// As [`Self::send`].
             pub fn recv<$($call,)? T: Element>(& $($mutable)? self, buffer: slice_mut!($memory $a T), peer: u32) -> Result<$output> {
+                if peer == NO_RANK {
+                    return self.submit_messages(Vec::new());
+                }
                 self.submit_message(typed::recv(buffer, peer))
             }
 
             /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side: ranks that all
-            /// send to their neighbour get there. Either may be the own rank, if both are.
+            /// send to their neighbour get there. Either may be the own rank, if both are, and either
+            /// [`NO_RANK`](crate::types::NO_RANK), for a rank that has a neighbour on one side alone.
             ///
             /// # Errors
             /// As [`Self::send`].

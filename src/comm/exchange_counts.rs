@@ -21,7 +21,7 @@ impl Communicator {
     ///     let recv_counts = comm.exchange_counts(&send_counts)?;
     ///     assert_eq!(recv_counts, [0, 1, 2]);
     ///     let (send, mut recv) = (vec![comm.rank(); 3 * me], vec![9; recv_counts.iter().sum()]);
-    ///     comm.all_to_all_v(&send, &send_counts, &mut recv, &recv_counts)?;
+    ///     comm.all_to_all_v(&send, &mut recv, (&send_counts, &recv_counts))?;
     ///     assert_eq!(recv, [1, 2, 2]);
     ///     Ok(())
     /// })?;

@@ -12,7 +12,7 @@ use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Background, DeviceStream, NoBackground, Order};
 use crate::sys::thread::{self, Unstarted};
-use crate::types::World;
+use crate::types::{NO_RANK, World};
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
 ///
@@ -308,6 +308,9 @@ impl<'g, 'a> Member<'g, 'a> {
     /// As [`Communicator::send`], where one rank alone can see it.
     pub fn add_message(&mut self, message: Message<'a>) -> Result<()> {
         let world = Submit::world(&self)?;
+        if message.peer().get() == NO_RANK {
+            return Ok(());
+        }
         message.check(world).map_err(|error| error.at(world.rank))?;
         self.calls.messages.push(message);
         Ok(())

@@ -23,7 +23,8 @@ impl PreparedInit {
     pub(crate) fn new(config: &Config, rank: Rank) -> Result<PreparedInit> {
         let config = config.clone().resolve()?;
         crate::log::install(&config, Some(rank.get()));
-        Ok(PreparedInit { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
+        let settings = Settings { beside_mpi: true, ..Settings::read(&config)? };
+        Ok(PreparedInit { settings, options: bootstrap_options(&config)? })
     }
 
     /// How long the join may take.

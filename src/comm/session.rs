@@ -17,7 +17,7 @@ use crate::comm::stall::{self, BegunMessages, Stall};
 use crate::error::{Error, Kind, Result};
 use crate::exec::History;
 use crate::log;
-use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::primitive::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, NoteReader, Wait};
 use crate::sys::{clock, futex};
 use crate::types::{Rank, World};
@@ -36,6 +36,8 @@ pub(crate) struct Session {
     told: Mutex<ToldStall>,
     /// Whether the ranks are on more than one host.
     pub(crate) spans_hosts: bool,
+    /// Whether a hook of the program is called while a call waits. Relaxed: only words of errors depend on it.
+    pub(crate) has_hook: AtomicBool,
     /// Collectives begun. All ranks count alike.
     collectives: Count,
     /// Messages begun with each peer. The two ranks of a pair count alike.
@@ -78,9 +80,11 @@ struct MessageCounts {
 impl Session {
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
         let world = bootstrap.world();
+        let has_hook = AtomicBool::new(settings.progress.is_some());
         Session {
             world,
             settings,
+            has_hook,
             bootstrap,
             abort,
             history: History::default(),
@@ -222,6 +226,10 @@ impl Session {
                     (None, _) => error,
                 }
             }
+            // The late rank may wait in MPI for a message of this rank, which MPI moves only inside its own calls.
+            Kind::Timeout if self.settings.beside_mpi && !self.has_hook.load(Ordering::Relaxed) => {
+                error.advising(MPI_RESTS)
+            }
             _ => error,
         }
     }
@@ -283,6 +291,9 @@ impl Session {
     }
 }
 
+/// What helps where a wait for a rank that waits in MPI has timed out.
+const MPI_RESTS: &str = "where that rank waits in MPI for a message of this rank, MPI moves it only while this rank \
+                         is in a call of MPI: complete it first, or call comm.set_progress(mpi::progress())";
 /// How long a rank waits for news of a peer whose data connection broke: goodbyes and deaths travel as fast as data.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
 /// How long it sleeps between two looks for them.

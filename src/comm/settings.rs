@@ -82,6 +82,8 @@ pub(crate) struct Settings {
     pub(crate) connect_late: bool,
     /// What the program wants moved while a call waits, when the communicator begins.
     pub(crate) progress: Option<Progress>,
+    /// Whether the communicator was made from one of MPI's: the program may have messages of MPI under way.
+    pub(crate) beside_mpi: bool,
 }
 
 /// Whether GPUs of several hosts reach each other's memory by NVLinks.
@@ -161,6 +163,7 @@ impl Settings {
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
+            beside_mpi: false,
         })
     }
 

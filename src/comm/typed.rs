@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
-use crate::types::{Collective, Element, Rank, ReduceOp, World};
+use crate::types::{Collective, Element, NO_RANK, Rank, ReduceOp, World};
 
 #[inline]
 pub(super) fn all_reduce<'a, T: Element>(
@@ -241,23 +241,29 @@ pub(super) fn recv<'a, T: Element>(recv: impl WriteBuffer<'a, T>, peer: u32) -> 
     Message::receiving(recv, Rank::new(peer))
 }
 
-/// The two messages of a `send_recv`.
+/// The two messages of a `send_recv`, of which those with nobody are none.
 pub(super) fn send_recv<'a, T: Element>(
     send: impl ReadBuffer<'a, T>,
     target: u32,
     recv: impl WriteBuffer<'a, T>,
     source: u32,
 ) -> Vec<Message<'a>> {
-    vec![self::send(send, target), self::recv(recv, source)]
+    let mut messages = Vec::with_capacity(2);
+    if target != NO_RANK {
+        messages.push(self::send(send, target));
+    }
+    if source != NO_RANK {
+        messages.push(self::recv(recv, source));
+    }
+    messages
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
-    send_counts: &[usize],
     recv: impl WriteBuffer<'a, T>,
-    recv_counts: &[usize],
+    (send_counts, recv_counts): (&[usize], &[usize]),
 ) -> Result<Vec<Message<'a>>> {
     expect("send", send.count(), sums(world, send_counts)?.1)?;
     expect("recv", recv.count(), sums(world, recv_counts)?.1)?;

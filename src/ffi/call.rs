@@ -5,7 +5,7 @@ use super::{Comm, stream};
 use crate::comm::{Buffers, Call, CallCount, Detached, DeviceStream, Message, Pending, Steps};
 use crate::error::{Error, Result};
 use crate::exec::{check_to_self, wrong_counts};
-use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
+use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, Scalar, World};
 
 /// What a call comes to.
 pub(super) enum Work {
@@ -39,6 +39,7 @@ pub(super) unsafe fn work(
     }
     let kind = Collective::from_code(what.kind).ok_or_else(|| no_call(what.kind)).map_err(placed)?;
     match kind {
+        Collective::Send | Collective::Recv if is_nobody(what.other) => Ok(Work::Messages(Vec::new())),
         Collective::Send => {
             let peer = other("peer", what.other, world).map_err(placed)?;
             aligned(send, data_type).map_err(placed)?;
@@ -119,14 +120,20 @@ unsafe fn pair(
     (to, from): (&[usize], &[usize]),
 ) -> Result<Vec<Message<'static>>> {
     let ([to], [from]) = (to, from) else { return Err(Error::internal("a send_recv without its two counts")) };
-    let (target, source) = (other("peer", what.other, world)?, other("peer", what.source, world)?);
-    aligned(send, data_type)?;
-    aligned(recv, data_type)?;
-    // SAFETY: the caller's promise.
-    let sent = unsafe { Message::send_raw(send, (*to as u64, data_type), target) };
-    // SAFETY: the caller's promise.
-    let received = unsafe { Message::recv_raw(recv, (*from as u64, data_type), source) };
-    Ok(vec![sent, received])
+    let mut messages = Vec::with_capacity(2);
+    if !is_nobody(what.other) {
+        let target = other("peer", what.other, world)?;
+        aligned(send, data_type)?;
+        // SAFETY: the caller's promise.
+        messages.push(unsafe { Message::send_raw(send, (*to as u64, data_type), target) });
+    }
+    if !is_nobody(what.source) {
+        let source = other("peer", what.source, world)?;
+        aligned(recv, data_type)?;
+        // SAFETY: the caller's promise.
+        messages.push(unsafe { Message::recv_raw(recv, (*from as u64, data_type), source) });
+    }
+    Ok(messages)
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank.
@@ -205,6 +212,12 @@ fn operator(what: &What) -> Result<ReduceOp> {
     Ok(ReduceOp::PreMulSum(scalar))
 }
 
+/// Whether a peer is `rsccl::no_rank`, which has the bits of [`NO_RANK`].
+#[inline]
+fn is_nobody(peer: i32) -> bool {
+    peer.cast_unsigned() == NO_RANK
+}
+
 /// Root or peer.
 #[inline]
 fn other(name: &str, number: i32, world: World) -> Result<Rank> {
@@ -276,7 +289,7 @@ impl Batch {
             Some(place) => place,
             None => {
                 // SAFETY: the caller's promise.
-                let stream = what.on_stream.then(|| unsafe { stream::of(what.stream) }).transpose().map_err(at)?;
+                let stream = what.on_stream.then(|| unsafe { stream::of_call(what.stream) }).transpose().map_err(at)?;
                 let stream = stream.map(|stream| (what.stream, stream));
                 self.0.push(Part { comm, stream, messages: Vec::new(), steps: Steps::default() });
                 self.0.len() - 1

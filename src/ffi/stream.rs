@@ -2,7 +2,7 @@
 
 use super::call::Work;
 use crate::comm::{Detached, DeviceStream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// Why there are no streams.
 #[cfg(not(feature = "cuda"))]
@@ -38,6 +38,22 @@ pub(super) unsafe fn of(handle: usize) -> Result<DeviceStream> {
     unsafe { DeviceStream::from_raw(device.0, handle) }
 }
 
+/// [`of`], of a call. Its error says where a stream comes from that nobody has asked for.
+///
+/// # Safety
+/// As [`of`].
+pub(super) unsafe fn of_call(handle: usize) -> Result<DeviceStream> {
+    // SAFETY: the caller's promise.
+    let stream = unsafe { of(handle) };
+    stream.map_err(|error| match error.kind() {
+        Kind::System => error.advising(
+            "the call's last argument is a CUDA stream (a literal 0 is CUDA's default stream, as NCCL has it): leave \
+             it out for memory of the host, or pass Stream::host()",
+        ),
+        _ => error,
+    })
+}
+
 /// The same work, with its buffers in the memory in which the driver knows them.
 ///
 /// # Errors
@@ -54,8 +70,8 @@ pub(super) fn on_gpu(work: Work, stream: &DeviceStream) -> Result<Work> {
                 stream.home()
             ))),
             None => Err(Error::invalid_argument(format!(
-                "`{name}` at {address:#x} is not memory that a GPU allocated, and the call is on a stream of {}: give \
-                 memory of that GPU, or pass no Stream",
+                "`{name}` at {address:#x} is not memory that a GPU allocated, and the call is on a stream of {} (a \
+                 literal 0 is CUDA's default stream): give memory of that GPU, or pass no Stream",
                 stream.home()
             ))),
         }
@@ -83,7 +99,7 @@ pub(super) unsafe fn run(detached: &Detached, handle: usize, work: Work) -> Resu
     let comm = detached.at_rest()?;
     let at = |error: Error| error.at(crate::types::Rank::new(comm.rank()));
     // SAFETY: the caller's promise.
-    let stream = unsafe { of(handle) }.map_err(at)?;
+    let stream = unsafe { of_call(handle) }.map_err(at)?;
     let on = comm.on(&stream);
     match on_gpu(work, &stream).map_err(at)? {
         Work::Collective(call) => on.run(&call),

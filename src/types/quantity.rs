@@ -2,6 +2,27 @@
 
 use std::fmt;
 
+/// Nobody, as the peer of a `send`, `recv` or `send_recv`: the call does nothing and does not wait, and a buffer to
+/// receive into stays as it is. What MPI calls `MPI_PROC_NULL`: a rank at the edge of a grid makes the same calls as
+/// the others. No rank has this number, and no sum or difference of ranks comes near it.
+///
+/// # Examples
+/// ```
+/// use rsccl::types::NO_RANK;
+///
+/// rsccl::local::run(3, |comm| {
+///     let (rank, last) = (comm.rank(), comm.size() - 1);
+///     let left = if rank == 0 { NO_RANK } else { rank - 1 };
+///     let right = if rank == last { NO_RANK } else { rank + 1 };
+///     let mut from_left = [9];
+///     comm.send_recv(&[rank], right, &mut from_left, left)?;
+///     assert_eq!(from_left, [if rank == 0 { 9 } else { rank - 1 }]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), rsccl::Error>(())
+/// ```
+pub const NO_RANK: u32 = 1 << 31;
+
 /// A rank of a communicator: `0..world`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Rank(u32);

@@ -221,7 +221,7 @@ pub(crate) mod pair {
             };
             assert_eq!(found(&out)?, sums);
             let twice = stream.alloc::<u32>(32)?;
-            comm.on(&stream).all_to_all_v(twice.slice(..), &[16, 16], out.slice_mut(..), &[16, 16])?;
+            comm.on(&stream).all_to_all_v(twice.slice(..), out.slice_mut(..), (&[16, 16], &[16, 16]))?;
             assert_eq!(found(&out)?, [0; 32]);
             comm.finalize()
         });

@@ -48,7 +48,7 @@ impl Called {
             Collective::ReduceScatter => comm.reduce_scatter(&all, &mut result, op),
             Collective::ReduceScatterV => comm.reduce_scatter_v(&all, &mut result, &counts, op),
             Collective::AllToAll => comm.all_to_all(&all, &mut gathered),
-            Collective::AllToAllV => comm.all_to_all_v(&all, &counts, &mut gathered, &counts),
+            Collective::AllToAllV => comm.all_to_all_v(&all, &mut gathered, (&counts, &counts)),
             Collective::Gather => comm.gather(&one, &mut gathered, root),
             Collective::Scatter => comm.scatter(&all, &mut result, root),
             Collective::Barrier => comm.barrier(),

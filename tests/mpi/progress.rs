@@ -161,6 +161,7 @@ fn without_a_hook_ranks_wait_for_each_other_in_vain() {
         // Rank 0 gave up by its deadline; then it went on to MPI, and rank 1 came and found it gone.
         let line = outcome.line(0, "error Timeout ");
         assert!(line.contains("rank 1"), "{act}: {line}");
+        assert!(line.contains("set_progress(mpi::progress())"), "{act} does not name the hook: {line}");
         assert!(outcome.said[1].iter().any(|line| line.starts_with("error")), "{act}: {}", outcome.report);
     }
 }

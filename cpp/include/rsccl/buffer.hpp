@@ -62,7 +62,7 @@ class GpuBytes {
 /// Moved-from buffers are empty.
 template <class T>
 class buffer {
-    static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer");
+    static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer: for what is only moved, make it a buffer of std::byte");
 
   public:
     /// Of the elements.
@@ -110,7 +110,7 @@ class buffer {
 /// Moved-from buffers are empty. It takes whole granules of 2 MiB: allocate few, large ones.
 template <class T>
 class gpu_buffer {
-    static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer");
+    static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer: for what is only moved, make it a buffer of std::byte");
 
   public:
     /// Of the elements.

@@ -63,7 +63,7 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
     friend class Communicator;
     friend class Collectives<Starter, Request, detail::Lifetime::outlives>;
     explicit Starter(detail::State& state) noexcept : state_(&state) {}
-    Request submit(const detail::Call& call);
+    Request submit(const detail::Call& call) const;
     detail::State* state_;
 };
 
@@ -71,6 +71,9 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
 ///
 /// Used by one thread at a time: a call while another thread is in one throws InvalidUsage and does no harm. abort(),
 /// abort_handle(), async_error(), rank() and size() may be called by any thread at any time.
+///
+/// Its members are const but those that change the communicator itself: finalize(), set_progress() and assignment. A
+/// `const Communicator&` makes calls, as a copy of an `MPI_Comm` does. Const does not mean that two threads may call.
 ///
 /// It can be moved and not copied. A moved-from or default-made communicator is empty: calls throw InvalidUsage.
 ///
@@ -130,7 +133,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Begins an operation: `comm.start().all_reduce(in, out)` returns its Request.
     /// @throws InvalidUsage on an empty communicator
-    Starter start();
+    Starter start() const;
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
@@ -140,18 +143,18 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// child, for want of descriptors, memory or threads, no rank gets a child: all have that rank's error, and this communicator is
     /// as before.
     /// @throws InvalidArgument for a negative color
-    [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
+    [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0) const;
     /// split() where every rank has a color.
-    Communicator by_color(int color, std::int64_t key = 0);
+    Communicator by_color(int color, std::int64_t key = 0) const;
     /// The ranks of my host, in rank order. Collective over all ranks.
-    Communicator local();
+    Communicator local() const;
     /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks.
-    Communicator cross();
+    Communicator cross() const;
     /// Tells every rank how many elements this rank will send to it, `send_counts[r]` to rank r; yields how many each will send here: the
     /// `recv_counts` of all_to_all_v(). All ranks call it.
     /// @throws InvalidArgument where there is not one count for each rank
     template <class C = std::initializer_list<std::size_t>>
-    std::vector<std::size_t> exchange_counts(const C& send_counts) {
+    std::vector<std::size_t> exchange_counts(const C& send_counts) const {
         const std::vector<std::size_t> sent = detail::counts_of(send_counts, rank(), detail::Kind::all_to_all_v);
         if (sent.size() != static_cast<std::size_t>(size())) {
             detail::refuse_counts(rank(), detail::Kind::all_to_all_v, sent.size(), size());
@@ -160,16 +163,30 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
         all_to_all(sent, received);
         return received;
     }
+    /// The reduction of every rank's `value`, on every rank: all_reduce() of one number.
+    /// @code
+    /// const double norm = std::sqrt(comm.all_reduce_value(mine));
+    /// @endcode
+    /// @throws Error as all_reduce()
+    template <class T>
+    [[nodiscard]] T all_reduce_value(T value, ReduceOp op = ReduceOp::sum) const {
+        static_assert(is_element_v<T>, "rsccl: a value is an integer of 1, 4 or 8 bytes, float, double, a small float, or of a type with a "
+                                       "data_type_of; several values are a buffer, for all_reduce()");
+        if constexpr (is_element_v<T>) {
+            all_reduce_in_place(view(&value, 1), op);
+        }
+        return value;
+    }
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
     /// same list. Ranks keep their order. Where the configuration says non-blocking, it returns at once, as split() does.
     /// @throws InvalidArgument where this rank or no rank is excluded
     /// @throws InvalidUsage while requests are under way: wait for them first. Those of a communicator that has failed have ended.
-    Communicator shrink(const std::vector<int>& excluded);
+    Communicator shrink(const std::vector<int>& excluded) const;
     /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
-    Placement placement();
+    Placement placement() const;
     /// Which ranks share a host with this one, as far as it is known since init. Not collective: any rank may ask at any time but while
     /// requests are under way.
-    Locality locality();
+    Locality locality() const;
 
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
     /// other ranks, whose calls then end likewise. Any thread may call it. Nothing happens on an empty communicator.
@@ -204,7 +221,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidArgument for a moved-from buffer
     /// @throws InvalidUsage for more than 1,024 registrations
     template <class T>
-    void register_buffer(buffer<T>& memory) {
+    void register_buffer(buffer<T>& memory) const {
         register_memory(memory.bytes_);
     }
 
@@ -230,7 +247,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidUsage on all ranks, for more than 1,024 windows, and where a buffer is not of the GPU in which its rank works;
     ///         while requests are under way
     template <class T>
-    Window register_window(const gpu_buffer<T>& memory) {
+    Window register_window(const gpu_buffer<T>& memory) const {
         return register_window(memory.bytes_);
     }
     /// The same for `bytes` of GPU memory that the program has allocated itself, on the GPU that `stream` belongs to.
@@ -242,20 +259,20 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// back, or have destroyed the communicator, and the calls in it and graphs of them are over; a call that finds other memory there
     /// throws InvalidUsage.
     /// @throws InvalidArgument where the GPU has not as much memory there
-    Window register_window(void* memory, std::size_t bytes, Stream stream);
+    Window register_window(void* memory, std::size_t bytes, Stream stream) const;
     /// Takes a window back: from then on no call works in the others' memory. It stays mapped for as long as this process has calls
     /// under way on the GPU, and for the graphs that calls in it were captured in. Collective: all ranks take back the same window. What
     /// the buffer holds stays. Where the communicator has failed it waits for nobody: its error is thrown, and the window is taken back.
     /// @throws InvalidUsage for a moved-from window, and for one of another communicator
-    void deregister_window(Window window);
+    void deregister_window(Window window) const;
 
   private:
     friend class Collectives<Communicator, void, detail::Lifetime::call>;
     friend struct detail::Access;
     explicit Communicator(std::shared_ptr<detail::State> state) noexcept;
-    void submit(const detail::Call& call);
-    void register_memory(detail::SharedBytes& memory);
-    Window register_window(const detail::GpuBytes& memory);
+    void submit(const detail::Call& call) const;
+    void register_memory(detail::SharedBytes& memory) const;
+    Window register_window(const detail::GpuBytes& memory) const;
     std::shared_ptr<detail::State> state_;
 };
 

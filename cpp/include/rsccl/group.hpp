@@ -44,8 +44,8 @@ class Group {
       private:
         friend class Group;
         friend class Collectives<Member, void, detail::Lifetime::outlives>;
-        Member(Group& group, Communicator& communicator);
-        void submit(const detail::Call& call);
+        Member(Group& group, const Communicator& communicator);
+        void submit(const detail::Call& call) const;
         Group* group_;
         std::shared_ptr<detail::State> state_; // the one that it was made on, whatever becomes of the Communicator
         int rank_;
@@ -62,7 +62,7 @@ class Group {
     /// Adds a call on `communicator`: `calls.on(comm).send(buffer, peer)`. What it yields must not outlive the group.
     /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; calls throw it for one that was
     ///   finalized
-    Member on(Communicator& communicator) { return Member(*this, communicator); }
+    Member on(const Communicator& communicator) { return Member(*this, communicator); }
 
     /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.
     /// @throws Error the first of the calls'

@@ -197,7 +197,7 @@ inline Communicator communicator(MPI_Comm comm, const Config& config = {}) { ret
 /// @throws Mismatch (on every rank) where ranks of one pass different ones
 /// @throws InvalidUsage (on every rank) where MPI may not be called; (this rank alone) while requests are under way
 /// @throws Error as Communicator::split
-inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
+inline std::optional<Communicator> like(const Communicator& comm, MPI_Comm sub) {
     namespace over_mpi = rsccl::detail::over_mpi;
     return rsccl::detail::OverMpi::like(over_mpi::calls(), comm, over_mpi::handle(sub));
 }
@@ -206,7 +206,7 @@ inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
 /// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi` or is not in it
 /// @throws Timeout (on every rank, at the deadline of init) where ranks pass different communicators of the same ranks in the same order
 /// @throws InvalidArgument, InvalidUsage (on every rank) as from_mpi()
-inline void check(Communicator& comm, MPI_Comm mpi) {
+inline void check(const Communicator& comm, MPI_Comm mpi) {
     namespace over_mpi = rsccl::detail::over_mpi;
     rsccl::detail::OverMpi::check(over_mpi::calls(), comm, over_mpi::handle(mpi));
 }
@@ -214,10 +214,13 @@ inline void check(Communicator& comm, MPI_Comm mpi) {
 /// Communicator::placement, compared with what MPI says of shared memory: where the two disagree, as in containers and network
 /// namespaces, one warning in the log says how, and rsccl's view counts. Collective over both, whose ranks are the same (check()).
 /// @throws Error as check() and Communicator::placement
-inline Placement placement(Communicator& comm, MPI_Comm mpi) {
+inline Placement placement(const Communicator& comm, MPI_Comm mpi) {
     namespace over_mpi = rsccl::detail::over_mpi;
     return rsccl::detail::OverMpi::placement(over_mpi::calls(), comm, over_mpi::handle(mpi));
 }
+
+/// A rank as MPI's calls give it, such as `MPI_Cart_shift`: rsccl::no_rank for MPI_PROC_NULL.
+inline int peer(int rank) noexcept { return rank == MPI_PROC_NULL ? no_rank : rank; }
 
 /// A hook for Communicator::set_progress that moves MPI's messages while a call on the communicator waits: it probes for a
 /// message that nobody sends and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that it works on the

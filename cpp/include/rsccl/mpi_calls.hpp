@@ -53,11 +53,11 @@ class OverMpi {
     /// rsccl::from_mpi.
     static Communicator join(const MpiCalls& calls, MpiHandle theirs, const Config& config);
     /// rsccl::mpi::like.
-    static std::optional<Communicator> like(const MpiCalls& calls, Communicator& comm, MpiHandle sub);
+    static std::optional<Communicator> like(const MpiCalls& calls, const Communicator& comm, MpiHandle sub);
     /// rsccl::mpi::check.
-    static void check(const MpiCalls& calls, Communicator& comm, MpiHandle theirs);
+    static void check(const MpiCalls& calls, const Communicator& comm, MpiHandle theirs);
     /// rsccl::mpi::placement.
-    static Placement placement(const MpiCalls& calls, Communicator& comm, MpiHandle theirs);
+    static Placement placement(const MpiCalls& calls, const Communicator& comm, MpiHandle theirs);
     /// Whether any thread may call MPI at any time.
     /// @throws InvalidUsage where this thread may not call it now
     static bool check_thread(const MpiCalls& calls);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #if defined(__STDCPP_FLOAT16_T__) || defined(__STDCPP_BFLOAT16_T__)
@@ -166,6 +167,11 @@ namespace detail {
 inline constexpr int premul_sum_code = 8;
 } // namespace detail
 
+/// Nobody, as the peer of send(), recv() or send_recv(): the call does nothing and does not wait, and a buffer to receive into stays as
+/// it is. What MPI calls `MPI_PROC_NULL`: a rank at the edge of a grid makes the same calls as the others. It is neither MPI's number
+/// (rsccl::mpi::peer() translates that) nor near the number of a rank.
+inline constexpr int no_rank = std::numeric_limits<int>::min();
+
 /// How elements of all ranks become one. Floats of 16 and 8 bits are accumulated in float; integers wrap.
 class ReduceOp {
   public:
@@ -239,7 +245,8 @@ class Stream {
     constexpr Stream() noexcept = default;
     /// The host, by name.
     static constexpr Stream host() noexcept { return Stream(); }
-    /// A CUDA stream; null is CUDA's default stream, as it is everywhere in CUDA, and not the host.
+    /// A CUDA stream; null, and a literal 0, is CUDA's default stream, as it is everywhere in CUDA, and not the host. Beside containers,
+    /// which are memory of the host, a number in the place of the stream does not compile.
     constexpr Stream(CUstream_st* handle) noexcept : handle_(handle), host_(false) {}
     /// Whether it is the host.
     constexpr bool is_host() const noexcept { return host_; }

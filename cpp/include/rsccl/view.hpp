@@ -2,8 +2,10 @@
 /// What collectives take as buffers, checked at compile time.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <iterator>
 #include <memory>
@@ -22,6 +24,8 @@
 
 namespace rsccl {
 
+template <class T>
+class buffer;
 template <class T>
 class gpu_buffer;
 
@@ -140,6 +144,13 @@ constexpr auto data_of(C& buffer) noexcept {
     }
 }
 
+/// data_of() of a buffer that is written to. Of one with constant elements too: check_output() says that.
+template <class C>
+constexpr auto output_of(C& buffer) noexcept {
+    using T = std::remove_pointer_t<decltype(data_of(buffer))>;
+    return const_cast<std::remove_const_t<T>*>(data_of(buffer));
+}
+
 /// How many elements a buffer has; 0 for what is no buffer, as in data_of().
 template <class C>
 constexpr std::size_t count_in(const C& buffer) noexcept {
@@ -188,13 +199,15 @@ constexpr void check_buffer() {
     static_assert(!IsVectorOfBool<plain<C>>::value,
                   "rsccl: std::vector<bool> has no bools in memory that could be sent: use std::vector<unsigned char>");
     static_assert(!std::is_arithmetic_v<plain<C>> && !std::is_enum_v<plain<C>>,
-                  "rsccl: this is one number, and a buffer is wanted: pass rsccl::view(&number, 1)");
+                  "rsccl: this is one number, and a buffer is wanted: pass rsccl::view(&number, 1), or call all_reduce_value(number)");
     static_assert(!std::is_pointer_v<plain<C>>,
-                  "rsccl: a pointer alone does not say how many elements there are: pass rsccl::view(pointer, count)");
+                  "rsccl: a pointer does not say how many elements there are, nor of which type: pass rsccl::view(pointer, count), or "
+                  "pointers, a count and a DataType");
     static_assert(IsBuffer<C>::value || IsVectorOfBool<plain<C>>::value || std::is_arithmetic_v<plain<C>> ||
                       std::is_enum_v<plain<C>> || std::is_pointer_v<plain<C>>,
                   "rsccl: a buffer has its elements one behind the other, and std::data and std::size take it: std::vector, "
-                  "std::array, an array, std::span, rsccl::view");
+                  "std::array, an array, std::span, rsccl::view; one value is rsccl::view(&value, 1), and for what is only moved, "
+                  "rsccl::bytes_of(rsccl::view(&value, 1))");
 }
 
 /// Whether a T may be an element. True for void too, the element type of an argument that is no buffer: check_buffer() refuses that
@@ -208,13 +221,41 @@ constexpr bool is_element_or_void() noexcept {
     }
 }
 
+/// Whether C is a buffer, of what may be an element.
+template <class C>
+constexpr bool is_buffer_of_elements() noexcept {
+    return IsBuffer<C>::value && is_element_or_void<element_of<C>>();
+}
+
+/// False, once the types are known.
+template <class...>
+inline constexpr bool never = false;
+
+template <class First, class... Others>
+constexpr bool begins_with_pointer() noexcept {
+    return std::is_pointer_v<plain<First>>;
+}
+
+/// There where a call has memory, and no DataType among its arguments.
+template <class... Arguments>
+using PointersWithoutType =
+    std::enable_if_t<begins_with_pointer<Arguments..., int>() && !(std::is_same_v<plain<Arguments>, DataType> || ...), int>;
+
+/// Does not compile, and says what to pass.
+template <class Pointer, class... Others>
+[[noreturn]] void refuse_pointers() {
+    check_buffer<Pointer>();
+    std::terminate();
+}
+
 /// C as it was passed: `V&` for an lvalue, `V` for a temporary. Does not compile where C cannot be an input.
 template <class C, Lifetime Use>
 constexpr void check_input() {
     check_buffer<C>();
     static_assert(is_element_or_void<element_of<C>>(),
                   "rsccl: buffers hold integers of 1, 4 or 8 bytes, float, double, the small floats, or a type with a data_type_of; what "
-                  "is only moved (complex numbers, 16-bit integers, bool, plain structs) goes as rsccl::bytes_of(buffer)");
+                  "is only moved (complex numbers, 16-bit integers, bool, plain structs) goes as rsccl::bytes_of(buffer), as std::byte; "
+                  "complex numbers are added up as arrays of two floats");
     static_assert(!IsBuffer<C>::value || Use == Lifetime::call || std::is_lvalue_reference_v<C> || is_view<plain<C>>::value,
                   "rsccl: this buffer is used after the call, and a temporary container ends with it: name it, or pass a view");
 }
@@ -246,6 +287,20 @@ struct IsGpuBuffer : std::false_type {};
 template <class T>
 struct IsGpuBuffer<gpu_buffer<T>> : std::true_type {};
 
+/// Whether what a C holds is memory of the host for certain. What a view or a span refers to may be memory of a GPU.
+template <class C>
+struct IsHostBuffer : std::false_type {};
+template <class T>
+struct IsHostBuffer<std::vector<T>> : std::true_type {};
+template <class T, std::size_t Count>
+struct IsHostBuffer<std::array<T, Count>> : std::true_type {};
+template <class T, std::size_t Count>
+struct IsHostBuffer<T[Count]> : std::true_type {};
+template <class Char, class Traits>
+struct IsHostBuffer<std::basic_string<Char, Traits>> : std::true_type {};
+template <class T>
+struct IsHostBuffer<buffer<T>> : std::true_type {};
+
 /// Says that a gpu_buffer was passed with the host in place of a stream.
 [[noreturn]] void refuse_host_for_gpu();
 
@@ -253,6 +308,7 @@ struct IsGpuBuffer<gpu_buffer<T>> : std::true_type {};
 template <class... Buffers>
 class StreamOf {
     static constexpr bool on_gpu = (IsGpuBuffer<plain<Buffers>>::value || ...);
+    static constexpr bool on_host = !on_gpu && (IsHostBuffer<plain<Buffers>>::value || ...);
 
   public:
     constexpr StreamOf() noexcept {
@@ -269,6 +325,12 @@ class StreamOf {
         }
     }
     constexpr StreamOf(CUstream_st* handle) noexcept : stream_(handle) {}
+    /// A number beside memory of the host: to users of MPI a tag or a count, and where it is 0 CUDA's default stream to the compiler.
+    template <class N, std::enable_if_t<on_host && (std::is_integral_v<N> || std::is_enum_v<N>), int> = 0>
+    constexpr StreamOf(N) noexcept {
+        static_assert(never<N>, "rsccl: the argument in this place is the Stream of a call on GPU memory, and these buffers are memory of "
+                                "the host: leave it out (there are no tags, and buffers bring their counts along)");
+    }
     constexpr operator Stream() const noexcept { return stream_; }
 
   private:
@@ -288,26 +350,88 @@ enum class Kind : std::uint8_t;
 
 /// Says that a count is negative.
 [[noreturn]] void refuse_negative_count(int rank, Kind call);
+/// Says that counts are null, and not none.
+[[noreturn]] void refuse_null_counts(int rank);
+
+template <class C, class = void>
+struct CountIn {
+    using type = void;
+};
+template <class C>
+struct CountIn<C, std::void_t<decltype(*std::begin(std::declval<const C&>()))>> {
+    using type = plain<decltype(*std::begin(std::declval<const C&>()))>;
+};
 
 /// The counts of the ranks, whatever integers they came as.
+struct Counted {
+    std::vector<std::size_t> counts;
+    bool negative = false; ///< whether one of them was
+    bool null = false;     ///< whether they were a null pointer, and not none
+};
+
 template <class C>
-std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank, [[maybe_unused]] Kind call) {
-    using Count = plain<decltype(*std::begin(counts))>;
-    static_assert(std::is_integral_v<Count>, "rsccl: counts are integers");
-    std::vector<std::size_t> all;
-    all.reserve(std::size(counts));
-    for (Count count : counts) {
-        if constexpr (std::is_signed_v<Count>) {
-            if (count < 0) {
-                refuse_negative_count(rank, call);
-            }
+Counted read_counts(const C& counts) {
+    using Count = typename CountIn<C>::type;
+    static_assert(std::is_integral_v<Count>, "rsccl: counts are integers, one for each rank: a vector, an array, {3, 4}");
+    Counted all;
+    if constexpr (std::is_integral_v<Count>) {
+        if constexpr (IsBuffer<const C&>::value) {
+            all.null = std::data(counts) == nullptr && std::size(counts) != 0;
         }
-        all.push_back(static_cast<std::size_t>(count));
+        if (all.null) {
+            return all;
+        }
+        all.counts.reserve(static_cast<std::size_t>(std::size(counts)));
+        for (Count count : counts) {
+            if constexpr (std::is_signed_v<Count>) {
+                all.negative = all.negative || count < 0;
+            }
+            all.counts.push_back(static_cast<std::size_t>(count));
+        }
     }
     return all;
 }
 
+inline void check_counts(const Counted& all, int rank, Kind call) {
+    if (all.negative) {
+        refuse_negative_count(rank, call);
+    }
+    if (all.null) {
+        refuse_null_counts(rank);
+    }
+}
+
+template <class C>
+std::vector<std::size_t> counts_of(const C& counts, int rank, Kind call) {
+    Counted all = read_counts(counts);
+    check_counts(all, rank, call);
+    return std::move(all.counts);
+}
+
 } // namespace detail
+
+/// How many elements go to each rank, and how many come from each, for all_to_all_v(): `{to, from}` there. Either is anything with a
+/// `std::begin` and a `std::size`, of integers, and is copied.
+class SendRecvCounts {
+  public:
+    /// `send[r]` elements go to rank r, and `recv[r]` come from it.
+    template <class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>>
+    SendRecvCounts(const C& send, const D& recv) : send_(detail::read_counts(send)), recv_(detail::read_counts(recv)) {}
+    /// What goes to each rank.
+    const std::vector<std::size_t>& send() const noexcept { return send_.counts; }
+    /// What comes from each rank.
+    const std::vector<std::size_t>& recv() const noexcept { return recv_.counts; }
+    /// @cond calls do it
+    void check(int rank, detail::Kind call) const {
+        detail::check_counts(send_, rank, call);
+        detail::check_counts(recv_, rank, call);
+    }
+    /// @endcond
+
+  private:
+    detail::Counted send_;
+    detail::Counted recv_;
+};
 
 /// The bytes of a buffer whose elements have no data type, for calls that only move them: `comm.broadcast(bytes_of(complex), 0)`. The
 /// elements must be trivially copyable; ranks with other compilers or processors must have the same layout.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffers, Call, CallCount, Communicator, local};
+use crate::comm::{Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
 use crate::error::{Kind, Result};
-use crate::types::{Collective, DataType, Rank, ReduceOp, values_of};
+use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, values_of};
 
 /// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
 /// one for all panicked, or read what was not there; one without an operator returned some rank's input.
@@ -97,7 +97,7 @@ macro_rules! every_collective {
         end($on.all_to_all(given, k)?);
         end($on.gather(&given[..1], l, 1)?);
         end($on.scatter(given, &mut m[..1], 0)?);
-        end($on.all_to_all_v(given, &[1, 1], n, &[1, 1])?);
+        end($on.all_to_all_v(given, n, (&[1, 1], &[1, 1]))?);
         end($on.all_gather_v(&given[..me], &mut o[..1], &[0, 1])?);
         end($on.reduce_scatter_v(given, &mut p[..2 * me], &[0, 2], ReduceOp::Min)?);
         end($on.barrier()?);
@@ -162,7 +162,7 @@ fn vector_forms_stand_beside_other_calls_of_a_group() {
         crate::group(|group| {
             let mut calls = group.on(&comm);
             calls.all_reduce(&ones, &mut sums, ReduceOp::Sum)?;
-            calls.all_to_all_v(&ones, &counts, &mut theirs, &counts)
+            calls.all_to_all_v(&ones, &mut theirs, (&counts, &counts))
         })?;
         assert_eq!((sums, theirs), (vec![6; size], vec![1, 2, 3]));
         Ok(())
@@ -230,6 +230,44 @@ fn a_peer_that_sends_no_bools_is_found_out() {
         let error = values_of::<bool>(&flags).expect_err("7 is no bool");
         assert!(error.message().contains("element 1"), "{error}");
         Ok(())
+    })
+    .unwrap();
+}
+
+/// A peer that is nobody: nothing goes and nothing comes, whoever makes the call, and no rank waits for it.
+#[test]
+fn messages_to_and_from_nobody_do_nothing() {
+    let config = Config::default().with_timeout(Duration::from_secs(20));
+    local::run_with(3, &config, |comm| {
+        let (rank, last) = (comm.rank(), comm.size() - 1);
+        let left = if rank == 0 { NO_RANK } else { rank - 1 };
+        let right = if rank == last { NO_RANK } else { rank + 1 };
+        let mine = vec![rank; 300_000];
+        let untouched = vec![9; mine.len()];
+        let wanted = if rank == 0 { untouched.clone() } else { vec![rank - 1; mine.len()] };
+        let mut from_left = untouched.clone();
+        comm.send_recv(&mine, right, &mut from_left, left)?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.send_recv(&mine, NO_RANK, &mut from_left, NO_RANK)?;
+        assert_eq!(from_left, untouched);
+        crate::comm::group(|group| {
+            group.on(&comm).send(&mine, right)?;
+            group.on(&comm).recv(&mut from_left, left)?;
+            group.on(&comm).add_message(Message::send(&mine, Rank::new(NO_RANK)))
+        })?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.scope(|scope| {
+            let received = scope.recv(&mut from_left, left)?;
+            scope.send(&mine, right)?.wait()?;
+            received.wait()
+        })?;
+        assert_eq!(std::mem::replace(&mut from_left, untouched.clone()), wanted);
+        comm.send(&mine, NO_RANK)?;
+        comm.recv(&mut from_left, NO_RANK)?;
+        assert_eq!(from_left, untouched);
+        let error = comm.broadcast(&mut from_left, NO_RANK).expect_err("nobody is no root");
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        comm.barrier()
     })
     .unwrap();
 }

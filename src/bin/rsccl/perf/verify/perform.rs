@@ -27,7 +27,7 @@ macro_rules! out_of_place {
             Program::Barrier => $on.barrier(),
             Program::AllGatherV => $on.all_gather_v(send, recv, &shape.counts),
             Program::ReduceScatterV => $on.reduce_scatter_v(send, recv, &shape.counts, op),
-            Program::AllToAllV => $on.all_to_all_v(send, &shape.sends, recv, &shape.receives),
+            Program::AllToAllV => $on.all_to_all_v(send, recv, (&shape.sends, &shape.receives)),
             Program::GatherV => $on.gather_v(send, recv, counts, shape.root),
             Program::ScatterV => $on.scatter_v(send, recv, counts, shape.root),
             Program::Scan => $on.scan(send, recv, op),
