@@ -28,4 +28,9 @@ pub mod statics {
     #[cfg(feature = "mpi")]
     pub use std::sync::atomic::AtomicBool;
     pub use std::sync::atomic::{AtomicPtr, AtomicU64};
+    #[cfg(not(sanitize_thread))]
+    pub use std::sync::{Mutex, MutexGuard};
+
+    #[cfg(sanitize_thread)]
+    pub use crate::sync::seen::{Mutex, MutexGuard};
 }

@@ -1,7 +1,7 @@
 //! Limits of the process.
 
+use crate::sync::primitive::statics::MutexGuard;
 use std::path::Path;
-use std::sync::MutexGuard;
 
 use crate::error::{Error, Result};
 use crate::sys::open;

@@ -1,9 +1,9 @@
 //! [`PerProcess`]: a value behind a lock, one for each process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use crate::sync::primitive::Ordering;
-use crate::sync::primitive::statics::AtomicPtr;
+use crate::sync::primitive::statics::{AtomicPtr, Mutex, MutexGuard};
 use crate::sys::fork::Birthplace;
 
 /// A value behind a lock. A forked child has a lock of its own: another thread of the parent may have held the parent's

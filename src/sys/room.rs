@@ -15,10 +15,10 @@
 //!
 //! What other programs have of the machine now they may soon give back, so only its whole memory is a limit.
 
+use crate::sync::primitive::statics::MutexGuard;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
-use std::sync::MutexGuard;
 
 use crate::error::{Error, Result};
 use crate::sys::limits;
