@@ -103,6 +103,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// other users must not wait for it until their deadlines. It is worth a try only.
     fn give_up(&self, _key: &str, _error: &Error) {}
 
+    /// This process is about to put a value under `key`: what an earlier try left by [`Store::give_up`] counts no more.
+    fn begin(&self, _key: &str) {}
+
     /// Where this process listens for the store's other users, in words, if it does: for the message when they do not
     /// come.
     fn listens_at(&self) -> Option<String> {

@@ -17,8 +17,9 @@ use crate::sys::clock;
 use crate::types::{Rank, World};
 
 /// What a communicator knows of its peers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PeerStatus {
+    world: World,
     dead: Vec<Dead>,
     left: Vec<Left>,
     /// Ranks that have said where they are stuck.
@@ -51,6 +52,20 @@ struct Left {
 }
 
 impl PeerStatus {
+    /// Nothing yet, of the peers in `world`.
+    pub(crate) fn new(world: World) -> PeerStatus {
+        PeerStatus {
+            world,
+            dead: Vec::new(),
+            left: Vec::new(),
+            stalled: HashMap::new(),
+            begun: BegunCounts::default(),
+            failure: None,
+            control_failure: None,
+            is_cause: false,
+        }
+    }
+
     /// Says whether an operation that waits for `waiting_for` can still end well.
     ///
     /// # Errors
@@ -85,13 +100,18 @@ impl PeerStatus {
     }
 
     /// Who holds up this rank, which is stuck in `mine` and has begun so many messages.
-    pub(crate) fn culprit(&mut self, mine: &Stall, world: World, begun: &[BegunMessages]) -> Culprit {
-        begun.iter().for_each(|begun| self.note_begun(world.rank, begun));
-        Picture::new(world, mine, (&self.stalled, &self.begun)).culprit()
+    pub(crate) fn culprit(&mut self, mine: &Stall, begun: &[BegunMessages]) -> Culprit {
+        self.note_begun(self.world.rank, begun);
+        Picture::new(self.world, mine, (&self.stalled, &self.begun)).culprit()
     }
 
-    fn note_begun(&mut self, rank: Rank, begun: &BegunMessages) {
-        self.begun.insert((rank, begun.peer, begun.sends), begun.count);
+    /// Takes what `rank` has begun, all of which stands in one note, for what it told before. A note that names a rank
+    /// which does not exist tells nothing.
+    fn note_begun(&mut self, rank: Rank, begun: &[BegunMessages]) {
+        if rank.get() < self.world.size && begun.iter().all(|begun| begun.peer.get() < self.world.size) {
+            let counts = begun.iter().map(|begun| ((begun.peer, begun.sends), begun.count));
+            self.begun.insert(rank, counts.collect());
+        }
     }
 
     /// The messages of which ranks that are stuck wait for the end of rank `me`: the rank, and whether `me` sends.
@@ -173,7 +193,7 @@ impl PeerStatus {
                 Ok(())
             }
             Some(StallNote::Begun(all)) => {
-                all.iter().for_each(|begun| self.note_begun(from, begun));
+                self.note_begun(from, &all);
                 Ok(())
             }
             None => Ok(()),
@@ -261,6 +281,29 @@ mod tests {
     use crate::sync::{AbortFlag, Wait};
     use crate::types::{Collective, DataType};
 
+    fn status() -> PeerStatus {
+        PeerStatus::new(World { rank: Rank::new(0), size: 4 })
+    }
+
+    /// Regression: each note added to what was known, whatever ranks it named.
+    #[test]
+    fn what_peers_have_begun_is_bounded_and_names_ranks_that_exist() {
+        let mut peers = status();
+        let begun = |peer, count| BegunMessages { peer: Rank::new(peer), sends: true, count };
+        let mut hear = |from, all: &[BegunMessages]| {
+            peers.read_note(Rank::new(from), &BegunMessages::encode(all), &History::default()).unwrap();
+            peers.begun.values().map(HashMap::len).sum::<usize>()
+        };
+        assert_eq!(hear(1, &[begun(0, 7), begun(2, 1)]), 2);
+        assert_eq!(hear(1, &[begun(0, 9), begun(4, 1)]), 2, "there is no rank 4");
+        assert_eq!(hear(9, &[begun(0, 9)]), 2, "nor 9");
+        assert_eq!(hear(1, &[begun(3, 5)]), 1, "a note is all that its rank has begun");
+        for peer in 4..1000 {
+            assert_eq!(hear(2, &[begun(peer, 1)]), 1);
+        }
+        assert_eq!(peers.begun[&Rank::new(1)], HashMap::from([((Rank::new(3), true), 5)]));
+    }
+
     fn operation(count: u64, sequence: u64) -> Operation {
         let (collective, data_type) = (Collective::AllGather, DataType::I32);
         Operation {
@@ -286,13 +329,12 @@ mod tests {
         // It waits in collective 6 and has begun 3 exchanges.
         let note = stall_note(operation(4, 6).label());
         let heard_before = |call: BootstrapCall| {
-            let mut peers = PeerStatus::default();
+            let mut peers = status();
             peers.read_note(Rank::new(2), &note, &History::default()).unwrap();
             peers.reader(call).map(drop)
         };
         let hears = |call: BootstrapCall| {
-            let wait =
-                Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(PeerStatus::default().reader(call)?));
+            let wait = Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(status().reader(call)?));
             wait.read([(Rank::new(2), &note[..])].into_iter())
         };
         let cases = [
@@ -316,7 +358,7 @@ mod tests {
     fn a_failure_ends_an_exchange() {
         let note = failure_note(&Error::mismatch("counts differ").during("all_reduce #3"));
         let call = BootstrapCall { name: "split", collectives: 0, exchanges: 0 };
-        let reader = PeerStatus::default().reader(call).unwrap();
+        let reader = status().reader(call).unwrap();
         let wait = Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(reader));
         let error = wait.read([(Rank::new(1), &note[..])].into_iter()).unwrap_err();
         assert_eq!(error.message(), "rank 1 reports in all_reduce #3: counts differ");
@@ -327,14 +369,14 @@ mod tests {
     fn a_failure_keeps_its_kind_peer_and_words() {
         let error = Error::mismatch("counts differ").about(Rank::new(4)).during("all_reduce #3");
         let note = failure_note(&error);
-        let heard = PeerStatus::default().read_note(Rank::new(1), &note, &History::default()).unwrap_err();
+        let heard = status().read_note(Rank::new(1), &note, &History::default()).unwrap_err();
         assert_eq!((heard.kind(), heard.peer()), (Kind::Mismatch, Some(4)));
         assert_eq!(heard.message(), "rank 1 reports in all_reduce #3: counts differ");
     }
 
     #[test]
     fn a_stalled_peer_with_another_call_is_a_mismatch() {
-        let mut peers = PeerStatus::default();
+        let mut peers = status();
         let history = History::default();
         history.begin(&operation(4, 0));
         history.begin(&operation(4, 1));
@@ -354,15 +396,15 @@ mod tests {
             history.begin(&operation(1, 2));
         }
         let note = comparison_note(operation(1, 2).label(), 0, &theirs);
-        let error = PeerStatus::default().read_note(Rank::new(2), &note, &mine).unwrap_err();
+        let error = status().read_note(Rank::new(2), &note, &mine).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)));
         assert!(error.message().contains("#1 (count 4") && error.message().contains("#1 (count 5"), "{error}");
-        assert!(PeerStatus::default().read_note(Rank::new(2), &note, &theirs).is_ok());
+        assert!(status().read_note(Rank::new(2), &note, &theirs).is_ok());
     }
 
     #[test]
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
-        let mut peers = PeerStatus::default();
+        let mut peers = status();
         peers.hear(Event::Left(Rank::new(3), 5), &History::default());
         let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
         assert!(peers.gone(WaitingFor::Collective(&operation(1, 4)), now).is_ok());
@@ -376,22 +418,21 @@ mod tests {
 
     #[test]
     fn who_has_not_said_that_it_waits_is_known() {
-        let mut peers = PeerStatus::default();
+        let mut peers = PeerStatus::new(World { rank: Rank::new(0), size: 3 });
         let history = History::default();
         peers.read_note(Rank::new(1), &stall_note(operation(4, 6).label()), &history).unwrap();
-        let world = World { rank: Rank::new(0), size: 3 };
         let mine = Stall::Collective(CollectiveStall { label: operation(4, 6).label(), exchanges: 3 });
-        assert_eq!(peers.culprit(&mine, world, &[]), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
+        assert_eq!(peers.culprit(&mine, &[]), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
         peers.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
-        assert!(matches!(peers.culprit(&mine, world, &[]), Culprit::Cycle(_)));
+        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Cycle(_)));
         peers.read_note(Rank::new(2), GOES_ON, &history).unwrap();
-        assert!(matches!(peers.culprit(&mine, world, &[]), Culprit::Silent(..)));
+        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Silent(..)));
     }
 
     /// Rank 1 waits for a message that this rank has begun, and for one that it has not.
     #[test]
     fn messages_for_which_peers_wait_are_known() {
-        let mut peers = PeerStatus::default();
+        let mut peers = status();
         let open = vec![
             AwaitedMessage { peer: Rank::new(0), call: Collective::Recv, number: 3, sends: false },
             AwaitedMessage { peer: Rank::new(2), call: Collective::Send, number: 4, sends: true },
@@ -403,15 +444,15 @@ mod tests {
         assert_eq!(peers.wanted_of(Rank::new(0)), [wanted]);
         let told = BegunMessages::encode(&[BegunMessages { peer: Rank::new(1), sends: true, count: 4 }]);
         peers.read_note(Rank::new(0), &told, &History::default()).unwrap();
-        assert_eq!(peers.begun.get(&(Rank::new(0), Rank::new(1), true)), Some(&4));
+        assert_eq!(peers.begun[&Rank::new(0)].get(&(Rank::new(1), true)), Some(&4));
     }
 
     #[test]
     fn garbage_is_passed_over() {
         for note in [&[][..], &[9, 1, 2], &[2, 1]] {
-            assert!(PeerStatus::default().read_note(Rank::new(0), note, &History::default()).is_ok());
+            assert!(status().read_note(Rank::new(0), note, &History::default()).is_ok());
         }
-        let failure = PeerStatus::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0], &History::default());
+        let failure = status().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0], &History::default());
         assert_eq!(failure.unwrap_err().peer(), Some(0));
     }
 }

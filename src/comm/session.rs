@@ -88,7 +88,7 @@ impl Session {
             bootstrap,
             abort,
             history: History::default(),
-            peers: Mutex::default(),
+            peers: Mutex::new(PeerStatus::new(world)),
             told: Mutex::default(),
             spans_hosts: false,
             collectives: Count::default(),
@@ -185,7 +185,7 @@ impl Session {
     /// Who holds up this rank, which is stuck in `stall`.
     pub(crate) fn culprit(&self, stall: &Stall) -> Culprit {
         let begun = self.begun();
-        self.peers().culprit(stall, self.world, &begun)
+        self.peers().culprit(stall, &begun)
     }
 
     /// What ends a collective call of the bootstrap early: a peer's failure, or a peer that is stuck in another call.

@@ -25,6 +25,14 @@ impl HostMemory {
         Ok(memory.into_region())
     }
 
+    /// A program's buffer, which other processes of this host can map.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where there is no memory, or limits leave no room for it.
+    pub fn buffer(self, bytes: usize) -> Result<crate::device::HostRegion> {
+        SharedMemory::for_program(bytes).map(SharedMemory::into_region)
+    }
+
     /// [`Device::import`], as memory that the processor can touch.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::device::{HostMemory, HostRegion};
 use crate::error::{Error, Result};
 use crate::types::Element;
 
@@ -52,7 +52,7 @@ impl<T: Element> Buffer<T> {
                 "a buffer of {count} elements: give at least 1, and no more than memory holds"
             ))
         })?;
-        let memory = HostMemory.allocate_host(bytes, Sharing::Processes)?;
+        let memory = HostMemory.buffer(bytes)?;
         memory.keep().prefer_huge_pages();
         Ok(Buffer { memory, count, elements: PhantomData })
     }

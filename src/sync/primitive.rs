@@ -27,5 +27,10 @@ pub mod mapped {
 pub mod statics {
     #[cfg(feature = "mpi")]
     pub use std::sync::atomic::AtomicBool;
-    pub use std::sync::atomic::AtomicU64;
+    pub use std::sync::atomic::{AtomicPtr, AtomicU64};
+    #[cfg(not(sanitize_thread))]
+    pub use std::sync::{Mutex, MutexGuard};
+
+    #[cfg(sanitize_thread)]
+    pub use crate::sync::seen::{Mutex, MutexGuard};
 }

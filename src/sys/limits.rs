@@ -1,18 +1,19 @@
 //! Limits of the process.
 
+use crate::sync::primitive::statics::MutexGuard;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::sys::open;
+use crate::sys::per_process::PerProcess;
 
 /// Room for descriptors of one holder: while it lives, the soft limit of open files is high enough for those of all
 /// holders of this process.
 ///
 /// The limit belongs to the program, and its children inherit it. So it is raised only where the holders need more than
-/// half of it, by what they need, and never above the hard limit. It is put back when those that are left need no more
-/// than half, unless the program has set another one meanwhile. Where the hard limit is too low, opening one descriptor
-/// too many says so.
+/// half of it, or more than the descriptors that are open leave of it: by what they need, and never above the hard
+/// limit. It is put back when those that are left need no more than that. A limit that the program sets meanwhile is
+/// the program's, and counts from then on. Where the hard limit is too low, opening one descriptor too many says so.
 #[derive(Debug)]
 pub struct OpenFiles(u64);
 
@@ -41,7 +42,7 @@ impl OpenFiles {
 
     /// The soft limit that the first holder found, and that of now, if it is raised.
     pub fn raised(&self) -> Option<(u64, u64)> {
-        lock().raised.map(|raised| (raised.found, raised.set))
+        lock().standing().map(|raised| (raised.found, raised.set))
     }
 }
 
@@ -53,7 +54,8 @@ impl Drop for OpenFiles {
     }
 }
 
-/// What the holders of this process need. The limit is the process's, and so is this.
+/// What the holders of this process need. The limit is the process's, and so is this; a forked child inherits what is
+/// raised.
 #[derive(Debug)]
 struct Need {
     total: u64,
@@ -66,40 +68,63 @@ struct Raised {
     set: u64,
 }
 
-static NEED: Mutex<Need> = Mutex::new(Need { total: 0, raised: None });
+static NEED: PerProcess<Need> =
+    PerProcess::new(|| Need { total: 0, raised: None }, |parent| Need { total: parent.total, raised: parent.raised });
 
-/// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
 fn lock() -> MutexGuard<'static, Need> {
-    NEED.lock().unwrap_or_else(PoisonError::into_inner)
+    NEED.lock()
 }
 
 impl Need {
+    /// How the limit is raised, unless the program has set another one meanwhile, which is its own.
+    fn standing(&mut self) -> Option<Raised> {
+        let now = open_files().ok()?.rlim_cur;
+        self.raised = self.raised.filter(|raised| raised.set == now);
+        self.raised
+    }
+
+    /// Whether a soft limit of `found` is too low: the program, too, needs descriptors, and may have many.
+    fn exceeds(&self, found: u64) -> bool {
+        let total = self.total;
+        total > found / 2 || (total > 0 && descriptors().is_none_or(|open| open.saturating_add(total) > found))
+    }
+
     /// A limit that cannot be read or set stays as it is: opening one descriptor too many says so.
     fn raise(&mut self) {
         let Ok(limit) = open_files() else { return };
-        let found = self.raised.map_or(limit.rlim_cur, |raised| raised.found);
-        let wanted = if self.total > found / 2 { found.saturating_add(self.total).min(limit.rlim_max) } else { found };
-        if wanted > limit.rlim_cur && set_open_files(&libc::rlimit { rlim_cur: wanted, ..limit }).is_ok() {
+        let found = self.standing().map_or(limit.rlim_cur, |raised| raised.found);
+        let wanted = found.saturating_add(self.total).min(limit.rlim_max);
+        if wanted > limit.rlim_cur
+            && self.exceeds(found)
+            && set_open_files(&libc::rlimit { rlim_cur: wanted, ..limit }).is_ok()
+        {
             self.raised = Some(Raised { found, set: wanted });
         }
     }
 
     fn put_back(&mut self) {
-        let total = self.total;
-        let Some(raised) = self.raised.take_if(|raised| total <= raised.found / 2) else { return };
-        // The program may have set another one meanwhile, which is its own.
-        if let Ok(limit) = open_files()
-            && limit.rlim_cur == raised.set
-        {
+        let Some(raised) = self.standing().filter(|raised| !self.exceeds(raised.found)) else { return };
+        self.raised = None;
+        if let Ok(limit) = open_files() {
             // Lowering a limit is always allowed.
             let _allowed = set_open_files(&libc::rlimit { rlim_cur: raised.found, ..limit });
         }
     }
 }
 
+/// How many descriptors this process has open; `None` where none is left to look.
+fn descriptors() -> Option<u64> {
+    match Path::new("/proc/self/fd").read_dir() {
+        Ok(entries) => u64::try_from(entries.count()).ok(),
+        Err(error) if is_exhausted(&error) => None,
+        // Where the system does not tell, half of the limit is taken for enough.
+        Err(_) => Some(0),
+    }
+}
+
 /// The limit of open files as this process found it, for its children; `None` if it was not raised.
 pub(super) fn found_open_files() -> Option<libc::rlimit> {
-    let found = lock().raised?.found;
+    let found = lock().standing()?.found;
     open_files().ok().map(|limit| libc::rlimit { rlim_cur: found, ..limit })
 }
 
@@ -126,10 +151,12 @@ pub fn is_shortage(error: &Error) -> bool {
 /// `error` with what to do about it, if it says that something has run out, or that a limit is reached.
 #[must_use]
 pub fn with_remedy(error: Error) -> Error {
+    if error.message().ends_with(LESS_MEMORY) {
+        return error;
+    }
     let remedy = match code_of(&error) {
         Some(libc::EMFILE) => "raise the limit of open files (ulimit -n)",
         Some(libc::ENFILE) => "the whole system has no file left: raise fs.file-max",
-        Some(libc::EAGAIN) => "raise the limit of processes and threads (ulimit -u, or pids.max of the cgroup)",
         Some(libc::EFBIG) => "raise the limit of file sizes, which is one of shared memory too (ulimit -f)",
         Some(libc::ENOMEM) if has_address_limit() => "raise the limit of address space (ulimit -v)",
         Some(libc::ENOMEM | libc::ENOBUFS) => "the system has no memory left for it",
@@ -137,6 +164,12 @@ pub fn with_remedy(error: Error) -> Error {
     };
     if error.message().contains(remedy) { error } else { error.advising(remedy) }
 }
+
+/// What to do about memory that a named limit has no room for.
+pub(super) const LESS_MEMORY: &str = "ask for less memory, or raise that limit";
+
+/// What to do about a thread that the system does not start.
+pub(super) const MORE_THREADS: &str = "raise the limit of processes and threads (ulimit -u, or pids.max of the cgroup)";
 
 /// The error that this process gets, with what to do about it, if it can open nothing more now.
 pub fn shortage() -> Option<Error> {
@@ -186,7 +219,10 @@ mod tests {
         let told = with_remedy(with_remedy(full(libc::EMFILE)));
         assert!(told.message().ends_with("(os error 24): raise the limit of open files (ulimit -n)"), "{told}");
         assert!(is_shortage(&told) && is_shortage(&full(libc::ENOMEM)) && !is_shortage(&full(libc::ENOENT)));
-        assert_eq!(with_remedy(full(libc::ENOENT)).message(), full(libc::ENOENT).message());
+        // Also sockets and locks say EAGAIN, where no limit of threads is near.
+        for other in [libc::ENOENT, libc::EAGAIN] {
+            assert_eq!(with_remedy(full(other)).message(), full(other).message());
+        }
     }
 
     #[cfg(not(loom))]
@@ -194,16 +230,50 @@ mod tests {
         open_files().expect("a limit").rlim_cur
     }
 
-    /// Runs `body` in a forked child, which has no holder yet: other tests of this process have communicators. No
-    /// thread has the lock when the child begins.
+    /// Runs `body` in a forked child, which has no holder and no descriptor yet: other tests of this process have
+    /// communicators.
     #[cfg(not(loom))]
     fn alone(body: impl FnOnce() -> bool) -> bool {
-        let mut need = lock();
         crate::sys::fork::in_child(move || {
-            *need = Need { total: 0, raised: None };
-            drop(need);
+            *lock() = Need { total: 0, raised: None };
+            for descriptor in 3..4096 {
+                // SAFETY: a number; what it stood for is not used in this child, which ends without destructors.
+                let _closed = unsafe { libc::close(descriptor) };
+            }
             body()
         })
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    fn a_forked_child_does_not_wait_for_a_thread_that_its_parent_has() {
+        let _held = lock();
+        assert!(crate::sys::fork::in_child(|| OpenFiles::need(1).count() == 1));
+    }
+
+    /// Descriptors until `most` are open.
+    #[cfg(not(loom))]
+    fn with_open(most: u64) -> Vec<std::fs::File> {
+        let mut files = Vec::new();
+        while descriptors().is_some_and(|open| open < most) {
+            files.push(open::file(Path::new("/")).expect("a descriptor is left"));
+        }
+        files
+    }
+
+    /// Regression: a program with 60 of 64 descriptors open got no room for 8 more.
+    #[test]
+    #[cfg(not(loom))]
+    fn what_the_program_has_open_counts() {
+        assert!(alone(|| {
+            limit_open_files(64);
+            let files = with_open(60);
+            let few = OpenFiles::need(8);
+            let raised = few.raised() == Some((64, 72));
+            drop(files);
+            drop(few);
+            raised && soft() == 64
+        }));
     }
 
     /// Sets the soft limit, as a program may.
@@ -237,6 +307,17 @@ mod tests {
     #[test]
     #[cfg(not(loom))]
     fn a_limit_that_the_program_has_set_meanwhile_stays() {
+        assert!(alone(|| {
+            limit_open_files(64);
+            let files = OpenFiles::need(60);
+            limit_open_files(90);
+            let is_theirs = files.raised().is_none() && found_open_files().is_none();
+            let more = OpenFiles::need(20);
+            let from_theirs = more.raised() == Some((90, 170));
+            drop(more);
+            drop(files);
+            is_theirs && from_theirs && soft() == 90
+        }));
         assert!(alone(|| {
             limit_open_files(64);
             let files = OpenFiles::need(60);

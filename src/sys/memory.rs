@@ -33,7 +33,7 @@ pub struct SharedMemory {
 /// Where the pages come from.
 #[derive(Debug)]
 enum Backing {
-    /// A file that peers map; the promise is one of this process's own, and ends before the file.
+    /// A file that peers map. The promise is of a program's buffer in this process, and ends before the file.
     Shared { _promise: Option<PromisedFile>, file: Arc<OwnedFd> },
     /// Such a file, and copies of this process's own of some of its pages.
     Parting,
@@ -42,8 +42,8 @@ enum Backing {
 }
 
 impl Backing {
-    /// A file that this process has made.
-    fn own(file: OwnedFd, bytes: usize) -> Backing {
+    /// A file that this process has made for a program's buffer.
+    fn promised(file: OwnedFd, bytes: usize) -> Backing {
         Backing::Shared { _promise: Some(PromisedFile::new(&file, bytes)), file: Arc::new(file) }
     }
 }
@@ -58,9 +58,8 @@ impl SharedMemory {
     /// Memory of this process only, for threads.
     ///
     /// # Errors
-    /// [`Kind::System`] where the system has no such memory, or no room for its pages.
+    /// [`Kind::System`] where the system has no such memory.
     pub fn anonymous(bytes: usize) -> Result<SharedMemory> {
-        room::check(bytes)?;
         let base = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
         Ok(SharedMemory::new(base, bytes, Backing::Private))
     }
@@ -68,11 +67,23 @@ impl SharedMemory {
     /// Memory behind a descriptor that can be handed to other processes. Pages are taken when first touched.
     ///
     /// # Errors
-    /// [`Kind::System`] where the system refuses, or has no room for the pages.
+    /// [`Kind::System`] where the system refuses.
     pub fn memfd(bytes: usize) -> Result<SharedMemory> {
         let file = sealed_file(bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
-        Ok(SharedMemory::new(base, bytes, Backing::own(file, bytes)))
+        let file = Arc::new(file);
+        Ok(SharedMemory::new(base, bytes, Backing::Shared { _promise: None, file }))
+    }
+
+    /// [`SharedMemory::memfd`] of a program's buffer, which will be touched as a whole.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the system refuses, or has no room for the pages.
+    pub fn for_program(bytes: usize) -> Result<SharedMemory> {
+        room::check(bytes)?;
+        let file = sealed_file(bytes)?;
+        let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
+        Ok(SharedMemory::new(base, bytes, Backing::promised(file, bytes)))
     }
 
     /// Maps a descriptor that a peer sent, which must be a sealed memfd of exactly `bytes`.
@@ -200,12 +211,12 @@ impl Keep for SharedMemory {
     ///
     /// # Errors
     /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a
-    /// later call may succeed.
+    /// later call may succeed. Limits are not looked up before: a wrong refusal would keep the owner, whose call has
+    /// failed already, waiting for a peer that stands still.
     fn detach(&self) -> Result<()> {
         let mut backing = self.lock();
         if let Backing::Shared { file, .. } = &*backing {
             self.lending.part();
-            room::check(self.bytes)?;
             // Pages of a private mapping are the file's until the first store to each.
             let fresh = map(self.bytes, libc::MAP_PRIVATE, file.as_raw_fd())?;
             self.replace(fresh)?;
@@ -231,13 +242,14 @@ impl Keep for SharedMemory {
     fn share_anew(&self) -> Result<Generation> {
         let mut backing = self.lock();
         if self.is_detached() {
+            room::check(self.bytes)?;
             let shared = sealed_file(self.bytes)?;
             let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
             // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
             unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
             self.replace(fresh)?;
             self.prefer_huge_pages();
-            *backing = Backing::own(shared, self.bytes);
+            *backing = Backing::promised(shared, self.bytes);
             self.lending.renew();
         }
         Ok(self.lending.generation())
@@ -268,7 +280,6 @@ pub(super) fn is_sealed(file: &OwnedFd) -> bool {
 
 /// A memfd of `bytes`, sealed.
 pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
-    room::check(bytes)?;
     // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
     let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     // SAFETY: it is what the call has just returned.

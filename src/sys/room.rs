@@ -1,22 +1,28 @@
-//! How much more memory this process can have: by the limits of its cgroup and of those above it, and by the machine.
+//! How much more memory a program's buffers can have: by the limits of its cgroup and of those above it, and by the
+//! machine.
 //!
 //! Memory that was only asked for has no pages yet: the first touch takes them, and decides on which NUMA node. Where
-//! there is no room for them the kernel then ends the process, without a word. So room is looked up when memory is
-//! asked for. Memory that was asked for earlier and not touched yet ([`PromisedFile`]) has its pages ahead of it too.
-//! What other processes were promised and have not touched cannot be seen.
+//! there is no room for them the kernel then ends the process, without a word. So room is looked up when a program asks
+//! for a buffer. A buffer that was asked for earlier and not touched yet ([`PromisedFile`]) has its pages ahead of it
+//! too. What other processes were promised and have not touched cannot be seen. The library's own memory is left out:
+//! much of it is never touched.
 //!
 //! | of | limit | used | could be given back |
 //! |---|---|---|---|
 //! | cgroup v2 | `memory.max`, `memory.swap.max` | `memory.current`, `memory.swap.current` | files and slabs in `memory.stat` |
 //! | cgroup v1 | `memory.limit_in_bytes`, `memory.memsw.limit_in_bytes` | `….usage_in_bytes` | files in `memory.stat` |
-//! | machine | `MemAvailable` and `SwapFree` of `/proc/meminfo` | | |
+//! | machine | `MemTotal` and `SwapTotal` of `/proc/meminfo` | | |
+//!
+//! What other programs have of the machine now they may soon give back, so only its whole memory is a limit.
 
+use crate::sync::primitive::statics::MutexGuard;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::sys::limits;
+use crate::sys::per_process::PerProcess;
 
 /// Fails if `bytes` more of memory cannot be had. Small requests are not looked up.
 ///
@@ -33,7 +39,8 @@ pub(super) fn check(bytes: usize) -> Result<()> {
     }
     let earlier = if ahead == 0 { String::new() } else { format!(", beside {ahead} asked for earlier") };
     let call = format!("memory of {bytes} bytes{earlier}, where {} has room for {}", room.of, room.bytes);
-    Err(Error::system(call, std::io::Error::from_raw_os_error(libc::ENOMEM)))
+    let error = Error::system(call, std::io::Error::from_raw_os_error(libc::ENOMEM));
+    Err(error.advising(limits::LESS_MEMORY))
 }
 
 /// Requests of fewer bytes are not looked up: reading the files takes about 100 µs.
@@ -57,12 +64,12 @@ impl Drop for PromisedFile {
     }
 }
 
-/// The files of all promises, by descriptor, with their lengths. The memory is the process's, and so is this.
-static PROMISED: Mutex<BTreeMap<RawFd, u64>> = Mutex::new(BTreeMap::new());
+/// The files of all promises, by descriptor, with their lengths. The memory is the process's, and so is this; a forked
+/// child has its parent's.
+static PROMISED: PerProcess<BTreeMap<RawFd, u64>> = PerProcess::new(BTreeMap::new, BTreeMap::clone);
 
-/// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
 fn promised() -> MutexGuard<'static, BTreeMap<RawFd, u64>> {
-    PROMISED.lock().unwrap_or_else(PoisonError::into_inner)
+    PROMISED.lock()
 }
 
 /// The bytes of all promises that have no page yet.
@@ -106,15 +113,15 @@ fn least(root: &Path) -> Option<Room> {
     rooms.into_iter().min_by_key(|room| room.bytes)
 }
 
-/// The machine's room, and its free swap.
+/// All of the machine's memory and swap, and its swap alone.
 fn machine(root: &Path) -> Option<(Room, u64)> {
     let text = text(&root.join("proc/meminfo"))?;
     let kilobytes = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()
     };
-    let swap = kilobytes("SwapFree").unwrap_or(0).saturating_mul(1024);
-    let bytes = kilobytes("MemAvailable")?.saturating_mul(1024).saturating_add(swap);
+    let swap = kilobytes("SwapTotal").unwrap_or(0).saturating_mul(1024);
+    let bytes = kilobytes("MemTotal")?.saturating_mul(1024).saturating_add(swap);
     Some((Room { bytes, of: "this machine".to_owned() }, swap))
 }
 
@@ -140,10 +147,12 @@ fn groups(root: &Path) -> Vec<(String, Version)> {
             names if names.split(',').any(|name| name == "memory") => Version::One,
             _ => continue,
         };
-        if let Some((top, point)) = mounts.lines().find_map(|line| mount(line, version)) {
-            // A container sees a part of the tree: its mount begins at a group, and the path may begin above it.
-            let below = path.strip_prefix(top.trim_end_matches('/')).unwrap_or("");
-            let mut folder = PathBuf::from(format!("{point}{}", below.trim_end_matches('/')));
+        // A container sees a part of the tree: its mount begins at a group. Of several mounts the one that shows most.
+        let seen = mounts.lines().filter_map(|line| mount(line, version));
+        let seen = seen.filter_map(|(top, point)| Some((point, below(path, top)?)));
+        if let Some((point, below)) = seen.max_by_key(|(_, below)| below.components().count()) {
+            let mut folder = PathBuf::from(point);
+            folder.extend(below);
             loop {
                 groups.push((folder.to_string_lossy().into_owned(), version));
                 if folder == Path::new(point) || groups.len() >= MOST_GROUPS || !folder.pop() {
@@ -153,6 +162,12 @@ fn groups(root: &Path) -> Vec<(String, Version)> {
         }
     }
     groups
+}
+
+/// The way from the group `top` down to the group `path`; `None` where `path` is not below `top`, or not to be seen.
+fn below<'a>(path: &'a str, top: &str) -> Option<&'a Path> {
+    let below = Path::new(path).strip_prefix(top).ok()?;
+    below.components().all(|part| matches!(part, Component::Normal(_))).then_some(below)
 }
 
 /// Of a line of `mountinfo`, if it is the mount of this kind of group: the group at its top, and where it is mounted.
@@ -171,7 +186,7 @@ fn mount(line: &str, version: Version) -> Option<(&str, &str)> {
 
 impl Version {
     /// The room by each limit of the group with this folder, with the limit's file. A group without limits has none.
-    fn rooms(self, folder: &Path, free_swap: u64) -> impl Iterator<Item = (&'static str, u64)> {
+    fn rooms(self, folder: &Path, swap_total: u64) -> impl Iterator<Item = (&'static str, u64)> {
         let value = |name: &str| text(&folder.join(name))?.trim().parse::<u64>().ok();
         let stat = text(&folder.join("memory.stat")).unwrap_or_default();
         let counted = |name: &str| {
@@ -187,12 +202,12 @@ impl Version {
                 let back = counted("total_inactive_file") + counted("total_active_file");
                 let memory = left("memory.limit_in_bytes", "memory.usage_in_bytes", back);
                 let both = left("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", back);
-                let memory = memory.map(|bytes| ("memory.limit_in_bytes", bytes.saturating_add(free_swap)));
+                let memory = memory.map(|bytes| ("memory.limit_in_bytes", bytes.saturating_add(swap_total)));
                 (memory, both.map(|bytes| ("memory.memsw.limit_in_bytes", bytes)))
             }
             Version::Two => {
                 let back = counted("inactive_file") + counted("active_file") + counted("slab_reclaimable");
-                let swap = left("memory.swap.max", "memory.swap.current", 0).unwrap_or(u64::MAX).min(free_swap);
+                let swap = left("memory.swap.max", "memory.swap.current", 0).unwrap_or(u64::MAX).min(swap_total);
                 let memory = left("memory.max", "memory.current", back);
                 (memory.map(|bytes| ("memory.max", bytes.saturating_add(swap))), None)
             }
@@ -209,14 +224,12 @@ fn text(path: &Path) -> Option<String> {
 /// The most groups that are looked at; the tree of a machine is not as deep.
 const MOST_GROUPS: usize = 64;
 
-/// Runs `body` in a forked child, which has no promise yet. No thread has the lock when the child begins.
+/// Runs `body` in a forked child, which has no promise yet.
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(super) fn alone(body: impl FnOnce() -> bool) -> bool {
-    let mut held = promised();
     crate::sys::fork::in_child(move || {
-        held.clear();
-        drop(held);
+        promised().clear();
         body()
     })
 }
@@ -230,10 +243,10 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A machine of 8 GiB with these files.
+    /// A machine of 8 GiB, most of which is in use, with these files.
     fn machine_with(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let meminfo = "MemTotal: 9000000 kB\nMemAvailable:    8388608 kB\nSwapFree:          1024 kB\n";
+        let meminfo = "MemTotal: 8388608 kB\nMemAvailable: 4096 kB\nSwapTotal:    1024 kB\nSwapFree: 0 kB\n";
         for (path, text) in [&[("proc/meminfo", meminfo)], files].concat() {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -246,7 +259,7 @@ mod tests {
         "25 1 0:2 / /proc rw - proc proc rw\n30 1 0:3 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
 
     #[test]
-    fn a_machine_without_groups_has_what_is_available() {
+    fn a_machine_without_groups_has_all_its_memory() {
         let root = machine_with(&[]);
         let room = least(root.path()).unwrap();
         assert_eq!(room, Room { bytes: 8193 * MIB, of: "this machine".to_owned() });
@@ -288,6 +301,52 @@ mod tests {
         assert_eq!(least(root.path()), Some(Room { bytes: 33 * MIB, of: of("memsw.") }));
     }
 
+    /// Regression: the first mount was taken, whatever it showed, and names that begin alike were taken for ancestors.
+    #[test]
+    fn of_the_mounts_the_one_above_the_group_counts() {
+        let mount = |top: &str, point: &str| format!("30 1 0:3 {top} {point} rw - cgroup2 cgroup2 rw\n");
+        let mounts = [("/job", "/alike"), ("/other", "/beside"), ("/jobs/a", "/part"), ("/", "/all")];
+        let mounts: String = mounts.iter().map(|(top, point)| mount(top, point)).collect();
+        let root = machine_with(&[
+            ("proc/self/cgroup", "0::/jobs/a\n"),
+            ("proc/self/mountinfo", &mounts),
+            ("alike/memory.max", "1\n"),
+            ("alike/memory.current", "0\n"),
+            ("beside/memory.max", "2\n"),
+            ("beside/memory.current", "0\n"),
+            ("all/jobs/memory.max", "1048576\n"),
+            ("all/jobs/memory.current", "0\n"),
+        ]);
+        let of = "memory.max of /all/jobs".to_owned();
+        assert_eq!(least(root.path()), Some(Room { bytes: 2 * MIB, of }), "with the swap");
+        // What lies above a namespace cannot be seen.
+        for own in ["0::/../x", "0::/other/../jobs"] {
+            fs::write(root.path().join("proc/self/cgroup"), own).unwrap();
+            assert_eq!(least(root.path()).unwrap().of, "this machine");
+        }
+    }
+
+    #[test]
+    fn a_forked_child_does_not_wait_for_a_thread_that_its_parent_has() {
+        let _held = promised();
+        assert!(crate::sys::fork::in_child(|| {
+            let memory = crate::sys::memory::SharedMemory::for_program(1 << 20).expect("memory");
+            drop(memory);
+            true
+        }));
+    }
+
+    /// Memory of the library that is never touched takes no room.
+    #[test]
+    fn memory_of_the_library_is_neither_refused_nor_counted() {
+        assert!(alone(|| {
+            let memory = crate::sys::memory::SharedMemory::memfd(1 << 20).expect("memory");
+            let counted = untouched();
+            drop(memory);
+            counted == 0
+        }));
+    }
+
     #[test]
     fn whatever_the_files_say_is_survived() {
         for own in ["", "::", "0::", "x", "0::/../../..", "4:memory:\u{0}", "0::/a/b/c"] {
@@ -301,9 +360,11 @@ mod tests {
     #[test]
     fn what_no_machine_has_is_refused_and_what_is_untouched_counts() {
         let refused = check(1 << 52).unwrap_err();
-        assert!(refused.message().contains("has room for") && super::super::limits::is_shortage(&refused), "{refused}");
+        assert!(refused.message().contains("has room for") && limits::is_shortage(&refused), "{refused}");
+        let told = limits::with_remedy(refused.duplicate());
+        assert_eq!(told.message(), refused.message(), "the cause is named");
         assert!(alone(|| {
-            let memory = crate::sys::memory::SharedMemory::memfd(1 << 20).expect("memory");
+            let memory = crate::sys::memory::SharedMemory::for_program(1 << 20).expect("memory");
             let before = untouched();
             // SAFETY: inside the mapping, one thread.
             unsafe { memory.at(5000, 1).as_ptr().write(7) };

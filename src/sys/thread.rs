@@ -45,7 +45,9 @@ pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 's
 }
 
 fn refused(name: &str, error: std::io::Error) -> Error {
-    limits::with_remedy(Error::system(format!("starting the thread {name}"), error))
+    let is_limit = error.kind() == std::io::ErrorKind::WouldBlock;
+    let error = Error::system(format!("starting the thread {name}"), error);
+    if is_limit { error.advising(limits::MORE_THREADS) } else { limits::with_remedy(error) }
 }
 
 /// Work for threads, of which one could not be started: nothing of it has begun.

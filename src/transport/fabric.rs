@@ -58,7 +58,11 @@ impl Setup<'_> {
             let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };
             // The watch has the deadline: its error says more.
             match self.bootstrap.recv(peer, tag, &self.wait.until(Deadline::after(look))) {
-                Err(error) if error.kind() == Kind::Timeout => self.watch.look(&|| format!("rank {peer} ({what})"))?,
+                Err(error) if error.kind() == Kind::Timeout => {
+                    let looked = self.watch.look(&|| format!("rank {peer} ({what})"));
+                    // Where the watch knows of nobody in particular, the rank that is waited for is late.
+                    looked.map_err(|error| if error.kind() == Kind::Timeout { error.about(peer) } else { error })?;
+                }
                 other => return other,
             }
         }

@@ -9,14 +9,15 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::table::{sum, with_member};
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sync::Wait;
-use crate::sys::{host, open, poller, random, writing};
+use crate::sync::{Deadline, Wait};
+use crate::sys::identity::{Life, ProcessIdentity};
+use crate::sys::{clock, host, open, poller, random, writing};
 use crate::wire::{Reader, Writer};
 
 /// A folder of values. Whoever can read the folder can read the values, so only its owner may.
@@ -39,6 +40,10 @@ const UNFINISHED: &str = "new-";
 
 /// How long a mark is believed that no value will come. A rank that comes later waits: the next job may have room.
 const MARK_LIFE: Duration = Duration::from_secs(10);
+
+/// How long a mark must stand before a rank that found it there believes it. Where rank 0, too, tries again, it takes
+/// the mark away.
+const MARK_GRACE: Duration = Duration::from_secs(2);
 
 /// The first bytes of every file with a value.
 const MARK: [u8; 8] = *b"rsccl\0\0\x01";
@@ -158,36 +163,39 @@ impl FileStore {
 
     fn until(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
         let mut pause = FIRST_PAUSE;
+        let (found, grace) = (self.mark_under(key), Deadline::after(MARK_GRACE));
         loop {
             if let Some(value) = self.read(key)? {
                 return Ok(value);
             }
-            self.check_mark(key)?;
+            match self.mark_under(key) {
+                Some(mark) if !found.as_ref().is_some_and(|found| found.is(&mark)) => return Err(self.no_value(&mark)),
+                Some(mark) if grace.passed(clock::now()) && mark.may_be_of_this_job() => {
+                    return Err(self.no_value(&mark));
+                }
+                _ => {}
+            }
             wait.check(|| waited_for(key))?;
             pause = rest(pause, wait);
         }
     }
 
-    /// The mark that no value will come under `key`: a link whose target is the system's code of the reason. A link of
-    /// a few bytes takes no room but its name, so that it can be made where the disk is full.
+    /// The mark that no value will come under `key`: a link whose target is the system's code of the reason, and the
+    /// process. A link of a few bytes takes no room but its name, so that it can be made where the disk is full.
     fn mark(&self, key: &str) -> PathBuf {
         self.path(key).with_extension("failed")
     }
 
-    /// # Errors
-    /// Of the process that has left a mark under `key` just now; an older one is of an earlier job.
-    fn check_mark(&self, key: &str) -> Result<()> {
-        let mark = self.mark(key);
-        let Ok(left) = std::fs::symlink_metadata(&mark) else { return Ok(()) };
-        let is_new = left.modified().ok().and_then(|left| left.elapsed().ok()).is_none_or(|age| age < MARK_LIFE);
-        let code = std::fs::read_link(&mark).ok().and_then(|target| target.to_str()?.parse().ok());
-        match code {
-            Some(code) if is_new => {
-                let what = format!("another rank could not write to the file store {}", self.folder.display());
-                Err(Error::system(what, std::io::Error::from_raw_os_error(code)))
-            }
-            _ => Ok(()),
-        }
+    /// The mark under `key`, if there is one that can be read.
+    fn mark_under(&self, key: &str) -> Option<Mark> {
+        let path = self.mark(key);
+        let left = std::fs::symlink_metadata(&path).ok()?.modified().ok()?;
+        Mark::decode(std::fs::read_link(&path).ok()?.to_str()?, left)
+    }
+
+    fn no_value(&self, mark: &Mark) -> Error {
+        let what = format!("another rank could not write to the file store {}", self.folder.display());
+        Error::system(what, std::io::Error::from_raw_os_error(mark.code))
     }
 
     fn named(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
@@ -211,6 +219,51 @@ impl FileStore {
             }
             None => format!("this process is of user {me}"),
         }
+    }
+}
+
+/// That no value will come: in a link's target, `code:process:started:space`.
+#[derive(Debug)]
+struct Mark {
+    /// The system's code of the reason.
+    code: i32,
+    /// Who has left it; `None` where that could not be told.
+    writer: Option<ProcessIdentity>,
+    left: SystemTime,
+}
+
+impl Mark {
+    fn encode(code: i32) -> String {
+        match ProcessIdentity::mine() {
+            Ok(ProcessIdentity { process, started, space, .. }) => format!("{code}:{process}:{started}:{space}"),
+            Err(_) => code.to_string(),
+        }
+    }
+
+    fn decode(target: &str, left: SystemTime) -> Option<Mark> {
+        let mut fields = target.splitn(4, ':');
+        let code = fields.next()?.parse().ok()?;
+        let writer = match (fields.next(), fields.next(), fields.next()) {
+            (Some(process), Some(started), Some(space)) => Some(ProcessIdentity {
+                host: String::new(),
+                space: space.to_owned(),
+                process: process.parse().ok()?,
+                started: started.parse().ok()?,
+            }),
+            _ => None,
+        };
+        Some(Mark { code, writer, left })
+    }
+
+    /// Whether `other` is this mark.
+    fn is(&self, other: &Mark) -> bool {
+        (self.left, self.code, &self.writer) == (other.left, other.code, &other.writer)
+    }
+
+    /// False where the process that has left it has ended, with its job, or where it is old.
+    fn may_be_of_this_job(&self) -> bool {
+        let has_ended = self.writer.as_ref().is_some_and(|writer| matches!(writer.life(), Ok(Life::Ended)));
+        !has_ended && self.left.elapsed().is_ok_and(|age| age < MARK_LIFE)
     }
 }
 
@@ -297,9 +350,13 @@ impl Store for FileStore {
         let Some(code) = source.and_then(std::io::Error::raw_os_error) else { return };
         let mark = self.mark(key);
         let _old = std::fs::remove_file(&mark);
-        if let Err(error) = std::os::unix::fs::symlink(code.to_string(), &mark) {
+        if let Err(error) = std::os::unix::fs::symlink(Mark::encode(code), &mark) {
             log::info!(Bootstrap, "the other ranks cannot be told that the store takes no values: {error}");
         }
+    }
+
+    fn begin(&self, key: &str) {
+        let _none = std::fs::remove_file(self.mark(key));
     }
 
     fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
@@ -343,8 +400,37 @@ mod tests {
         // A mark says nothing once a value has come.
         giver.set("id", b"value", &wait()).unwrap();
         giver.delete("id", &wait()).unwrap();
-        giver.check_mark("id").unwrap();
+        assert!(giver.mark_under("id").is_none());
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Regression: for ten seconds each new try was told the failure of the one before.
+    #[test]
+    fn the_mark_of_a_failed_try_does_not_end_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let wait = || Wait::new(Duration::from_secs(60), &crate::sync::AbortFlag::new());
+        let open = || FileStore::open(folder.path().join("store"), &wait()).unwrap();
+        let failure = Error::system("writing", std::io::Error::from_raw_os_error(28));
+        let shortly = Wait::new(MARK_GRACE + Duration::from_millis(300), &crate::sync::AbortFlag::new());
+        // Of a job that has ended.
+        let mine = ProcessIdentity::mine().unwrap();
+        let store = open();
+        let ended = format!("28:{}:{}:{}", mine.process, mine.started + 1, mine.space);
+        std::os::unix::fs::symlink(ended, store.mark("id")).unwrap();
+        let error = store.get("id", &shortly).unwrap_err();
+        assert_eq!(error.kind(), crate::error::Kind::Timeout, "{error}");
+        // Of this process, which tries again.
+        store.give_up("id", &failure);
+        std::thread::scope(|scope| {
+            let retry = scope.spawn(|| open().get("id", &wait()));
+            open().begin("id");
+            open().set("id", b"value", &wait()).unwrap();
+            assert_eq!(retry.join().unwrap().unwrap(), b"value");
+        });
+        store.delete("id", &wait()).unwrap();
+        // One that comes while a rank waits is told at once; one that stands and stands, too.
+        store.give_up("id", &failure);
+        assert_eq!(store.get("id", &wait()).unwrap_err().kind(), crate::error::Kind::System);
     }
 
     #[test]

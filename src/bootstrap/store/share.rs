@@ -122,6 +122,7 @@ impl IdSharing<'_> {
     /// As [`share_id`].
     pub(crate) fn give(&self, make: impl FnOnce() -> Result<UniqueId>) -> Result<SharedId> {
         let named = |error| self.named(error);
+        self.store.begin(self.key);
         self.claim().inspect_err(|error| self.store.give_up(self.key, error)).map_err(named)?;
         let made = make().map_err(limits::with_remedy);
         let outcome = match &made {
