@@ -561,6 +561,8 @@ mod tests {
                 }
                 detached.exchange((0..size).flat_map(both).collect())?;
                 detached.begin_exchange((0..size).flat_map(both).collect())?.wait()?;
+                detached.messages((0..size).flat_map(both).collect())?;
+                detached.begin_messages((0..size).flat_map(both).collect())?.wait()?;
                 if let Some(early) = early {
                     early.wait()?;
                     assert!(early.is_finished());
