@@ -176,7 +176,7 @@ impl Engine {
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             return self.deliver(composed::blocks(call, world), begun.operation, background);
         }
-        let mut scan = composed::Scan::new(call, &begun.kernel, world)?;
+        let mut scan = composed::Scan::new(call, &begun.kernel, world, self.session.settings.reproducible)?;
         while let Some(messages) = scan.round() {
             self.deliver(messages, begun.operation, background)?;
             scan.end_round();
@@ -192,7 +192,10 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let others = exec::copy_to_self(self.session.world.rank, messages)?;
-        let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
+        // A part of a scan says how long the whole is: the first parts of two scans are often alike.
+        let is_scan = matches!(operation.collective, Collective::Scan | Collective::Exscan);
+        let whole = is_scan.then_some(operation.count);
+        let run = |message| MessageRun::of_collective(message, operation, whole);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
         self.drive_messages((&needs, Receivers::Come), &mut runs, Some(operation), background)

@@ -107,6 +107,15 @@ impl<'a> MessageRun<'a> {
         MessageRun { message, channel, operation, label, copy, store, bytes, moved, begun, offer: None }
     }
 
+    /// A message that is a part of `operation`. Both ends compare the `whole` number of elements if there is one, else
+    /// those of the message.
+    pub fn of_collective(message: Message<'a>, operation: &Operation, whole: Option<u64>) -> MessageRun<'a> {
+        let mut run = MessageRun::new(message, operation.collective, operation.sequence);
+        run.operation.count = whole.unwrap_or(run.operation.count);
+        run.label = run.operation.label();
+        run
+    }
+
     /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line
     /// that is written whole need not be read from memory first.
     #[inline]
