@@ -75,6 +75,11 @@ TEST_CASE("collectives, messages and groups on CUDA streams") {
         gate.wait();
 
         const Stream stream = gpu.stream();
+        // Nobody: the first call on the GPU, made by one rank alone, waits for no other. Rank 1 calls once it has returned.
+        if (rank == 0) {
+            comm.send_recv(in.data(), count, rsccl::no_rank, sum.data(), count, rsccl::no_rank, DataType::float32, stream);
+        }
+        gate.wait();
         comm.all_reduce(in.data(), sum.data(), count, DataType::float32, ReduceOp::sum, stream);
         comm.all_gather(rsccl::view(in.data(), count), rsccl::view(all.data(), size * count), stream);
         comm.broadcast(word.data(), word.data(), 1, DataType::int32, 1, stream);
@@ -82,6 +87,7 @@ TEST_CASE("collectives, messages and groups on CUDA streams") {
         rsccl::group([&](rsccl::Group& calls) {
             calls.on(comm).send(word.data(), 1, DataType::int32, other, stream);
             calls.on(comm).recv(theirs.data(), 1, DataType::int32, other, stream);
+            calls.on(comm).recv(all.data(), count, DataType::float32, rsccl::no_rank, stream);
             calls.on(comm).all_reduce(grouped.data(), grouped.data(), 2, DataType::float64, ReduceOp::max, stream);
         });
         gpu.synchronize();

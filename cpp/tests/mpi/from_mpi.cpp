@@ -65,6 +65,20 @@ void any_communicator() {
     require(sum(comm, 1) == size, "it lives on without MPI's communicator");
     rsccl::Communicator self = rsccl::from_mpi(MPI_COMM_SELF);
     require(self.size() == 1, "a rank by itself");
+    // The neighbours of a line, as MPI gives them: nobody at its ends.
+    MPI_Comm line = MPI_COMM_NULL;
+    const int periodic = 0;
+    int left = 0;
+    int right = 0;
+    MPI_Cart_create(MPI_COMM_WORLD, 1, &size, &periodic, 0, &line);
+    MPI_Cart_shift(line, 0, 1, &left, &right);
+    MPI_Comm_free(&line);
+    require((rsccl::mpi::peer(left) == rsccl::no_rank) == (rank == 0), "the left end");
+    require(rsccl::mpi::peer(MPI_ANY_SOURCE) != rsccl::no_rank, "anybody is not nobody");
+    const rsccl::Communicator world = rsccl::from_mpi(MPI_COMM_WORLD);
+    int from_left = -7;
+    world.send_recv(rsccl::view(&rank, 1), rsccl::mpi::peer(right), rsccl::view(&from_left, 1), rsccl::mpi::peer(left));
+    require(from_left == (rank == 0 ? -7 : rank - 1), "what the left neighbour has sent");
 }
 
 void wrong_communicators() {
