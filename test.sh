@@ -3,7 +3,7 @@
 # four MPIs, and a short contest with two of them.
 #   ./test.sh           what every push runs
 #   ./test.sh --all     and what takes longer: ThreadSanitizer, AddressSanitizer, Miri, every pair of calls that differ, every kill,
-#                       many more cases of the parsers; and torchrun of several versions of PyTorch, which are downloaded (gigabytes
+#                       channels on 1,000 machines, many more cases of the parsers; and torchrun of several versions of PyTorch, which are downloaded (gigabytes
 #                       each). An hour more. A sanitizer, Miri or valgrind that is missing is a failure there.
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
@@ -194,6 +194,7 @@ run_long_tests() {
     step tests/miri.sh
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix mismatches::
     step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test topo_search no_more
     step long "$LONG_LIMIT_S" RSCCL_FUZZ_CASES=200000 -- --test fuzz_parsers
     step long "$LONG_LIMIT_S" PROPTEST_CASES=20000 -- --lib -- any_text any_bytes come_back lines_lead_back
 }

@@ -21,6 +21,10 @@ use rsccl::internals::wire::frame::{self, Frame, FrameReader};
 use rsccl::internals::wire::{Reader, Writer};
 use rsccl::types::Rank;
 
+mod fuzz_parsers {
+    mod files;
+}
+
 fn config() -> ProptestConfig {
     let cases = variable("RSCCL_FUZZ_CASES").unwrap_or(256);
     let cases = u32::try_from(cases).expect("RSCCL_FUZZ_CASES is below 2^32");
@@ -324,64 +328,5 @@ proptest! {
         }
         let done = ends.iter().all(Handshake::is_done);
         prop_assert_eq!(done && !refused, flip.is_none(), "refused: {}", refused);
-    }
-}
-
-/// A good file with some pieces cut out, doubled or put in another place.
-fn mangled(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) -> String {
-    let mut letters: Vec<char> = text.chars().collect();
-    for (from, length, how) in edits {
-        let from = from.index(letters.len() + 1);
-        let to = (from + length.index(40)).min(letters.len());
-        let piece: Vec<char> = letters[from..to].to_vec();
-        match how % 4 {
-            0 => drop(letters.drain(from..to)),
-            1 => drop(letters.splice(from..from, piece)),
-            2 => drop(letters.splice(from..to, "0x7f-[,:\n  ".chars())),
-            _ => letters[from..to].reverse(),
-        }
-    }
-    letters.into_iter().collect()
-}
-
-proptest! {
-    #![proptest_config(config())]
-
-    /// Files of machines in both formats: what reads is a graph or an error, and is looked at for doubts.
-    #[test]
-    fn machine_files(which in 0usize..3, edits in prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 0..6)) {
-        use rsccl::internals::topo::{doubts, machine_file, system::System};
-        let good = [
-            include_str!("data/descriptions/hwloc.xml"),
-            include_str!("data/descriptions/two-trays.xml"),
-            include_str!("data/machines/dgx1v.xml"),
-        ][which];
-        if edits.is_empty() {
-            prop_assert!(machine_file::parse("f", good).is_ok());
-        }
-        match machine_file::parse("f", &mangled(good, &edits)) {
-            Ok((machine, _notes)) => {
-                let _doubts = doubts::of(&machine);
-                let _graph = System::new(&machine);
-            }
-            Err(error) => prop_assert!(error.message().starts_with("f:"), "{}", error),
-        }
-    }
-
-    /// Files of switches in all formats.
-    #[test]
-    fn switch_files(which in 0usize..3, edits in prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 0..6), text in "\\PC{0,60}|[-a-z:#\\[\\], \\n]{0,80}") {
-        use rsccl::internals::topo::switches::Switches;
-        let good = [
-            include_str!("data/descriptions/topology.yaml"),
-            include_str!("data/descriptions/trunks.conf"),
-            include_str!("data/descriptions/blocks.conf"),
-        ][which];
-        for text in [mangled(good, &edits), text] {
-            match Switches::parse("f", &text, Some("gpu")) {
-                Ok(found) => drop(found.tree()),
-                Err(error) => prop_assert!(error.message().starts_with("f:") && error.message().len() < 1000, "{}", error),
-            }
-        }
     }
 }

@@ -43,6 +43,42 @@ fn a_cube_mesh_shows_its_rings() {
     assert!(tree.contains("rings: 6 x 20 GB/s = 120 GB/s"), "{tree}");
 }
 
+/// What the READMEs beside them promise: machines and descriptions are written by us.
+#[test]
+fn no_machine_is_a_copy_of_a_vendors_file() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut files = 0;
+    for folder in ["machines", "hives", "descriptions"].map(|name| data.join(name)) {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("text").to_lowercase();
+            assert!(
+                !["copyright", "all rights reserved", "license"].iter().any(|word| text.contains(word)),
+                "{path:?}"
+            );
+            files += 1;
+        }
+    }
+    assert!(files > 20, "{files}");
+}
+
+/// A folder without a machine's `sys`, or with a file of that name, is told with the system's message.
+#[test]
+fn a_folder_that_is_no_machine_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display().to_string();
+    let told = |option: &str| {
+        let output = topo(&[option, &path]);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let said = told("--file");
+    assert!(said.contains(&path) && said.contains("has no folder sys (No such file or directory"), "{said}");
+    std::fs::write(folder.path().join("sys"), "").expect("written");
+    assert!(told("--file").contains("has no folder sys (not a directory): name a file"), "{}", told("--file"));
+    assert!(told("--overlay").contains("(--overlay): Is a directory (os error 21)"), "{}", told("--overlay"));
+}
+
 #[test]
 fn why_names_transport_links_and_the_gpu_between() {
     let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
@@ -631,7 +667,7 @@ fn a_file_of_switches_is_shown() {
     assert!(other.contains("this host, gpu-9, is below none of them\n"), "{other}");
     let (yaml, notes) = shown("topology.yaml", &[("NCCL_HOSTID", "node03")]);
     assert!(
-        yaml.contains("is below root, leaf2\n") && notes.contains("of 3 topologies \"tree\" counts"),
+        yaml.contains("is below root, leaf2\n") && notes.contains("3 topologies, and \"tree\" is used: "),
         "{yaml}{notes}"
     );
     let (yaml, _) = shown("topology.yaml", &[("NCCL_HOSTID", "node03"), ("SLURM_JOB_PARTITION", "gpu")]);

@@ -22,9 +22,6 @@ const MOST_SETS: u64 = 40_000;
 /// MB/s that whole numbers cost: what each channel carries is rounded down, and there may be 64.
 const ROUNDING: u64 = 64;
 
-/// The search may miss less than this part of what it finds.
-const SHORT_OF_BEST: u64 = 16;
-
 /// Numbers that follow from a seed (SplitMix64).
 struct Luck(u64);
 
@@ -269,13 +266,13 @@ fn variable(name: &str) -> Option<String> {
 
 /// Each machine follows from its own seed, which a failure prints; `RSCCL_TEST_SEED` runs that one first.
 #[test]
-fn an_exhaustive_search_finds_less_than_a_sixteenth_more() {
+fn an_exhaustive_search_finds_no_more() {
     let all = variable("RSCCL_EXHAUSTIVE").is_some_and(|text| text == "1");
     let seed = match variable("RSCCL_TEST_SEED").and_then(|text| text.parse().ok()) {
         Some(seed) => seed,
         None => u64::from_le_bytes(rsccl::internals::sys::random::bytes().expect("the kernel has luck")) >> 16,
     };
-    let (mut tried, mut proved, mut beaten) = (0, 0, 0);
+    let (mut tried, mut proved) = (0, 0);
     println!("RSCCL_TEST_SEED={seed}");
     for seed in seed..seed + if all { ALL } else { SAMPLE } {
         let text = random_machine(&mut Luck(seed));
@@ -289,20 +286,18 @@ fn an_exhaustive_search_finds_less_than_a_sixteenth_more() {
             let total = found(&text, *pattern);
             let table = table(&system, &ways, *pattern);
             for count in 1..=FEW_CHANNELS as u64 {
-                let tried_to_end = table.beats(count, total + ROUNDING);
-                beaten += u64::from(tried_to_end == Some(true));
+                let beaten = table.beats(count, total + ROUNDING);
                 assert_ne!(
-                    table.beats(count, total + total / SHORT_OF_BEST),
+                    beaten,
                     Some(true),
-                    "RSCCL_TEST_SEED={seed}: {count} channels carry a sixteenth more than the {total} MB/s that were \
-                     found: {pattern:?} on {text}"
+                    "RSCCL_TEST_SEED={seed}: {count} channels carry more than the {total} MB/s that were found: \
+                     {pattern:?} on {text}"
                 );
                 tried += 1;
-                proved += u64::from(tried_to_end == Some(false));
+                proved += u64::from(beaten == Some(false));
             }
         }
     }
-    println!("{beaten} of {tried} numbers of channels carry more by less than a sixteenth");
     println!("{proved} of {tried} numbers of channels were tried to the end");
     // That the exhaustive search is one: it ends for most.
     assert!(proved * 3 > tried, "{proved} of {tried}");
@@ -379,15 +374,18 @@ fn channels_that_no_simple_pattern_finds_are_found() {
 
 /// Machines whose channels carry less than nine tenths of the bound, and why.
 const SHORT: [(&str, &str, &str); 4] = [
-    ("eight-packages", "rings", PACKAGE),
-    ("eight-packages", "trees", PACKAGE),
+    ("eight-packages", "rings", PACKAGE_RINGS),
+    ("eight-packages", "trees", PACKAGE_TREES),
     ("three-hives", "trees", HIVES),
     ("three-hives", "trees between", HIVES),
 ];
-const PACKAGE: &str =
-    "a channel passes between the halves of a package once at most, which does not use up the four links there";
-const HIVES: &str =
-    "a tree passes from hive to hive twice, and the three links between roots carry 32 GB/s of it each: 48";
+// The values of linear programs, in which channels may be split, were found by generating columns with exact tours.
+const PACKAGE_RINGS: &str = "of GPUs that one link of 36 GB/s joins, the way over PCI Express, of 48, counts: by such \
+                             ways rings carry 204 GB/s at most (the linear program), and those of links that are \
+                             found carry 216";
+const PACKAGE_TREES: &str = "by the same ways trees carry 272 GB/s at most (the linear program): 252 are found";
+const HIVES: &str = "a tree passes from hive to hive twice, and the three links between roots carry 32 GB/s of it \
+                     each: 48, which is the value of the linear program too";
 
 /// Each machine's channels carry nine tenths of what its cuts and prices allow, or the table says why not.
 #[test]

@@ -18,7 +18,12 @@ pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
     let shown = path.display();
     let failed = |error| Error::system(format!("reading {what} {shown} ({named_by})"), error);
     // Checked before opening, because opening a FIFO would wait for its writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+    let of = std::fs::metadata(path).map_err(failed)?;
+    if of.is_dir() {
+        let error = std::io::Error::from_raw_os_error(libc::EISDIR);
+        return Err(Error::invalid_argument(format!("{what} {shown} ({named_by}): {error}")));
+    }
+    if !of.is_file() {
         return Err(Error::invalid_argument(format!("{what} {shown} ({named_by}) is not a regular file")));
     }
     let mut bytes = Vec::new();
@@ -75,7 +80,8 @@ mod tests {
         );
         std::fs::File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
         assert!(message(&path).message().contains("must be at most"));
-        assert!(message(folder.path()).message().contains("is not a regular file"));
+        assert!(message(folder.path()).message().contains("(--graph): Is a directory (os error 21)"));
+        assert!(message(Path::new("/dev/null")).message().contains("is not a regular file"));
         assert_eq!(message(&folder.path().join("none")).kind(), Kind::System);
         std::fs::write(&path, "text").unwrap();
         assert_eq!(read(&path, "the graph file", "--graph").unwrap(), "text");

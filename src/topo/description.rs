@@ -284,7 +284,8 @@ impl Machine {
                 cpu.host = u64::from(copy) * of_one.len() as u64 + place as u64 + 1;
                 walk_mut(&mut cpu.devices, &mut |device| {
                     let Function::Gpu(gpu) = &mut device.function else { return };
-                    gpu.rank = gpu.rank.map(|rank| rank + copy * ranks);
+                    let next = |rank: u32| rank.checked_add(copy.checked_mul(ranks)?);
+                    gpu.rank = gpu.rank.and_then(next);
                     gpu.clique = gpu.clique.map(|clique| clique.wrapping_add(u64::from(copy)));
                 });
                 cpus.push(cpu);
@@ -303,7 +304,8 @@ impl Cpu {
     }
 }
 
-/// Adds devices to those that are known already. Where several have one bus id, the first is the first.
+/// Adds devices to those that are known already. Where several of both have one bus id, as place-holders of clouds do,
+/// the n-th of `more` is taken for the n-th that is known.
 fn fuse(known: &mut Vec<Pci>, more: Vec<Pci>) {
     let mut seen: Vec<String> = Vec::with_capacity(more.len());
     for device in more {

@@ -212,7 +212,7 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut No
                 Port {
                     name: (*name).to_owned(),
                     device: *ports - 1,
-                    megabits: megabits.unwrap_or(USUAL_MEGABITS),
+                    megabits: megabits.unwrap_or(USUAL_MEGABITS).min(xml::MAX_MEGABITS),
                     port: 1,
                     guid: 0,
                     connections: 0,
@@ -241,7 +241,7 @@ fn place(into: &mut Vec<Pci>, path: &[String], all: &[Device<'_>], function: Fun
                 class: number(class),
                 ids: ids.map(str::to_owned),
                 speed: PciSpeed::parse(speed),
-                lanes: lanes.parse().unwrap_or(0),
+                lanes: lanes.parse().ok().filter(|lanes| u64::from(*lanes) <= xml::MAX_LANES).unwrap_or(0),
                 function: Function::Bridge,
                 devices: Vec::new(),
             });
@@ -271,6 +271,18 @@ mod tests {
     use crate::topo::search::{self, domain::Domain};
     use crate::topo::system::{NodeId, NodeKind, System};
     use crate::types::Rank;
+
+    /// Numbers of a folder may be anything; 255 lanes are what the kernel writes for a width that it does not know.
+    #[test]
+    fn absurd_numbers_of_sysfs_are_bounded() {
+        let path = ["0000:01:00.0".to_owned()];
+        let networks = vec![PortShown { name: "e", megabits: Some(u64::MAX), subnet: "", rdma: false }];
+        let device = Device { path: &path, link: ["8.0 GT/s PCIe", "255"], networks, ..Device::default() };
+        let (machine, _) = host("x86_64", ["GenuineIntel", "6", "143"], &[(0, "ff")], &[device]);
+        let card = &machine.cpus[0].devices[0];
+        let Function::Nic(nic) = &card.function else { panic!("{machine:?}") };
+        assert_eq!((card.lanes, nic.ports[0].megabits), (0, 1_000_000_000_000));
+    }
 
     #[test]
     fn a_gpu_and_a_nic_below_one_switch_are_near() {

@@ -10,7 +10,7 @@
 //!
 //! Each object names the NUMA nodes that it is in (`nodeset`); a device is in those of what it hangs on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use roxmltree::Node;
 
@@ -26,7 +26,7 @@ use crate::topo::xml::{self, MAX_DEPTH, XmlSource};
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidArgument`] with line and column: the format of hwloc 1, no NUMA node, more than 256, an
-/// attribute that is missing or wrong, bridges that stand too deep.
+/// attribute that is missing or wrong, two devices of one bus id, bridges that stand too deep.
 pub(super) fn parse(source: XmlSource<'_>) -> Result<(Machine, Vec<String>)> {
     let root = source.document.root_element();
     let version = root.attribute("version").and_then(|text| text.split('.').next()?.parse::<u32>().ok());
@@ -40,6 +40,8 @@ pub(super) fn parse(source: XmlSource<'_>) -> Result<(Machine, Vec<String>)> {
         notes: Notes::default(),
         machine: Machine::default(),
         nodes: HashMap::new(),
+        bus_ids: HashSet::new(),
+        names: HashSet::new(),
         gpus: 0,
         ports: 0,
     };
@@ -68,6 +70,10 @@ struct HwlocReader<'a> {
     machine: Machine,
     /// By their numbers, their places in the machine.
     nodes: HashMap<usize, usize>,
+    /// Of every device so far.
+    bus_ids: HashSet<String>,
+    /// Of every network device so far.
+    names: HashSet<String>,
     gpus: u32,
     ports: u32,
 }
@@ -126,8 +132,10 @@ impl HwlocReader<'_> {
             }
         }
         for core in objects(root, "Core") {
-            self.details_of(core).cores += 1;
+            let node = self.node_of(core);
+            self.machine.cpus[node].details.cores += 1;
         }
+        let mut counts: BTreeMap<(usize, u32, u64), u32> = BTreeMap::new();
         let is_cache = |element: &Node<'_, '_>| {
             element.attribute("type").is_some_and(|kind| kind.ends_with("Cache") && !kind.ends_with("iCache"))
         };
@@ -135,21 +143,18 @@ impl HwlocReader<'_> {
             let (level, bytes) =
                 (self.source.number_or(cache, "depth", 0)?, self.source.number_or(cache, "cache_size", 0)?);
             let level = self.source.fit(cache, "depth", level)?;
-            let caches = &mut self.details_of(cache).caches;
-            match caches.iter_mut().find(|known| (known.level, known.bytes) == (level, bytes)) {
-                Some(known) => known.count += 1,
-                None => caches.push(CpuCaches { level, bytes, count: 1 }),
-            }
+            *counts.entry((self.node_of(cache), level, bytes)).or_default() += 1;
         }
-        for cpu in &mut self.machine.cpus {
-            cpu.details.caches.sort_unstable_by(|one, other| other.cmp(one));
+        // The largest first: levels and sizes fall.
+        for ((node, level, bytes), count) in counts.into_iter().rev() {
+            self.machine.cpus[node].details.caches.push(CpuCaches { level, bytes, count });
         }
         Ok(())
     }
 
-    fn details_of(&mut self, element: Node<'_, '_>) -> &mut ProcessorDetails {
-        let node = self.nodes_of(element).first().copied().unwrap_or_default();
-        &mut self.machine.cpus[node].details
+    /// The first NUMA node of an object, by its place.
+    fn node_of(&self, element: Node<'_, '_>) -> usize {
+        self.nodes_of(element).first().copied().unwrap_or_default()
     }
 
     /// The NUMA nodes of an object, by their places.
@@ -176,8 +181,10 @@ impl HwlocReader<'_> {
             let mut found = Vec::new();
             self.below(element, 0, &mut found)?;
             if let (Some(device), true) = (found.first(), near.len() > 1 && self.machine.cpus.len() > 1) {
-                let (text, near) = ("it is as near to several NUMA nodes", self.machine.cpus[node].numa);
-                self.notes.about(&device.bus_id, format!("{text}: it is shown at node {near}"));
+                let first = self.machine.cpus[node].numa;
+                let text =
+                    format!("several NUMA nodes are equally near to it: it is taken for a device of node {first}");
+                self.notes.about(&device.bus_id, text);
             }
             self.machine.cpus[node].devices.extend(found);
         }
@@ -200,6 +207,9 @@ impl HwlocReader<'_> {
             return Ok(());
         };
         let bus_id = bus_id.to_ascii_lowercase();
+        if !self.bus_ids.insert(bus_id.clone()) {
+            return Err(self.source.wrong(element, &format!("a second device {bus_id}")));
+        }
         let (class, ids) = self.kind(element)?;
         let function = self.function(element, (class, &ids), &bus_id);
         let mut device = Pci { bus_id, class, ids, speed: None, lanes: 0, function, devices };
@@ -271,6 +281,11 @@ impl HwlocReader<'_> {
             (true, true) => kind & 1 << 5 != 0,
         };
         let name = element.attribute("name").filter(|_| is_wanted)?;
+        if !self.names.insert(name.to_owned()) {
+            let text = "this NIC is listed twice with one name: it counts where it stands first";
+            self.notes.about(name, text);
+            return None;
+        }
         self.notes.about(name, format!("its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
         self.ports += 1;
         Some(Port {
@@ -370,9 +385,19 @@ mod tests {
         let text = FILE.replace(package, &package.replace("0x00000002", "0x00000003"));
         let text = text.replace("</topology>", "<distances2hetero name=\"NVLinkBandwidth\"/></topology>");
         let (_, notes) = parse("f", &text).unwrap();
-        let near = "0000:81:00.0: it is as near to several NUMA nodes: it is shown at node 0";
+        let near = "0000:81:00.0: several NUMA nodes are equally near to it: it is taken for a device of node 0";
         let matrix = "its matrix NVLinkBandwidth is not read: --overlay can tell links of GPUs";
         assert!(notes.iter().any(|note| note == near) && notes.iter().any(|note| note == matrix), "{notes:?}");
+    }
+
+    /// A network device that stands twice, as below two NUMA nodes, counts once.
+    #[test]
+    fn a_nic_that_is_listed_twice_counts_once() {
+        let (machine, notes) = parse("f", &FILE.replace(INTERFACE, &INTERFACE.repeat(2))).unwrap();
+        let Function::Nic(nic) = &machine.cpus[1].devices[0].function else { panic!("{machine:?}") };
+        assert_eq!(nic.ports.len(), 1);
+        let twice = "ens1: this NIC is listed twice with one name: it counts where it stands first";
+        assert!(notes.iter().any(|note| note == twice), "{notes:?}");
     }
 
     /// An overlay tells the kind of GPUs and their links.
@@ -405,6 +430,8 @@ mod tests {
             ),
             (deep(65), "more than 64 bridges stand in each other"),
             (deep(3).replace("0604", "bridge"), "pci_type=\"bridge\" is not a class and ids"),
+            (FILE.replace("0000:81:00.0", "0000:34:00.0"), "f:58:11: a second device 0000:34:00.0"),
+            (FILE.replace("0000:2d:00.0", "0000:2C:00.0"), "a second device 0000:2c:00.0"),
         ];
         for (text, expected) in cases {
             let error = parse("f", &text).unwrap_err();

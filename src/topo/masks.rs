@@ -12,8 +12,8 @@ pub enum MaskText {
     Neither,
 }
 
-/// The highest processor of a list: the kernel's bound, and some to spare.
-const MAX_PROCESSOR: usize = 65_535;
+/// The highest processor of a list. Linux has at most 8,192 processors; a mask of more would be long.
+const MAX_PROCESSOR: usize = 16_383;
 /// Processors of a word.
 const WORD: usize = 32;
 
@@ -31,10 +31,20 @@ pub fn read(text: &str) -> MaskText {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        (first <= last && last <= MAX_PROCESSOR).then_some(first..=last)
+        (first <= last && last <= MAX_PROCESSOR).then_some((first, last))
     };
-    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-    ranges.map_or(MaskText::Neither, |ranges| MaskText::List(write(ranges.into_iter().flatten())))
+    let Some(mut ranges) = text.split(',').map(range).collect::<Option<Vec<(usize, usize)>>>() else {
+        return MaskText::Neither;
+    };
+    // Each processor is passed once, however many ranges have it.
+    ranges.sort_unstable();
+    let mut next = 0;
+    let fresh = ranges.into_iter().flat_map(move |(first, last)| {
+        let from = first.max(next);
+        next = next.max(last + 1);
+        from..last + 1
+    });
+    MaskText::List(write(fresh))
 }
 
 /// The mask of these processors.
@@ -78,7 +88,9 @@ mod tests {
         assert_eq!(read("0-15"), list("0000ffff"));
         assert_eq!(read("0,16"), list("00010001"));
         assert_eq!(read("0-3, 32-35"), list("0000000f,0000000f"));
-        for neither in ["0-", "3-1", "zz", "0-99999999", "ff-3", "1,,2"] {
+        assert_eq!(read("0-3,2-7,7"), list("000000ff"));
+        assert_eq!(read("16383,0"), list(&format!("80000000{},00000001", ",00000000".repeat(510))));
+        for neither in ["0-", "3-1", "zz", "0-16384", "0-99999999", "ff-3", "1,,2"] {
             assert_eq!(read(neither), MaskText::Neither, "{neither}");
         }
     }

@@ -21,7 +21,7 @@ use crate::topo::bandwidth::PciSpeed;
 use crate::topo::description::{self, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
 use crate::topo::detect::{GPU_CLASS, SWITCHES};
 use crate::topo::system::SWITCH_CLASS;
-use crate::topo::xml::{ElementReader, XmlSource};
+use crate::topo::xml::{ElementReader, MAX_LANES, MAX_LINKS, XmlSource};
 
 /// Adds what the overlay says to `machine`; `name` stands in errors. The notes say what was assumed.
 ///
@@ -140,7 +140,8 @@ fn below<'m>(devices: &'m mut [Pci], bus_id: &str) -> Option<&'m mut Pci> {
 }
 
 fn complete(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -> Result<()> {
-    let (class, lanes) = (source.number_or(element, "class", 0)?, source.number_or(element, "link_width", 0)?);
+    let class = source.number_or(element, "class", 0)?;
+    let lanes = source.at_most(element, ("link_width", MAX_LANES, " lanes"), 0)?;
     let (class, lanes) = (source.fit(element, "class", class)?, source.fit(element, "link_width", lanes)?);
     let speed = match element.attribute("link_speed") {
         None => None,
@@ -163,7 +164,7 @@ fn all_gpus(reader: &mut ElementReader<'_>, element: Node<'_, '_>, machine: &mut
     let source = reader.source;
     let generation = reader.generation(element)?;
     let gdr = source.number_or(element, "gdr", 0)? != 0;
-    let switch = source.number_or(element, "switch", 0)?;
+    let switch = source.at_most(element, ("switch", MAX_LINKS, " links"), 0)?;
     let switch = source.fit(element, "switch", switch)?;
     let mut device_number = 0;
     each_device(machine, &mut |device| {
@@ -182,7 +183,7 @@ fn all_gpus(reader: &mut ElementReader<'_>, element: Node<'_, '_>, machine: &mut
 }
 
 fn all_nics(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -> Result<()> {
-    let megabits = source.number(element, "speed")?;
+    let megabits = source.megabits(element)?;
     let gdr = source.number_or(element, "gdr", 0)? != 0;
     let mut device_number = 0;
     each_device(machine, &mut |device| {
@@ -221,7 +222,11 @@ fn links(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -
     let mut counts = Vec::with_capacity(rows.len());
     for row in rows {
         let numbers: std::result::Result<Vec<u32>, _> = row.iter().map(|text| text.parse()).collect();
-        counts.push(numbers.map_err(|_| source.wrong(element, "<links> has a word that is not a number"))?);
+        let numbers = numbers.map_err(|_| source.wrong(element, "<links> has a word that is not a number"))?;
+        if let Some(count) = numbers.iter().find(|count| u64::from(**count) > MAX_LINKS) {
+            return Err(source.wrong(element, &format!("<links> has {count}, more than {MAX_LINKS} links")));
+        }
+        counts.push(numbers);
     }
     let mut from = 0;
     each_device(machine, &mut |device| {
@@ -311,6 +316,10 @@ mod tests {
             ("<gpus sm=\"80\"/><links>0 1</links>", "over:2:16: <links> is not a matrix of 2 rows of 2 numbers"),
             ("<gpus sm=\"80\"/><links>0 x / 1 0</links>", "over:2:16: <links> has a word that is not a number"),
             ("<nics/>", "over:2:1: <nics> has no attribute speed"),
+            ("<nics speed=\"18446744073709551615\"/>", "is more than 1000000000000 Mbit/s"),
+            ("<gpus sm=\"80\" switch=\"4294967295\"/>", "switch=\"4294967295\" is more than 1024 links"),
+            ("<gpus sm=\"80\"/><links>0 1025 / 1 0</links>", "<links> has 1025, more than 1024 links"),
+            ("<pci busid=\"0001:00:00.0\" link_width=\"65\"/>", "link_width=\"65\" is more than 64 lanes"),
             ("<nic cpu=\"7\"/>", "over:2:1: the machine has no CPU 7"),
             ("<pci busid=\"0001:00:00.0\" link_speed=\"fast\"/>", "over:2:1: link_speed=\"fast\" is not a speed"),
         ];

@@ -111,10 +111,11 @@ enum Relay {
 impl Paths {
     /// The ways from `from` to everything else.
     ///
-    /// Each bandwidth that a link has is tried, the widest first: what links of at least that width reach, they reach
-    /// by the fewest of them. Ties go to the link that the description names first. A GPU passes data on only where no
-    /// NVLink leads there without it: what it passes on, it has less of for itself. Where the widest way to another GPU
-    /// has a coherent link, a way by NVLinks alone takes its place.
+    /// Each bandwidth that a link has is tried, the widest first: of the ways by links of at least that bandwidth the
+    /// shortest is taken. Of equally short ones, the one whose links stand first in the description is taken. A way
+    /// leads through another GPU only where no NVLink leads to the end without it, because a GPU that passes data on
+    /// has less bandwidth left for its own. Where the widest way to another GPU has a coherent link and a way by
+    /// NVLinks alone exists, the latter is taken.
     pub fn from(system: &System, from: NodeId) -> Paths {
         let mut direct = Paths::over(system, from, Relay::No);
         direct.prefer_links_of_gpus(system);

@@ -29,14 +29,19 @@ use crate::error::{Error, Result};
 /// The switches above each host that a file names, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Switches {
-    above: HashMap<String, Vec<String>>,
     groups: Vec<SwitchGroup>,
-    /// Names of groups that are below another.
-    below: HashSet<String>,
+    parents: SwitchParents,
     /// What kind of file it is.
     pub form: &'static str,
     /// What was left out or assumed.
     pub notes: Vec<String>,
+}
+
+/// What stands above each host and each switch: a place in the groups of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct SwitchParents {
+    of_hosts: HashMap<String, usize>,
+    of_switches: HashMap<String, usize>,
 }
 
 /// A switch or a block, or a group of our own files.
@@ -59,16 +64,18 @@ struct SwitchFile {
     notes: Vec<String>,
 }
 
-/// The most hosts or switches of one file.
+/// The most names of hosts and switches in the lists of one file. A name counts each time that it is listed.
 const MAX_NAMES: usize = 65_536;
 /// How much of a list an error shows.
 const SHOWN_BYTES: usize = 64;
-/// The most switches above each other: no network has more layers, so that more of them are a ring in the file.
+/// The most switches above each other: no network has more layers.
 const MAX_DEPTH: usize = 16;
+/// How many switches of a ring, or of layers, an error shows.
+const SHOWN_SWITCHES: usize = 8;
 
 impl SwitchFile {
-    /// Slurm plans jobs by blocks of the first size, and by groups of blocks of the others. Where hosts are, a block
-    /// says.
+    /// Notes what is odd about the block sizes of a file. Slurm plans jobs by blocks of the first size, and by groups
+    /// of blocks of the other sizes. Here each block is a group of hosts, whatever the sizes are.
     fn check_block_sizes(&mut self, sizes: &[usize]) {
         let Some(least) = sizes.first() else { return };
         for block in self.groups.iter().filter(|block| block.hosts.len() < *least) {
@@ -97,20 +104,10 @@ impl Switches {
             let form = "\"group: hosts\", or Slurm's topology.conf or topology.yaml";
             return Err(Error::invalid_argument(format!("{name}: no group: a file of switches has {form}")));
         }
-        let parents = parents(&found.groups).map_err(wrong)?;
-        let mut above = HashMap::new();
-        for ((_, host), parent) in parents.iter().filter(|((node, _), _)| *node == Node::Host) {
-            let next = |switch: &String| parents.get(&(Node::Switch, switch.clone())).cloned();
-            let mut path: Vec<String> = std::iter::successors(Some(parent.clone()), next).take(MAX_DEPTH + 1).collect();
-            if path.len() > MAX_DEPTH {
-                return Err(Error::invalid_argument(format!("{name}: the switches above {parent} lead back to it")));
-            }
-            path.reverse();
-            above.insert(host.clone(), path);
-        }
-        let below = parents.into_keys().filter(|(node, _)| *node == Node::Switch).map(|(_, name)| name).collect();
-        doubts(&mut found, &below);
-        Ok(Switches { above, groups: found.groups, below, form: found.form, notes: found.notes })
+        let parents = SwitchParents::of(&found.groups).map_err(wrong)?;
+        parents.check_layers(&found.groups).map_err(wrong)?;
+        doubts(&mut found, &parents.of_switches);
+        Ok(Switches { groups: found.groups, parents, form: found.form, notes: found.notes })
     }
 
     /// What `SLURM_TOPOLOGY_ADDR` says of one host: `spine.leaf.host`.
@@ -121,19 +118,23 @@ impl Switches {
     }
 
     /// The switches above a host, outermost first; none where the file does not name it.
-    pub fn above(&self, host: &str) -> &[String] {
-        self.above.get(host).map_or(&[], Vec::as_slice)
+    pub fn above(&self, host: &str) -> Vec<&str> {
+        let Some(lowest) = self.parents.of_hosts.get(host) else { return Vec::new() };
+        let mut above: Vec<&str> = self.parents.upwards(&self.groups, *lowest).map(|(_, name)| name).collect();
+        above.reverse();
+        above
     }
 
     /// The switches above a host that a file names in full or without its domain; `None` where it does neither.
-    pub fn above_host(&self, host: &str) -> Option<&[String]> {
+    pub fn above_host(&self, host: &str) -> Option<Vec<&str>> {
         let short = host.split('.').next().unwrap_or_default();
-        [host, short].into_iter().find_map(|name| self.above.get(name)).map(Vec::as_slice)
+        let known = [host, short].into_iter().find(|name| self.parents.of_hosts.contains_key(*name));
+        known.map(|name| self.above(name))
     }
 
     /// How many hosts there are.
     pub fn hosts(&self) -> usize {
-        self.above.len()
+        self.parents.of_hosts.len()
     }
 
     /// The groups as a tree, each with how deep it stands and the list of its hosts.
@@ -142,7 +143,7 @@ impl Switches {
         let mut by_name: HashMap<&str, Vec<&SwitchGroup>> = HashMap::new();
         self.groups.iter().for_each(|group| by_name.entry(&group.name).or_default().push(group));
         let mut seen = HashSet::new();
-        let roots = self.groups.iter().filter(|group| !self.below.contains(&group.name));
+        let roots = self.groups.iter().filter(|group| !self.parents.of_switches.contains_key(&group.name));
         let mut open: Vec<(usize, &str)> = roots.map(|group| (0, &*group.name)).collect();
         open.reverse();
         while let Some((depth, name)) = open.pop() {
@@ -150,8 +151,9 @@ impl Switches {
                 continue;
             }
             let own = by_name.get(name).map_or(&[][..], Vec::as_slice);
-            let hosts: Vec<String> = own.iter().flat_map(|group| group.hosts.iter().cloned()).collect();
-            shown.push((depth, name, names::compress(&hosts)));
+            let mut once = HashSet::new();
+            let hosts = own.iter().flat_map(|group| &group.hosts).filter(|host| once.insert(&***host));
+            shown.push((depth, name, names::compress(&hosts.cloned().collect::<Vec<_>>())));
             let children = own.iter().flat_map(|group| &group.children);
             let mut children: Vec<(usize, &str)> = children.map(|child| (depth + 1, &**child)).collect();
             children.reverse();
@@ -168,33 +170,95 @@ fn is_yaml(text: &str) -> bool {
     matches!(first, "---" | "-") || first.starts_with("- ") || first.starts_with("--- ") || first.starts_with("%YAML")
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Node {
-    Host,
-    Switch,
-}
-
-/// Of each host and each switch, the switch above it.
-fn parents(groups: &[SwitchGroup]) -> std::result::Result<HashMap<(Node, String), String>, (usize, String)> {
-    let mut parents: HashMap<(Node, String), String> = HashMap::new();
-    for group in groups {
-        let hosts = group.hosts.iter().map(|host| (Node::Host, host));
-        for (node, child) in hosts.chain(group.children.iter().map(|child| (Node::Switch, child))) {
-            if parents.len() == MAX_NAMES {
-                return Err((group.line, format!("more than {MAX_NAMES} hosts and switches")));
-            }
-            if let Some(other) = parents.insert((node, child.clone()), group.name.clone())
-                && other != group.name
-            {
-                return Err((group.line, format!("{child} is below {other} already")));
+impl SwitchParents {
+    /// Finds what stands above each host and each switch.
+    fn of(groups: &[SwitchGroup]) -> std::result::Result<SwitchParents, (usize, String)> {
+        let mut parents = SwitchParents::default();
+        for (place, group) in groups.iter().enumerate() {
+            let hosts = (&mut parents.of_hosts, &group.hosts);
+            for (above, children) in [hosts, (&mut parents.of_switches, &group.children)] {
+                for child in children {
+                    let other = *above.entry(child.clone()).or_insert(place);
+                    if groups[other].name != group.name {
+                        return Err((group.line, format!("{child} is below {} already", groups[other].name)));
+                    }
+                }
             }
         }
+        Ok(parents)
     }
-    Ok(parents)
+
+    /// A group and the switches above it, from below: the place and the name of each. It does not end in a ring.
+    fn upwards<'a>(&'a self, groups: &'a [SwitchGroup], from: usize) -> impl Iterator<Item = (usize, &'a str)> {
+        let above = move |(_, name): &(usize, &'a str)| {
+            self.of_switches.get(*name).map(|place| (*place, &*groups[*place].name))
+        };
+        std::iter::successors(Some((from, &*groups[from].name)), above)
+    }
+
+    /// Checks that no switch stands above itself, and that no more than [`MAX_DEPTH`] stand above each other.
+    ///
+    /// # Errors
+    /// The first line of the file that is part of a ring, or whose switch has too many above it.
+    fn check_layers(&self, groups: &[SwitchGroup]) -> std::result::Result<(), (usize, String)> {
+        // How many switches stand above each, once that is known: each is passed once.
+        let mut depths: HashMap<&str, usize> = HashMap::new();
+        let mut first: Option<(usize, String)> = None;
+        let mut found = |(place, what): (usize, String)| {
+            if first.as_ref().is_none_or(|(known, _)| place < *known) {
+                first = Some((place, what));
+            }
+        };
+        for from in 0..groups.len() {
+            let mut way: Vec<(usize, &str)> = Vec::new();
+            let mut on_way: HashSet<&str> = HashSet::new();
+            let mut depth = 0;
+            for (place, name) in self.upwards(groups, from) {
+                if let Some(known) = depths.get(name) {
+                    depth = *known + 1;
+                    break;
+                }
+                if !on_way.insert(name) {
+                    found(self.ring(groups, place));
+                    break;
+                }
+                way.push((place, name));
+            }
+            for (place, name) in way.into_iter().rev() {
+                if depth >= MAX_DEPTH {
+                    let layers = format!("more than {MAX_DEPTH} switches stand above each other");
+                    found((place, format!("{layers}: {name} and those above it")));
+                }
+                depths.insert(name, depth);
+                depth += 1;
+            }
+        }
+        first.map_or(Ok(()), |(place, what)| Err((groups[place].line, what)))
+    }
+
+    /// The first place of a ring, and what is wrong there, given one of its groups.
+    fn ring(&self, groups: &[SwitchGroup], one: usize) -> (usize, String) {
+        let name = &groups[one].name;
+        let mut ring: Vec<(usize, &str)> = Vec::new();
+        for member in self.upwards(groups, one).skip(1) {
+            ring.push(member);
+            if member.1 == name {
+                break;
+            }
+        }
+        // From the first line of the file on, each switch is followed by the one below it.
+        ring.reverse();
+        let start = (0..ring.len()).min_by_key(|at| ring[*at].0).unwrap_or_default();
+        ring.rotate_left(start);
+        let (place, first) = ring[0];
+        let names: Vec<&str> = ring.iter().map(|(_, name)| *name).take(SHOWN_SWITCHES).collect();
+        let end = if ring.len() > SHOWN_SWITCHES { format!("… ({} switches)", ring.len()) } else { first.to_owned() };
+        (place, format!("the switch {first} stands above itself: {}, {end}", names.join(", ")))
+    }
 }
 
 /// What reads well and may be a mistake.
-fn doubts(found: &mut SwitchFile, below: &HashSet<String>) {
+fn doubts(found: &mut SwitchFile, below: &HashMap<String, usize>) {
     let mut lines: HashMap<&str, usize> = HashMap::new();
     let mut twice = Vec::new();
     for group in &found.groups {
@@ -213,7 +277,7 @@ fn doubts(found: &mut SwitchFile, below: &HashSet<String>) {
     let mut roots: Vec<&str> = Vec::new();
     let mut seen = HashSet::new();
     let has_layers = found.groups.iter().any(|group| !group.children.is_empty());
-    for group in found.groups.iter().filter(|group| has_layers && !below.contains(&group.name)) {
+    for group in found.groups.iter().filter(|group| has_layers && !below.contains_key(&group.name)) {
         if seen.insert(&*group.name) {
             roots.push(&group.name);
         }

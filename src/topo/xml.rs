@@ -16,6 +16,7 @@ use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, P
 use crate::topo::masks;
 use crate::topo::notes::Notes;
 use crate::topo::system::{BRIDGE_CLASS, SWITCH_CLASS};
+use crate::wire;
 
 /// The most devices of a file: more than any machine has, so that a broken file ends in an error and not in all memory.
 pub const MAX_DEVICES: u32 = 65_536;
@@ -30,6 +31,15 @@ const MOST_MEGABITS: u64 = 6_400_000;
 /// What NCCL takes for the speed of a port that has none.
 const USUAL_MEGABITS: u64 = 10_000;
 const MAX_FILE_BYTES: usize = 64 << 20;
+/// Bounds of numbers, far above what machines have: sums and products of them fit 64 bits. A link has at most 32 lanes,
+/// a GPU 18 links.
+pub(super) const MAX_MEGABITS: u64 = 1_000_000_000_000;
+pub(super) const MAX_LINKS: u64 = 1024;
+pub(super) const MAX_LANES: u64 = 64;
+const MAX_COHERENT_MEGABYTES: u64 = 1_000_000_000;
+const MAX_RANK: u64 = i32::MAX as u64;
+/// How much of a text a note or an error shows.
+const SHOWN_BYTES: usize = 64;
 
 /// Reads a topology file; `name` stands in errors. The notes say what was assumed.
 ///
@@ -170,12 +180,15 @@ impl<'a> ElementReader<'a> {
         match masks::read(text) {
             masks::MaskText::Mask => text.to_owned(),
             masks::MaskText::List(mask) => {
-                self.notes
-                    .about(about, format!("affinity={text:?} is a list of processors where a mask is due: {mask}"));
+                let (list, means) = (wire::cut(text, SHOWN_BYTES), wire::cut(&mask, SHOWN_BYTES));
+                let dots = if means.len() < mask.len() { "…" } else { "" };
+                let what = format!("affinity={list:?} is a list of processors where a mask is due: {means}{dots}");
+                self.notes.about(about, what);
                 mask
             }
             masks::MaskText::Neither => {
-                self.notes.about(about, format!("affinity={text:?} is no mask of processors: they are not known"));
+                let shown = wire::cut(text, SHOWN_BYTES);
+                self.notes.about(about, format!("affinity={shown:?} is no mask of processors: they are not known"));
                 String::new()
             }
         }
@@ -190,19 +203,17 @@ impl<'a> ElementReader<'a> {
         let class = self.source.number_or(element, "class", 0)?;
         let class = self.source.fit(element, "class", class)?;
         self.claim(element, host, (&bus_id, class >> 16 == BRIDGE_CLASS))?;
-        let lanes = self.source.number_or(element, "link_width", 0)?;
+        let speed = self.speed(element, &bus_id);
+        let lanes = self.lanes(element, &bus_id)?;
         let mut device = Pci {
-            speed: self.speed(element, &bus_id),
+            speed,
             class,
             ids: [text("vendor"), text("device"), text("subsystem_vendor"), text("subsystem_device")],
-            lanes: self.source.fit(element, "link_width", lanes)?,
+            lanes,
             function: Function::Bridge,
             devices: Vec::new(),
             bus_id,
         };
-        if device.lanes == 0 {
-            self.notes.about(&device.bus_id, "the width of its link is not known: 16 lanes are assumed");
-        }
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
                 "pci" => device.devices.push(self.pci(child, host, depth + 1)?),
@@ -221,7 +232,7 @@ impl<'a> ElementReader<'a> {
         Ok(device)
     }
 
-    /// Gives a device its function, or more ports. What it is already it stays.
+    /// Gives a bridge its function, or a NIC more ports. A device that has a function already keeps that one.
     fn becomes(&mut self, device: &mut Pci, function: Function) {
         match (&mut device.function, function) {
             (Function::Nic(known), Function::Nic(more)) => known.ports.extend(more.ports),
@@ -249,6 +260,20 @@ impl<'a> ElementReader<'a> {
         }
     }
 
+    /// The lanes of a link; 0 where they are not known. Systems tell an unknown width as 0 or 255.
+    fn lanes(&mut self, element: Node<'_, '_>, bus_id: &str) -> Result<u32> {
+        let lanes = self.source.number_or(element, "link_width", 0)?;
+        let known = u32::try_from(lanes).ok().filter(|known| (1..=MAX_LANES).contains(&u64::from(*known)));
+        if known.is_none() {
+            let text = match lanes {
+                0 => "the width of its link is not known: 16 lanes are assumed".to_owned(),
+                _ => format!("link_width=\"{lanes}\" is more than {MAX_LANES} lanes: 16 lanes are assumed"),
+            };
+            self.notes.about(bus_id, text);
+        }
+        Ok(known.unwrap_or(0))
+    }
+
     fn speed(&mut self, element: Node<'_, '_>, bus_id: &str) -> Option<PciSpeed> {
         let text = element.attribute("link_speed").unwrap_or_default();
         let speed = PciSpeed::parse(text);
@@ -264,7 +289,8 @@ impl<'a> ElementReader<'a> {
             None => None,
             Some(text) if text.trim().starts_with('-') => None,
             Some(_) => {
-                let rank = self.source.number(element, "rank")?;
+                self.source.text(element, "rank")?;
+                let rank = self.source.at_most(element, ("rank", MAX_RANK, ""), 0)?;
                 Some(self.source.fit(element, "rank", rank)?)
             }
         };
@@ -281,8 +307,9 @@ impl<'a> ElementReader<'a> {
             match child.tag_name().name() {
                 "nvlink" | "xgmi" => gpu.links.extend(self.gpu_link(child, (host, bus_id))?),
                 "c2c" => {
-                    let (bandwidth, count) =
-                        (self.source.number(child, "bw")?, self.source.number_or(child, "count", 1)?);
+                    self.source.text(child, "bw")?;
+                    let bandwidth = self.source.at_most(child, ("bw", MAX_COHERENT_MEGABYTES, " MB/s"), 0)?;
+                    let count = self.source.at_most(child, ("count", MAX_LINKS, " links"), 1)?;
                     let told = (self.source.fit(child, "count", count)?, bandwidth);
                     if gpu.c2c.is_some_and(|first| first != told) {
                         self.notes.about(bus_id, "two <c2c> that differ: the first counts");
@@ -298,7 +325,7 @@ impl<'a> ElementReader<'a> {
     /// Links of a GPU to one other device; `None` of those to itself.
     fn gpu_link(&mut self, element: Node<'_, '_>, (host, bus_id): (u64, &str)) -> Result<Option<GpuLink>> {
         let target = self.source.text(element, "target")?.to_ascii_lowercase();
-        let count = self.source.number_or(element, "count", 1)?;
+        let count = self.source.at_most(element, ("count", MAX_LINKS, " links"), 1)?;
         let class = self.source.number_or(element, "tclass", 0)?;
         if target == bus_id {
             self.notes.about(bus_id, "its links to itself are left out");
@@ -358,7 +385,7 @@ impl<'a> ElementReader<'a> {
         let port = Port {
             name: element.attribute("name").unwrap_or_default().to_owned(),
             device: self.source.fit(element, "dev", device)?,
-            megabits: if unknown { USUAL_MEGABITS } else { self.source.number(element, "speed")? },
+            megabits: if unknown { USUAL_MEGABITS } else { self.source.megabits(element)? },
             port: self.source.fit(element, "port", port)?,
             guid: self.source.number_or(element, "guid", 0)?,
             connections: self.source.fit(element, "maxconn", connections)?,
@@ -457,7 +484,28 @@ impl<'a> XmlSource<'a> {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => text.parse(),
         };
-        number.map_err(|_| self.wrong(element, &format!("{name}=\"{text}\" is not a number")))
+        let shown = wire::cut(text, SHOWN_BYTES);
+        number.map_err(|_| self.wrong(element, &format!("{name}=\"{shown}\" is not a number")))
+    }
+
+    /// A number, or `otherwise`, that is no more than `most` of what `unit` says.
+    pub(super) fn at_most(
+        &self,
+        element: Node<'_, '_>,
+        (name, most, unit): (&str, u64, &str),
+        otherwise: u64,
+    ) -> Result<u64> {
+        let number = self.number_or(element, name, otherwise)?;
+        if number > most {
+            return Err(self.wrong(element, &format!("{name}=\"{number}\" is more than {most}{unit}")));
+        }
+        Ok(number)
+    }
+
+    /// The speed of a port.
+    pub(super) fn megabits(&self, element: Node<'_, '_>) -> Result<u64> {
+        self.text(element, "speed")?;
+        self.at_most(element, ("speed", MAX_MEGABITS, " Mbit/s"), 0)
     }
 
     pub(super) fn fit(&self, element: Node<'_, '_>, name: &str, number: u64) -> Result<u32> {
@@ -709,6 +757,53 @@ mod tests {
         assert_eq!(machine.cpus[0].devices.len(), 2);
         assert_eq!(notes, ["0000:c5:00.0: a second bridge of this bus id: it is taken for another one"]);
         assert_eq!(Machine::fused([machine.clone(), machine.clone()]), machine);
+    }
+
+    /// Numbers that no machine has are refused where they are read: sums and products of the others fit.
+    #[test]
+    fn absurd_numbers_are_refused_with_a_sentence() {
+        let within = |inner: &str, lanes: &str| {
+            format!(
+                "<system><cpu numaid=\"0\">\n<pci busid=\"0000:01:00.0\" link_width=\"{lanes}\">{inner}</pci></cpu></system>"
+            )
+        };
+        let gpu = |inner: &str| within(&format!("<gpu dev=\"0\" sm=\"90\">\n{inner}</gpu>"), "16");
+        let link = "target=\"0000:ff:00.0\" tclass=\"0x068000\"";
+        let cases = [
+            (gpu("<c2c bw=\"18446744073709551615\" count=\"2\"/>"), "f:3:1: bw=\"18446744073709551615\" is more than"),
+            (gpu("<c2c bw=\"90000\" count=\"4294967295\"/>"), "f:3:1: count=\"4294967295\" is more than 1024"),
+            (gpu("<c2c bw=\"90000\" count=\"1025\"/>"), "f:3:1: count=\"1025\" is more than 1024 links"),
+            (
+                gpu(&format!("<nvlink {link} count=\"4294967295\"/>")),
+                "f:3:1: count=\"4294967295\" is more than 1024 links",
+            ),
+            (within("<nic>\n<net name=\"a\" dev=\"0\" speed=\"18446744073709551615\"/></nic>", "16"), "f:3:1: speed="),
+            (
+                within("<nic>\n<net name=\"a\" dev=\"0\" speed=\"1000000000001\"/></nic>", "16"),
+                "is more than 1000000000000 Mbit/s",
+            ),
+            (within("", "18446744073709551616"), "f:2:1: link_width=\"18446744073709551616\" is not a number"),
+            (
+                within("<gpu dev=\"0\" sm=\"90\" rank=\"4294967295\"/>", "16"),
+                "rank=\"4294967295\" is more than 2147483647",
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = parse("f", &text).unwrap_err();
+            assert!(error.message().contains(expected), "{error} for {text}");
+        }
+        // What systems write for a width that they do not know.
+        for width in ["255", "4294967295", "18446744073709551615"] {
+            let (machine, notes) = parse("f", &within("", width)).unwrap();
+            assert_eq!((machine.cpus[0].devices[0].lanes, notes.len()), (0, 2), "{notes:?}");
+            assert!(notes[1].ends_with("is more than 64 lanes: 16 lanes are assumed"), "{notes:?}");
+        }
+        // The largest that are taken, many times.
+        let links = format!("<nvlink {link} count=\"1024\"/>").repeat(3000);
+        let most = gpu(&format!("{links}<c2c bw=\"1000000000\" count=\"1024\"/>"));
+        let (machine, _) = parse("f", &most).unwrap();
+        let system = crate::topo::system::System::new(&machine.repeated(1024)).unwrap();
+        assert_eq!(system.gpus().len(), 1024);
     }
 
     #[test]

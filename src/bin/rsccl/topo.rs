@@ -126,7 +126,7 @@ pub(crate) fn described(
             this_host::add_details(Path::new("/"), &mut host.machine);
             (host.machine, host.notes)
         }
-        Some(path) if file.is_some() && path.join("sys").is_dir() => this_host::of_folder(path),
+        Some(path) if file.is_some() && has_sys(path)? => this_host::of_folder(path),
         Some(path) => {
             let named_by = if file.is_some() { "--file" } else { "NCCL_TOPO_FILE" };
             refuse_archive(path, named_by)?;
@@ -141,6 +141,30 @@ pub(crate) fn described(
     notes.extend(overlay::missing(&machine));
     notes.extend(doubts::of(&machine));
     Ok((machine, notes))
+}
+
+/// Whether it is a folder with a machine's `sys`.
+///
+/// # Errors
+/// [`rsccl::ErrorKind::InvalidArgument`] of another folder, with the system's message;
+/// [`rsccl::ErrorKind::System`] of one that cannot be looked into.
+fn has_sys(path: &Path) -> Result<bool> {
+    if !path.is_dir() {
+        // What is there in its place is told by whoever reads it.
+        return Ok(false);
+    }
+    let sys = path.join("sys");
+    let missing = match std::fs::metadata(&sys) {
+        Ok(found) if found.is_dir() => return Ok(true),
+        Ok(_) => std::io::Error::from(std::io::ErrorKind::NotADirectory),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => error,
+        Err(error) => return Err(Error::system(format!("reading the folder {} (--file)", sys.display()), error)),
+    };
+    Err(Error::invalid_argument(format!(
+        "the folder {} (--file) has no folder sys ({missing}): name a file, or the folder that has a machine's sys and \
+         proc in it",
+        path.display()
+    )))
 }
 
 /// Collections of machines, as hwloc's, are archives with a machine's `sys` in them.

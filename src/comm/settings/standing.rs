@@ -118,7 +118,7 @@ impl Standing {
         let text = text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?;
         let file = Switches::parse(&name, &text, self.partition.as_deref())?;
         let host = host()?;
-        let above = file.above_host(&host).unwrap_or_default().to_vec();
+        let above = file.above_host(&host).unwrap_or_default().into_iter().map(str::to_owned).collect();
         Ok(SwitchesTold { file: Some((name, file)), host, above })
     }
 }

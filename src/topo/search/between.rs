@@ -332,13 +332,27 @@ impl Search<'_> {
     /// Channels of one number, packed into each class of domains.
     fn pack(&self, known: Bandwidth, problem: &dyn Fn(&Ways<'_>) -> Problem) -> Option<Found> {
         let problems: Vec<Problem> = self.ways.iter().map(problem).collect();
-        let mut classes: Vec<Packings> = problems.iter().map(|problem| problem.pack(known)).collect();
+        // Half of the steps are for channels of the numbers that other classes have.
+        let mut left = if problems.len() > 1 { packing::STEPS / 2 } else { packing::STEPS };
+        let mut classes: Vec<Packings> = Vec::with_capacity(problems.len());
+        for (place, problem) in problems.iter().enumerate() {
+            let found = problem.pack_within(known, left / (problems.len() - place) as u64);
+            left -= found.steps;
+            classes.push(found);
+        }
         // A wide domain's search ends with fewer channels than a narrow one's.
-        let counts: Vec<usize> = classes.iter().filter_map(|found| Some(found.best()?.lanes.len())).collect();
-        for (problem, found) in problems.iter().zip(&mut classes) {
-            for count in counts.iter().filter(|count| self.ways.len() > 1 && **count > 0) {
-                let slot = &mut found.by_count[count - 1];
-                *slot = slot.take().or_else(|| problem.pack_exactly(*count));
+        let mut counts: Vec<usize> = classes.iter().filter_map(|found| Some(found.best()?.lanes.len())).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let mut left = packing::STEPS - classes.iter().map(|found| found.steps).sum::<u64>();
+        let mut tries = problems.len() * counts.len();
+        for (problem, found) in problems.iter().zip(&mut classes).filter(|_| problems.len() > 1) {
+            for count in &counts {
+                let (slot, share) = (&mut found.by_count[count - 1], left / tries as u64);
+                let mut unused = share;
+                *slot = slot.take().or_else(|| problem.pack_exactly(*count, &mut unused));
+                left -= share - unused;
+                tries -= 1;
             }
         }
         let sets = |count: usize| -> Option<Vec<ChainSet>> {

@@ -4,12 +4,15 @@
 //! Channels are added one by one. Each takes the cheapest way through all GPUs, where a link costs the more the fuller
 //! it is. Then channels are taken out one by one and put back on the ways that are cheapest now, as long as that makes
 //! the fullest links less full. Of few GPUs the cheapest way is found exactly, and prices then prove what any channels
-//! can carry at most (duality of linear programs): the search ends where that is reached.
+//! can carry at most (duality of linear programs): the search ends where that is reached. Of up to six GPUs all
+//! channels are looked at in the end ([`exact`]), so that what is found is the best of up to 16 channels, unless the
+//! steps are used up before.
 //!
 //! Everything is whole numbers, and the search is bounded by steps and not by time: equal machines have equal channels
 //! on every rank.
 
 mod cuts;
+mod exact;
 mod problems;
 mod tours;
 
@@ -17,6 +20,7 @@ use std::cmp::Reverse;
 
 use crate::topo::bandwidth::Bandwidth;
 use crate::topo::search::MAX_CHANNELS;
+use crate::topo::search::packing::exact::Columns;
 use crate::topo::search::packing::tours::{HopCosts, NO_WAY, Start, Tour};
 use crate::topo::system::NodeId;
 
@@ -128,9 +132,12 @@ pub fn worth(total: Bandwidth, count: usize, best: Bandwidth) -> bool {
 pub const MOST_GPUS: usize = 32;
 /// More channels than this have to carry a sixteenth more.
 pub const FEW_CHANNELS: usize = 16;
-/// The most steps of one search, each of which weighs one hop or exchange of a tour: a few milliseconds. A layout of a
-/// host makes two searches at most, one of several hosts five.
+/// The most steps of one search. A step weighs one hop or one exchange of a tour, or checks one channel of few GPUs:
+/// together they take some milliseconds. The channels of a host take two searches, of rings and of trees. Those
+/// between hosts take three more, however many kinds of hosts there are: these share the steps of a search.
 pub const STEPS: u64 = 1_500_000;
+/// One in this many steps is for the exact step, where there is one.
+const EXACT_PART: u64 = 3;
 /// How often channels of some number are shaken, and tries of each time: enough for the steps of few GPUs.
 const MOST_SHAKES: u64 = 2048;
 const TRIES: usize = 16;
@@ -161,19 +168,25 @@ const PRICES: [Pricing; 5] = [
 impl Problem {
     /// Searches, unless what is `known` is as much as can be.
     pub fn pack(&self, known: Bandwidth) -> Packings {
-        let mut search = Search::new(self, known, self.cut_bound());
+        self.pack_within(known, STEPS)
+    }
+
+    /// As [`Problem::pack`], with at most this many steps.
+    pub fn pack_within(&self, known: Bandwidth, steps: u64) -> Packings {
+        let mut search = Search::new(self, known, self.cut_bound(), steps);
         search.run();
-        search.found.steps = STEPS - search.left;
+        search.found.steps = steps - search.left;
         search.found
     }
 
-    /// Searches for channels of this number, from 1 to [`MAX_CHANNELS`].
-    pub fn pack_exactly(&self, count: usize) -> Option<Packed> {
-        let mut search = Search::new(self, Bandwidth(0), Bandwidth(u64::MAX));
+    /// Searches for channels of this number, from 1 to [`MAX_CHANNELS`], and takes what that costs from `steps`.
+    pub fn pack_exactly(&self, count: usize, steps: &mut u64) -> Option<Packed> {
+        let mut search = Search::new(self, Bandwidth(0), Bandwidth(u64::MAX), *steps);
         search.add(count);
         if search.lanes.len() == count {
             search.improve(1);
         }
+        *steps = search.left;
         search.found.by_count.into_iter().nth(count.checked_sub(1)?)?
     }
 
@@ -206,10 +219,10 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, known: Bandwidth, bound: Bandwidth) -> Search<'a> {
+    fn new(problem: &'a Problem, known: Bandwidth, bound: Bandwidth, left: u64) -> Search<'a> {
         let found = Packings { by_count: vec![None; MAX_CHANNELS], bound, steps: 0 };
         let loads = vec![0; problem.links.len()];
-        Search { problem, loads, lanes: Vec::new(), known: known.0, found, left: STEPS }
+        Search { problem, loads, lanes: Vec::new(), known: known.0, found, left }
     }
 
     /// Adds channels up to `most`; for each number what they carry together.
@@ -227,13 +240,69 @@ impl<'a> Search<'a> {
     }
 
     fn run(&mut self) {
+        let kept = if self.problem.size <= exact::FEW_GPUS { self.left / EXACT_PART } else { 0 };
+        self.left -= kept;
+        let totals = self.approach();
+        if kept > 0 && self.finish(kept) {
+            return;
+        }
+        let few: Vec<usize> = totals.iter().map(|(_, count)| *count).filter(|count| *count <= FEW_CHANNELS).collect();
+        for (shake, count) in (0..MOST_SHAKES).zip(few.into_iter().cycle()) {
+            if self.done() {
+                return;
+            }
+            if let Some(packed) = self.found.by_count[count - 1].clone() {
+                self.lanes.clear();
+                self.loads.fill(0);
+                packed.lanes.into_iter().for_each(|lane| self.put(lane));
+                self.shake(shake);
+            }
+        }
+    }
+
+    /// The exact step, with at most `kept` checks, of which the unused ones go back to the steps that are left. Whether
+    /// it is certain that no channels carry more than what is known then.
+    fn finish(&mut self, kept: u64) -> bool {
+        // Each channel is rounded down by less than 1 MB/s.
+        let is_bound = |search: &Self| search.known + FEW_CHANNELS as u64 >= search.found.bound.0;
+        if is_bound(self) {
+            return true;
+        }
+        let Some(columns) = Columns::of(self.problem) else {
+            self.left += kept;
+            return false;
+        };
+        let (prices, few) = columns.solve();
+        if let Some(bound) = columns.bound(&prices) {
+            self.found.bound = self.found.bound.min(bound);
+        }
+        if is_bound(self) {
+            return true;
+        }
+        let mut left = kept;
+        let (better, certain) = columns.better(&prices, few, self.known, &mut left);
+        self.left += left;
+        for packed in better {
+            self.lanes = packed.lanes;
+            self.loads.fill(0);
+            for lane in &self.lanes {
+                let loads = &mut self.loads;
+                self.problem.each_load(lane, &mut |load| loads[load.link] += load.tenths);
+            }
+            self.keep();
+        }
+        certain
+    }
+
+    /// Adds channels, and then improves those of each number; what those of each number carried at first.
+    fn approach(&mut self) -> Vec<(u64, usize)> {
         let mut totals = self.add(MAX_CHANNELS);
         self.prove();
         totals.sort_unstable_by_key(|(total, count)| (*count > FEW_CHANNELS, Reverse(*total), *count));
         for out in [1, 2] {
             for (total, count) in &totals {
                 if self.done() {
-                    return;
+                    return totals;
                 }
                 let packed = self.found.by_count[count - 1].clone();
                 let known = Bandwidth(self.known);
@@ -248,18 +317,7 @@ impl<'a> Search<'a> {
                 self.prove();
             }
         }
-        let few: Vec<usize> = totals.iter().map(|(_, count)| *count).filter(|count| *count <= FEW_CHANNELS).collect();
-        for (shake, count) in (0..MOST_SHAKES).zip(few.into_iter().cycle()) {
-            if self.done() {
-                return;
-            }
-            if let Some(packed) = self.found.by_count[count - 1].clone() {
-                self.lanes.clear();
-                self.loads.fill(0);
-                packed.lanes.into_iter().for_each(|lane| self.put(lane));
-                self.shake(shake);
-            }
-        }
+        totals
     }
 
     /// Takes a few channels out and puts them back at prices that are wrong by up to a factor of four, some times: out
@@ -365,8 +423,9 @@ impl<'a> Search<'a> {
         self.left == 0 || self.known >= self.found.bound.0 - self.found.bound.0 / CLOSE
     }
 
-    /// What a tenth of a channel costs on each link: how full it is, compared with the fullest one, squared some times,
-    /// and `least` so that an empty link costs something; over its width.
+    /// The price of each link: what a tenth of a channel costs that passes it. The price grows with a power of how full
+    /// the link is, compared with the fullest one, because the next channel should avoid full links. `least` is added
+    /// so that an empty link costs something. The sum is divided by the link's width: a wide link has room for more.
     fn prices(&self, how: Pricing, least: u64) -> Vec<u64> {
         let ratios = |((_, width), load): (&(_, Bandwidth), &u64)| ((load + how.ahead) << 32) / width.0.max(1);
         let ratios: Vec<u64> = self.problem.links.iter().zip(&self.loads).map(ratios).collect();

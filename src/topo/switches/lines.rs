@@ -1,6 +1,6 @@
 //! Files of lines: our own groups, and Slurm's topology.conf of switches or of blocks.
 
-use super::names::{expand, name};
+use super::names::{NameRoom, name};
 use super::{SHOWN_BYTES, SwitchFile, SwitchGroup};
 use crate::wire;
 
@@ -13,9 +13,10 @@ pub(super) fn parse(text: &str) -> Result<SwitchFile, (usize, String)> {
     let mut kind = None;
     let mut block_sizes: Vec<usize> = Vec::new();
     let mut sizes_line = None;
+    let mut room = NameRoom::default();
     for (line, text) in whole_lines(text) {
         let wrong = |what: String| (line, what);
-        let of = SwitchLine::of(&text).map_err(wrong)?;
+        let of = SwitchLine::of(&text, &mut room).map_err(wrong)?;
         let now = of.kind();
         // Groups of our own may stand beside Slurm's; of Slurm's kinds a cluster has one.
         if now != SwitchLineKind::Groups {
@@ -51,7 +52,7 @@ fn whole_lines(text: &str) -> Vec<(usize, String)> {
         let text = text.split('#').next().unwrap_or_default().trim();
         let (text, more) = text.strip_suffix('\\').map_or((text, false), |text| (text, true));
         match lines.last_mut().filter(|_| goes_on) {
-            Some((_, before)) => *before = format!("{before} {text}"),
+            Some((_, before)) => before.extend([" ", text]),
             None => lines.push((line, text.to_owned())),
         }
         goes_on = more;
@@ -93,7 +94,7 @@ impl SwitchLine {
         }
     }
 
-    fn of(text: &str) -> Result<SwitchLine, String> {
+    fn of(text: &str, room: &mut NameRoom) -> Result<SwitchLine, String> {
         let mut fields = Vec::new();
         for field in text.split_ascii_whitespace() {
             let Some((key, value)) = field.split_once('=') else { break };
@@ -109,9 +110,9 @@ impl SwitchLine {
             }
             None => Ok(()),
         };
-        let list = |name: &str| {
+        let mut list = |name: &str| {
             let mut names = Vec::new();
-            expand(value(name).unwrap_or_default(), &mut names).map(|()| names)
+            room.expand(value(name).unwrap_or_default(), &mut names).map(|()| names)
         };
         if let Some(switch) = value("switchname") {
             allow(&["switchname", "nodes", "switches", "linkspeed"])?;
@@ -149,7 +150,7 @@ impl SwitchLine {
         };
         let mut names = Vec::new();
         for list in hosts.split_ascii_whitespace() {
-            expand(list, &mut names)?;
+            room.expand(list, &mut names)?;
         }
         let switch = name(switch.trim())?.to_owned();
         if names.is_empty() {

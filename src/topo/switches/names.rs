@@ -26,22 +26,41 @@ fn fits(text: &str) -> Result<&str, String> {
     }
 }
 
-/// The names of a list, behind `names`. No line has more names than a file may have.
-pub(super) fn expand(list: &str, names: &mut Vec<String>) -> Result<(), String> {
-    let mut rest = list;
-    while !rest.is_empty() {
-        let mut in_brackets = false;
-        let end = rest.find(|letter| {
-            in_brackets = letter == '[' || in_brackets && letter != ']';
-            letter == ',' && !in_brackets
-        });
-        let (item, after) = rest.split_at(end.unwrap_or(rest.len()));
-        rest = after.strip_prefix(',').unwrap_or(after);
-        if !item.is_empty() {
-            names.extend(product(item, MAX_NAMES - names.len().min(MAX_NAMES))?);
-        }
+/// How many names a file may still have. A name counts each time that the file has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NameRoom {
+    left: usize,
+}
+
+impl Default for NameRoom {
+    fn default() -> NameRoom {
+        NameRoom { left: MAX_NAMES }
     }
-    Ok(())
+}
+
+impl NameRoom {
+    /// Appends the names of a list to `names`.
+    ///
+    /// # Errors
+    /// What is wrong with the list, or that the file has too many names.
+    pub(super) fn expand(&mut self, list: &str, names: &mut Vec<String>) -> Result<(), String> {
+        let mut rest = list;
+        while !rest.is_empty() {
+            let mut in_brackets = false;
+            let end = rest.find(|letter| {
+                in_brackets = letter == '[' || in_brackets && letter != ']';
+                letter == ',' && !in_brackets
+            });
+            let (item, after) = rest.split_at(end.unwrap_or(rest.len()));
+            rest = after.strip_prefix(',').unwrap_or(after);
+            if !item.is_empty() {
+                let found = product(item, self.left)?;
+                self.left -= found.len();
+                names.extend(found);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The names of one item, which has any number of brackets: `r[1-2]n[1-3]` has six.
@@ -159,7 +178,7 @@ mod tests {
 
     fn expanded(list: &str) -> Vec<String> {
         let mut names = Vec::new();
-        expand(list, &mut names).unwrap();
+        NameRoom::default().expand(list, &mut names).unwrap();
         names
     }
 

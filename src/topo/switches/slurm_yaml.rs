@@ -1,8 +1,9 @@
 //! Slurm's topology.yaml (24.05 and newer): several topologies, of which a partition has one.
 
-use super::names::{expand, name};
+use super::names::{NameRoom, name};
 use super::yaml::{self, Yaml, YamlValue};
-use super::{SwitchFile, SwitchGroup};
+use super::{SHOWN_BYTES, SwitchFile, SwitchGroup};
+use crate::wire;
 
 /// Reads the topology of `partition`, or the cluster's.
 ///
@@ -20,20 +21,25 @@ pub(super) fn parse(text: &str, partition: Option<&str>) -> Result<SwitchFile, (
     let (name, of) = chosen(&named, partition).ok_or((document.line, "no topology".to_owned()))?;
     let mut found = SwitchFile { form: "Slurm's topology.yaml", ..SwitchFile::default() };
     if named.len() > 1 {
-        let why = if Some(*name) == partition { "which this job's partition is called" } else { "the cluster's" };
-        found
-            .notes
-            .push(format!("of {} topologies {name:?} counts, {why}: another one by a file of its own", named.len()));
+        let why = match () {
+            () if Some(*name) == partition => "it has the name of this job's partition",
+            () if is_default(of) => "it is the cluster's default",
+            () => "it is the first",
+        };
+        let other = "to use another one, put it into a file of its own";
+        let name = wire::cut(name, SHOWN_BYTES);
+        found.notes.push(format!("the file has {} topologies, and {name:?} is used: {why}; {other}", named.len()));
     }
     let kinds: Vec<&str> =
         ["tree", "block", "flat", "ring", "torus3d"].into_iter().filter(|kind| of.has(kind)).collect();
+    let name = wire::cut(name, SHOWN_BYTES);
     match kinds[..] {
         ["tree"] => tree(of.map("tree")?, &mut found)?,
         ["block"] => blocks(of.map("block")?, &mut found)?,
         [kind @ ("flat" | "ring" | "torus3d")] => {
             found.flat = true;
             let text =
-                format!("the topology {name:?} is {kind}, which has no groups: hosts stand in the order of ranks");
+                format!("the topology {name:?} is {kind}, which has no groups: hosts are ordered by their ranks");
             found.notes.push(text);
         }
         [] => return Err((of.line, format!("the topology {name:?} has no tree, block, flat, ring or torus3d"))),
@@ -44,7 +50,6 @@ pub(super) fn parse(text: &str, partition: Option<&str>) -> Result<SwitchFile, (
 
 /// The topology that has the partition's name; else the cluster's; else the first.
 fn chosen<'t, 'y>(named: &'t [(&'y str, YamlMap<'y>)], partition: Option<&str>) -> Option<&'t (&'y str, YamlMap<'y>)> {
-    let is_default = |of: &YamlMap<'_>| matches!(of.word("cluster_default"), Ok(Some("true" | "yes" | "True" | "on")));
     named
         .iter()
         .find(|(name, _)| Some(*name) == partition)
@@ -52,12 +57,17 @@ fn chosen<'t, 'y>(named: &'t [(&'y str, YamlMap<'y>)], partition: Option<&str>) 
         .or_else(|| named.first())
 }
 
+fn is_default(of: &YamlMap<'_>) -> bool {
+    matches!(of.word("cluster_default"), Ok(Some("true" | "yes" | "True" | "on")))
+}
+
 fn tree(of: YamlMap<'_>, found: &mut SwitchFile) -> Result<(), (usize, String)> {
     of.allow(&["switches"])?;
+    let mut room = NameRoom::default();
     for switch in of.list("switches")? {
         let of = YamlMap::of(switch)?;
         of.allow(&["switch", "children", "nodes", "linkspeed"])?;
-        let group = of.group("switch")?;
+        let group = of.group("switch", &mut room)?;
         if group.hosts.is_empty() && group.children.is_empty() {
             return Err((group.line, format!("the switch {} has neither nodes nor children", group.name)));
         }
@@ -68,10 +78,11 @@ fn tree(of: YamlMap<'_>, found: &mut SwitchFile) -> Result<(), (usize, String)> 
 
 fn blocks(of: YamlMap<'_>, found: &mut SwitchFile) -> Result<(), (usize, String)> {
     of.allow(&["blocks", "block_sizes"])?;
+    let mut room = NameRoom::default();
     for block in of.list("blocks")? {
         let of = YamlMap::of(block)?;
         of.allow(&["block", "nodes"])?;
-        let group = of.group("block")?;
+        let group = of.group("block", &mut room)?;
         if group.hosts.is_empty() {
             return Err((group.line, format!("the block {} has no nodes", group.name)));
         }
@@ -80,7 +91,12 @@ fn blocks(of: YamlMap<'_>, found: &mut SwitchFile) -> Result<(), (usize, String)
     let mut sizes = Vec::new();
     for size in of.list("block_sizes")? {
         let number = word(size)?.parse().ok().filter(|size| *size > 0);
-        sizes.push(number.ok_or((size.line, format!("block_sizes has {:?}, not a number", word(size)?)))?);
+        sizes.push(
+            number.ok_or((
+                size.line,
+                format!("block_sizes has {:?}, not a number", wire::cut(word(size)?, SHOWN_BYTES)),
+            ))?,
+        );
     }
     found.check_block_sizes(&sizes);
     Ok(())
@@ -104,7 +120,7 @@ impl<'y> YamlMap<'y> {
     fn allow(&self, allowed: &[&str]) -> Result<(), (usize, String)> {
         match self.entries.iter().find(|(key, _)| !allowed.contains(&&**key)) {
             Some((key, value)) => {
-                let shown = crate::wire::cut(key, super::SHOWN_BYTES);
+                let shown = wire::cut(key, SHOWN_BYTES);
                 Err((value.line, format!("{shown:?} is not known here (allowed: {})", allowed.join(", "))))
             }
             None => Ok(()),
@@ -132,19 +148,19 @@ impl<'y> YamlMap<'y> {
         self.get(key).map_or(Ok(&[][..]), list)
     }
 
-    fn group(&self, key: &str) -> Result<SwitchGroup, (usize, String)> {
+    fn group(&self, key: &str, room: &mut NameRoom) -> Result<SwitchGroup, (usize, String)> {
         let wrong = |what: String| (self.line, what);
         let Some(own) = self.word(key)? else { return Err(wrong(format!("no {key}: …"))) };
         Ok(SwitchGroup {
             name: name(own).map_err(wrong)?.to_owned(),
-            hosts: self.names("nodes")?,
-            children: self.names("children")?,
+            hosts: self.names("nodes", room)?,
+            children: self.names("children", room)?,
             line: self.line,
         })
     }
 
     /// A list of names: one word in Slurm's form, or several.
-    fn names(&self, key: &str) -> Result<Vec<String>, (usize, String)> {
+    fn names(&self, key: &str, room: &mut NameRoom) -> Result<Vec<String>, (usize, String)> {
         let mut names = Vec::new();
         let Some(value) = self.get(key) else { return Ok(names) };
         let words = match &value.value {
@@ -152,7 +168,7 @@ impl<'y> YamlMap<'y> {
             YamlValue::Word(_) | YamlValue::Map(_) => std::slice::from_ref(value),
         };
         for item in words {
-            expand(word(item)?, &mut names).map_err(|what| (item.line, what))?;
+            room.expand(word(item)?, &mut names).map_err(|what| (item.line, what))?;
         }
         Ok(names)
     }

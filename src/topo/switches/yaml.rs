@@ -2,6 +2,8 @@
 //! lists in brackets. Everything else (anchors, tags, maps in braces, texts of several lines, several documents) is an
 //! error with its line: to guess at it would be to lose a part of it.
 
+use std::collections::HashSet;
+
 /// A value, with the line on which it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Yaml {
@@ -82,9 +84,6 @@ impl YamlReader<'_, '_> {
     /// The map, the list or the word whose lines are indented by `indent`.
     fn block(&mut self, indent: usize, depth: usize) -> Result<Yaml, (usize, String)> {
         let YamlLine { number, text, .. } = self.lines[self.at];
-        if depth == MAX_DEPTH {
-            return Err((number, format!("more than {MAX_DEPTH} maps and lists stand in each other")));
-        }
         if is_item(text) {
             return self.list(indent, depth);
         }
@@ -96,7 +95,7 @@ impl YamlReader<'_, '_> {
     }
 
     fn list(&mut self, indent: usize, depth: usize) -> Result<Yaml, (usize, String)> {
-        let line = self.lines[self.at].number;
+        let line = self.start(depth)?;
         let mut items = Vec::new();
         while let Some(item) =
             self.lines.get(self.at).copied().filter(|item| item.indent == indent && is_item(item.text))
@@ -117,8 +116,9 @@ impl YamlReader<'_, '_> {
     }
 
     fn map(&mut self, indent: usize, depth: usize) -> Result<Yaml, (usize, String)> {
-        let line = self.lines[self.at].number;
+        let line = self.start(depth)?;
         let mut entries: Vec<(String, Yaml)> = Vec::new();
+        let mut keys = HashSet::new();
         while let Some(here) =
             self.lines.get(self.at).copied().filter(|here| here.indent == indent && !is_item(here.text))
         {
@@ -126,8 +126,8 @@ impl YamlReader<'_, '_> {
             let Some((key, inner)) = entry(here.text).map_err(wrong)? else {
                 return Err(wrong(format!("{:?} is not \"key: value\"", shown(here.text))));
             };
-            if entries.iter().any(|(known, _)| *known == key) {
-                return Err(wrong(format!("a second {key:?} in one map")));
+            if !keys.insert(key.clone()) {
+                return Err(wrong(format!("a second {:?} in one map", shown(&key))));
             }
             self.at += 1;
             let found = if inner.is_empty() {
@@ -141,6 +141,15 @@ impl YamlReader<'_, '_> {
             self.refuse_deeper(indent)?;
         }
         Ok(Yaml { line, value: YamlValue::Map(entries) })
+    }
+
+    /// The number of the line where a map or a list begins, which stands in `depth` others.
+    fn start(&self, depth: usize) -> Result<usize, (usize, String)> {
+        let line = self.lines[self.at].number;
+        if depth >= MAX_DEPTH {
+            return Err((line, format!("more than {MAX_DEPTH} maps and lists stand in each other")));
+        }
+        Ok(line)
     }
 
     /// The block below a key or a dash that has nothing beside it; nothing where the next line is indented less.
@@ -265,6 +274,13 @@ mod tests {
             assert!(at == line && what.contains(expected), "{at}: {what} for {text}");
         }
         let deep: String = (0..40).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+        assert!(parse(&deep).unwrap_err().1.contains("more than 16"));
+        // Lists that stand as far left as their keys, behind one level, so that depths are odd.
+        let deep: String = (0..1000).map(|depth| format!("{}- a:\n", " ".repeat(2 * depth))).collect();
+        assert!(parse(&deep).unwrap_err().1.contains("more than 16"));
+        let dashes = "- ".repeat(100_000) + "a";
+        assert!(parse(&dashes).unwrap_err().1.contains("more than 16"));
+        let deep = format!("a:\n{deep}");
         assert!(parse(&deep).unwrap_err().1.contains("more than 16"));
     }
 }

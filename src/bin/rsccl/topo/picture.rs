@@ -57,7 +57,7 @@ fn hosts_of_domains(system: &System) -> Vec<Vec<u32>> {
         let mut hosts: Vec<u32> = nodes.iter().map(|id| system.node(*id).host).collect();
         hosts.sort_unstable();
         hosts.dedup();
-        // Of a NIC or a NUMA node by itself the host is there already.
+        // A component of a NIC or a NUMA node alone belongs to a host that is in the list already.
         match groups.iter_mut().find(|group| group.iter().any(|host| hosts.contains(host))) {
             Some(group) => group.extend(hosts.into_iter().filter(|host| !group.contains(host)).collect::<Vec<_>>()),
             None => groups.push(hosts),
