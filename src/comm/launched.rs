@@ -9,7 +9,6 @@ use crate::config::launch::Launch;
 use crate::config::{Config, Environment};
 use crate::error::Result;
 use crate::log;
-use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
 
 impl Communicator {
@@ -62,8 +61,8 @@ impl Communicator {
         // Relaxed: only the number counts.
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
-        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
-            Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
+        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, limit| {
+            Ok(Box::new(meeting.join(&limit.wait(abort))?))
         })
     }
 }
