@@ -8,7 +8,7 @@ use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use rsccl::error::Kind;
-use rsccl::internals::sys::clock;
+use rsccl::internals::sys::{clock, poller};
 use rsccl::{Buffer, Communicator, Config, Error, ReduceOp, local};
 
 /// Longer than two of the half seconds after which ranks tell where they are stuck.
@@ -47,7 +47,7 @@ const OPERATIONS: &[(&str, Body)] = &[
     ("reduce_scatter", |comm| comm.reduce_scatter(&[1u8; 3], &mut [0], ReduceOp::Sum)),
     ("reduce_scatter_in_place", |comm| comm.reduce_scatter_in_place(&mut [1u8; 3], ReduceOp::Sum)),
     ("reduce_scatter_v", |comm| comm.reduce_scatter_v(&[1u8; 3], &mut [0], &[1; 3], ReduceOp::Sum)),
-    ("register", |comm| Buffer::<u8>::new(100).and_then(|mut buffer| comm.register(&mut buffer))),
+    ("register", |comm| comm.register(&Buffer::<u8>::new(100)?).and_then(|()| comm.barrier())),
     ("run", |comm| comm.scope(|scope| scope.barrier()?.wait())),
     ("scan", |comm| comm.scan(&[1u8], &mut [0], ReduceOp::Sum).and_then(|()| comm.barrier())),
     ("scan_in_place", |comm| comm.scan_in_place(&mut [1u8], ReduceOp::Sum).and_then(|()| comm.barrier())),
@@ -112,22 +112,27 @@ enum On {
 
 /// Runs `body` on the ranks that are in time, and `late` on the late one once they have ended; yields each rank's end
 /// and how long it took.
-fn with_a_late_rank(on: On, body: Body, late: Body) -> Vec<(Result<(), Error>, Duration)> {
-    let config = Config::default().with_timeout(TIMEOUT).with_init_timeout(LONG);
+fn with_a_late_rank((on, config): (On, &Config), body: Body, late: Body) -> Vec<(Result<(), Error>, Duration)> {
+    let config = config.clone().with_timeout(TIMEOUT).with_init_timeout(LONG);
     let ended = Barrier::new(RANKS as usize);
     let ends = local::run_with(RANKS, &config, |world| {
+        // Whatever comes of it, all ranks meet at the barrier.
         let comm = match on {
-            On::World => world,
-            On::Child => world.by_color(0, i64::from((world.rank() + 1) % RANKS))?,
+            On::World => Ok(world),
+            On::Child => world.by_color(0, i64::from((world.rank() + 1) % RANKS)),
         };
+        let is_late = comm.as_ref().is_ok_and(|comm| comm.rank() == LATE);
         let began = clock::now();
-        let end = if comm.rank() == LATE {
-            ended.wait();
-            late(&comm)
-        } else {
-            let end = body(&comm);
-            ended.wait();
-            end
+        let end = match comm {
+            Ok(comm) if is_late => {
+                ended.wait();
+                late(&comm)
+            }
+            comm => {
+                let end = comm.as_ref().map_err(Error::duplicate).and_then(body);
+                ended.wait();
+                end
+            }
         };
         Ok((end, clock::now().duration_since(began)))
     });
@@ -136,27 +141,42 @@ fn with_a_late_rank(on: On, body: Body, late: Body) -> Vec<(Result<(), Error>, D
 
 #[test]
 fn every_operation_keeps_its_deadline_and_all_ranks_blame_the_rank_that_is_late() {
+    all_blame_the_late_rank(&Config::default());
+}
+
+#[test]
+fn every_operation_over_sockets_keeps_its_deadline_and_all_ranks_blame_the_rank_that_is_late() {
+    let sockets = Config::default().with_p2p_disable(true).with_shm_disable(true).with_socket_interfaces("lo");
+    all_blame_the_late_rank(&sockets);
+}
+
+fn all_blame_the_late_rank(config: &Config) {
+    // One at a time: each is a hundred threads, of which a child's must all meet within the deadline.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let wrong = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for ((name, body), on) in OPERATIONS.iter().flat_map(|one| [(one, On::World), (one, On::Child)]) {
-            let wrong = &wrong;
-            scope.spawn(move || {
-                // The late rank makes the same call, where that is one of all ranks.
-                let late = if MESSAGES.contains(name) { Communicator::barrier } else { *body };
-                for (end, took) in with_a_late_rank(on, *body, late) {
-                    let said = match end {
-                        Ok(()) => "it ended well".to_owned(),
-                        // The late rank itself hears that it was late.
-                        Err(error) if error.kind() != Kind::Timeout => format!("{:?}: {error}", error.kind()),
-                        Err(error) if error.peer() != Some(LATE) => format!("about {:?}: {error}", error.peer()),
-                        Err(error) if !error.to_string().contains("1.5 s (RSCCL_TIMEOUT_MS)") => error.to_string(),
-                        Err(error) if took > LONG / 4 => format!("after {took:?}: {error}"),
-                        Err(_) => continue,
-                    };
-                    wrong.lock().expect("no panic").push(format!("{name} on a {on:?}: {said}"));
-                }
-            });
-        }
+    [On::World, On::Child].into_iter().for_each(|on| {
+        std::thread::scope(|scope| {
+            for (name, body) in OPERATIONS {
+                let wrong = &wrong;
+                scope.spawn(move || {
+                    // The late rank makes the same call, where that is one of all ranks.
+                    let late = if MESSAGES.contains(name) { Communicator::barrier } else { *body };
+                    for (end, took) in with_a_late_rank((on, config), *body, late) {
+                        let said = match end {
+                            Ok(()) => "it ended well".to_owned(),
+                            // The late rank itself hears that it was late.
+                            Err(error) if error.kind() != Kind::Timeout => format!("{:?}: {error}", error.kind()),
+                            Err(error) if error.peer() != Some(LATE) => format!("about {:?}: {error}", error.peer()),
+                            Err(error) if !error.to_string().contains("1.5 s (RSCCL_TIMEOUT_MS)") => error.to_string(),
+                            Err(error) if took > LONG / 4 => format!("after {took:?}: {error}"),
+                            Err(_) => continue,
+                        };
+                        wrong.lock().expect("no panic").push(format!("{name} on a {on:?}: {said}"));
+                    }
+                });
+            }
+        })
     });
     let wrong = wrong.into_inner().expect("no panic");
     assert!(wrong.is_empty(), "{} of {} operations:\n{}", wrong.len(), OPERATIONS.len(), wrong.join("\n"));
@@ -167,7 +187,7 @@ fn every_operation_keeps_its_deadline_and_all_ranks_blame_the_rank_that_is_late(
 fn a_shrink_keeps_the_deadline_of_operations() {
     let late: Body = |comm| if comm.rank() == LATE { Ok(()) } else { comm.barrier() };
     let shrink: Body = |comm| if comm.rank() == 2 { Ok(()) } else { comm.shrink(&[2]).map(drop) };
-    let mut ends = with_a_late_rank(On::World, shrink, late);
+    let mut ends = with_a_late_rank((On::World, &Config::default()), shrink, late);
     let (end, took) = ends.swap_remove(0);
     let error = end.expect_err("rank 1 is late");
     assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(LATE)), "{error}");
@@ -229,4 +249,40 @@ fn a_deadline_of_zero_in_the_variable_is_none() {
         .expect("the ranks meet");
     }
     assert!(Config::default().with_variable("RSCCL_TIMEOUT_MS", "5").is_err());
+}
+
+/// Rank 1 comes later than either deadline would allow that is set to a number.
+#[test]
+fn a_late_rank_is_waited_for_where_there_is_no_deadline() {
+    let config = Config::default().with_timeout(Duration::MAX).with_init_timeout(TIMEOUT);
+    local::run_with(RANKS, &config, |comm| {
+        if comm.rank() == LATE {
+            poller::pause(TIMEOUT + TIMEOUT / 2);
+        }
+        comm.by_color(0, 0)?.barrier()?;
+        comm.local()?.barrier()
+    })
+    .expect("all come");
+}
+
+#[test]
+fn a_split_that_does_not_block_keeps_the_same_deadline() {
+    let config = Config::default().with_blocking(false).with_timeout(TIMEOUT).with_init_timeout(LONG);
+    let settled = |comm: &Communicator| loop {
+        match comm.async_error() {
+            Some(error) if error.kind() == Kind::InProgress => poller::pause(Duration::from_millis(2)),
+            state => return state,
+        }
+    };
+    let comms = Communicator::init_all(RANKS, &config).expect("init");
+    let in_time: Vec<&Communicator> = comms.iter().filter(|comm| comm.rank() != LATE).collect();
+    let children: Vec<_> = in_time.iter().map(|comm| comm.split(Some(0), 0)).collect();
+    for (comm, child) in in_time.into_iter().zip(children) {
+        let child = child.expect("it returns at once").expect("a color was passed");
+        for of in [settled(&child), settled(comm)] {
+            let error = of.expect("rank 1 does not come");
+            assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(LATE)), "{error}");
+            assert!(error.to_string().contains("1.5 s (RSCCL_TIMEOUT_MS)"), "{error}");
+        }
+    }
 }
