@@ -2,7 +2,7 @@
 //!
 //! It stands still while this process does: stopped by a signal, or with its machine. That is not the lateness of a
 //! peer for which the process waits. Nobody tells a process that it has stood still; but a thread that waits looks at
-//! what it waits for many times a second, and finds that its last look was long ago.
+//! what it waits for many times a second, and finds that its last look was long ago, and no other thread's later.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -30,23 +30,27 @@ pub(crate) fn may_sleep(time: Duration) {
 /// This thread looks at what it waits for.
 pub(crate) fn look() {
     let now = read();
-    if let Some(last) = LAST_LOOK.replace(Some(now))
-        && now.saturating_duration_since(last) > LONGEST_GAP
-    {
-        lose(last, now);
+    let seen = see(now);
+    let Some(last) = LAST_LOOK.replace(Some(now)) else { return };
+    // Where another thread has looked meanwhile, the process ran, and this thread alone had no processor.
+    let still = since_start(now).saturating_sub(since_start(last).max(seen));
+    if Duration::from_nanos(still) > LONGEST_GAP {
+        // Relaxed: only the number counts.
+        LOST.fetch_add(still, Ordering::Relaxed);
     }
 }
 
-/// The process stood still between two looks of one thread. Others may find the same.
-#[cold]
-fn lose(from: Instant, to: Instant) {
+/// Notes that a thread looks at `now`; yields until when that was known, in nanoseconds since the start.
+fn see(now: Instant) -> u64 {
+    // Relaxed: only the number counts; of threads that go on after a stop one finds the number from before it.
+    SEEN.fetch_max(since_start(now), Ordering::Relaxed)
+}
+
+/// Nanoseconds since the first wait of the process.
+fn since_start(moment: Instant) -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
-    let start = *START.get_or_init(|| from);
-    let since = |moment: Instant| u64::try_from(moment.saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX);
-    let (from, to) = (since(from), since(to));
-    // Relaxed: only the numbers count. What another thread has found already is not counted again.
-    let found = LOST_UNTIL.fetch_max(to, Ordering::Relaxed);
-    LOST.fetch_add(to.saturating_sub(from.max(found)), Ordering::Relaxed);
+    let start = *START.get_or_init(|| moment);
+    u64::try_from(moment.saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn read() -> Instant {
@@ -61,8 +65,8 @@ thread_local! {
 
 /// The time in which the process stood still, in nanoseconds.
 static LOST: statics::AtomicU64 = statics::AtomicU64::new(0);
-/// Until when that is known, in nanoseconds since the first time.
-static LOST_UNTIL: statics::AtomicU64 = statics::AtomicU64::new(0);
+/// When a thread that waits last looked, in nanoseconds since the start.
+static SEEN: statics::AtomicU64 = statics::AtomicU64::new(0);
 
 /// The longest time between two looks of a thread that waits and gets a processor now and then: waits look every 20 ms,
 /// or say how long they sleep.
@@ -103,6 +107,24 @@ mod tests {
             look();
             let real = read().duration_since(began);
             real >= STOP && now().duration_since(before) < real / 2
+        }));
+    }
+
+    /// Of many threads on few processors some have none for long: then the process runs all the same.
+    #[test]
+    fn a_thread_that_had_no_processor_does_not_stop_the_clock() {
+        assert!(fork::in_child(|| {
+            begin_wait();
+            let before = now();
+            let starved = LAST_LOOK.get();
+            for _ in 0..7 {
+                futex::nap(STOP / 7);
+                // As another thread does that waits, too.
+                look();
+            }
+            LAST_LOOK.set(starved);
+            look();
+            now().duration_since(before) >= STOP
         }));
     }
 
