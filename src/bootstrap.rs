@@ -30,6 +30,7 @@ mod roster;
 mod rotation;
 mod serving;
 pub(crate) mod socket;
+mod spent;
 pub mod store;
 pub(crate) mod verdict;
 

@@ -199,7 +199,7 @@ impl AbortHandle {
         if !birthplace.is_here() {
             return;
         }
-        flag.raise(Error::aborted(format!("the communicator was aborted: {reason}")));
+        flag.raise_by_program(Error::aborted(format!("the communicator was aborted: {reason}")));
     }
 }
 

@@ -67,9 +67,11 @@ pub struct Config {
     pub blocking: bool,
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     pub name: String,
-    /// The deadline of each operation. `RSCCL_TIMEOUT_MS`; 10 minutes.
+    /// The deadline of each operation of a communicator that stands: also of splits, shrinks, placements and
+    /// registrations. [`Duration::MAX`], 0 in the variable: wait for ever. `RSCCL_TIMEOUT_MS`; 10 minutes.
     pub timeout: Duration,
-    /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
+    /// The deadline of a communicator's init. [`Duration::MAX`], 0 in the variable: wait for ever.
+    /// `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
     pub init_timeout: Duration,
     /// The same bits whatever the size, algorithm, channels and transport, and whatever the floating-point modes of the
     /// ranks' threads (flush to zero, rounding), which this mode sets and puts back around its arithmetic in memory of

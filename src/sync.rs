@@ -26,5 +26,5 @@ pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
 pub use progress::Progress;
 pub use turns::{TurnGuard, Turns};
-pub use wait::{Deadline, NoteReader, Wait};
+pub use wait::{Deadline, NoteReader, TimeLimit, Wait};
 pub use waiting::{AwaitedMessage, Waiting};

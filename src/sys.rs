@@ -27,7 +27,7 @@ pub mod numa;
 pub mod nvml;
 pub mod open;
 pub mod peer_memory;
-mod per_process;
+pub(crate) mod per_process;
 pub mod poller;
 pub mod ports;
 pub mod prefetch;

@@ -89,7 +89,7 @@ fn a_bad_value_names_variable_value_source_and_what_is_allowed() {
         ("NCCL_COMM_BLOCKING", "2", "1 or 0"),
         ("RSCCL_COMM_BLOCKING", "maybe", "1 or 0"),
         ("RSCCL_TIMEOUT_MS", "10s", "10 to 2592000000 milliseconds"),
-        ("RSCCL_TIMEOUT_MS", "0", "10 to 2592000000 milliseconds"),
+        ("RSCCL_TIMEOUT_MS", "1", "10 to 2592000000 milliseconds, or 0 to wait for ever"),
         ("RSCCL_INIT_TIMEOUT_MS", "5", "10 to 2592000000 milliseconds"),
         ("NCCL_SOCKET_RCVBUF", "1", "bytes from 65536 to 2147483647"),
         ("NCCL_SOCKET_SNDBUF", "65535", "bytes from 65536 to 2147483647"),

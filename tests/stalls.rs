@@ -224,7 +224,10 @@ fn the_receive_that_is_one_too_many_has_its_number() {
     });
     let error = ends[0].as_ref().expect_err("one is sent");
     let said = error.to_string();
-    assert!(said.contains("recv #1 from rank 1: timed out after 1.5 s waiting for rank 1"), "{said}");
+    assert!(
+        said.contains("recv #1 from rank 1: timed out after 1.5 s (RSCCL_TIMEOUT_MS) waiting for rank 1"),
+        "{said}"
+    );
     assert!(said.contains("rank 1 has not said that it waits"), "{said}");
     assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(1)));
 }

@@ -11,16 +11,17 @@ mod torch;
 
 use std::any::Any;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use agent_server::{AgentServer, Manner};
-use rsccl::Result;
 use rsccl::error::{Error, Kind};
 use rsccl::internals::bootstrap::store::AgentStore;
 use rsccl::internals::bootstrap::{Options, Secret, UniqueId};
 use rsccl::store::{AbortFlag, Wait};
 use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
 use rsccl::types::{Rank, World};
+use rsccl::{Communicator, Config, Result};
 
 fn soon() -> Wait {
     Wait::new(Duration::from_secs(30), &AbortFlag::new())
@@ -270,4 +271,45 @@ fn a_client_may_come_before_the_server() {
         server.set("key", b"value", &soon()).unwrap();
         assert_eq!(got.join().unwrap().unwrap(), b"value");
     });
+}
+
+/// Regression: a retry under the same key was told at once how the first try had failed, and so missed the others.
+#[test]
+fn ranks_that_try_again_under_the_same_key_meet() {
+    let within = |milliseconds| {
+        Config::default().with_socket_interfaces("lo").with_init_timeout(Duration::from_millis(milliseconds))
+    };
+    let (soon, long) = (within(600), within(60_000));
+    for (name, doors, _place) in stores(3) {
+        let come = |rank: u32, config: &Config| {
+            let members = World { rank: Rank::new(rank), size: 3 };
+            let make = || Communicator::unique_id(config);
+            let wait = Wait::new(config.init_timeout, &AbortFlag::new());
+            let id = share_id(&*doors[usize::try_from(rank).unwrap()], "again", members, make, &wait)?;
+            Communicator::init(&id, rank, 3, config)
+        };
+        let (come, soon, long) = (&come, &soon, &long);
+        let first: Vec<Error> = std::thread::scope(|scope| {
+            let first = [0, 1].map(|rank| scope.spawn(move || come(rank, soon).map(drop).unwrap_err()));
+            first.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(first.iter().all(|error| error.kind() == Kind::Timeout), "{name}: {first:?}");
+        std::thread::scope(|scope| {
+            // These two begin before rank 0 does.
+            let others = [1, 2].map(|rank| {
+                let began = std::sync::Arc::new(Barrier::new(2));
+                let begin = std::sync::Arc::clone(&began);
+                let thread = scope.spawn(move || {
+                    begin.wait();
+                    come(rank, long)?.barrier()
+                });
+                began.wait();
+                thread
+            });
+            let root = come(0, long).and_then(|comm| comm.barrier());
+            for end in others.map(|thread| thread.join().unwrap()).into_iter().chain([root]) {
+                end.unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+        });
+    }
 }

@@ -407,8 +407,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set bad;
     };
     const std::array<Field, 26> fields = {{
-        {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(9); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
-        {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(0); }},
+        {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(0); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
+        {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(5); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
         {"NCCL_ALGO", [](Config& c) { c.algo = "Ring"; }, [](Config& c) { c.algo = "Circle"; }},
         {"NCCL_PROTO", [](Config& c) { c.proto = "Simple"; }, [](Config& c) { c.proto = "Difficult"; }},

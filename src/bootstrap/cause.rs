@@ -88,21 +88,23 @@ fn kind_code(kind: Kind) -> u8 {
     match kind {
         Kind::Mismatch => 1,
         Kind::Aborted => 2,
+        Kind::Timeout => 3,
         Kind::InvalidArgument
         | Kind::InvalidUsage
         | Kind::Remote
-        | Kind::Timeout
         | Kind::System
         | Kind::Internal
         | Kind::InProgress => 0,
     }
 }
 
-/// A mismatch or an abort keeps its kind on every rank; any other failure of a peer is a remote failure here.
+/// A mismatch, an abort or a missed deadline keeps its kind on every rank; any other failure of a peer is a remote
+/// failure here.
 fn kind_from(code: u8) -> Kind {
     match code {
         1 => Kind::Mismatch,
         2 => Kind::Aborted,
+        3 => Kind::Timeout,
         _ => Kind::Remote,
     }
 }

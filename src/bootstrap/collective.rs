@@ -406,8 +406,12 @@ fn take_soon(
     let soon = wait.until(Deadline::after(pause).earlier(wait.deadline));
     match mesh.take(peer, group.channel, group, &soon) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == Kind::Timeout && !wait.deadline.passed(clock::now()) => Ok(None),
-        Err(error) => Err(error),
+        // A peer's note may tell of a deadline, too: that is no end of this pause.
+        Err(error) => {
+            let now = clock::now();
+            let is_pause = error.kind() == Kind::Timeout && soon.deadline.passed(now) && !wait.deadline.passed(now);
+            if is_pause { Ok(None) } else { Err(error) }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, cause};
+use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, cause, spent};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
@@ -101,8 +101,12 @@ impl NetBootstrap {
         wait: &Wait,
     ) -> Result<NetBootstrap, JoinError> {
         let named = |error: Error| error.at(rank).during("init");
-        let joined = join::check_in(ids, rank, size, options, wait)
-            .map_err(|failed| JoinError { error: named(failed.error), ..failed })?;
+        let joined = join::check_in(ids, rank, size, options, wait).map_err(|failed| {
+            if failed.is_late || failed.error.kind() == Kind::Timeout {
+                ids.iter().for_each(spent::note);
+            }
+            JoinError { error: named(failed.error), ..failed }
+        })?;
         let started = clock::now();
         let key = id::communicator_key(ids, &joined.welcome.session);
         let world = World { rank, size };

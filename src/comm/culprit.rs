@@ -53,6 +53,8 @@ pub(crate) enum Culprit {
     Undelivered(Edge),
     /// A message whose other end waits in more messages than it can tell of: perhaps in this one.
     Untold(Edge),
+    /// This rank waits, over these edges, for one that is still in a call for which it waits for nobody.
+    Behind(Vec<Edge>),
     /// These ranks wait for each other.
     Cycle(Vec<Edge>),
     /// Ranks that have not said that they wait, and what others, for which this rank waits, wait for.
@@ -98,7 +100,12 @@ impl<'a> Picture<'a> {
             return Culprit::Silent(silent, through);
         }
         let undelivered = undelivered.map(Culprit::Undelivered);
-        undelivered.or_else(|| untold.map(Culprit::Untold)).unwrap_or(Culprit::Nobody)
+        let behind = || {
+            let Stall::Collective(_) = self.mine else { return None };
+            let first = self.edge(self.world.rank, *self.ahead(self.world.rank).first()?);
+            Some(Culprit::Behind([vec![first], through].concat()))
+        };
+        undelivered.or_else(|| untold.map(Culprit::Untold)).or_else(behind).unwrap_or(Culprit::Nobody)
     }
 
     /// The first message in which `rank` waits though the other end has begun it, too, or may have.
@@ -143,7 +150,7 @@ impl<'a> Picture<'a> {
         };
         match self.stall(rank) {
             None => Vec::new(),
-            Some(Stall::Collective(stall)) => absent(&|other| other.is_in(sequence(stall.label))),
+            Some(Stall::Collective(stall)) => absent(&|other| other.has_come_to(sequence(stall.label))),
             Some(Stall::Meeting { exchanges, .. }) => {
                 absent(&|other| matches!(other, Stall::Meeting { exchanges: theirs, .. } if theirs == exchanges))
             }
@@ -192,10 +199,8 @@ impl Culprit {
     pub(crate) fn rank(&self) -> Option<Rank> {
         match self {
             Culprit::Cycle(edges) => edges.first().map(|edge| edge.to),
-            Culprit::Silent(ranks, _) => match ranks[..] {
-                [one] => Some(one),
-                _ => None,
-            },
+            Culprit::Silent(ranks, _) => ranks.first().copied(),
+            Culprit::Behind(edges) => edges.last().map(|edge| edge.to),
             Culprit::Undelivered(_) | Culprit::Untold(_) | Culprit::Nobody => None,
         }
     }
@@ -223,6 +228,9 @@ impl Culprit {
                 "rank {from} waits for rank {to} in {call}, and rank {to} waits in more messages than it can tell of: \
                  whether in this one is not known"
             ),
+            Culprit::Behind(edges) => {
+                format!("{}, and that one is in an earlier call, in which all others have been{why}", chain(edges))
+            }
             Culprit::Cycle(edges) => {
                 let messages = edges.iter().all(|edge| edge.is_message);
                 let way_out = if messages { "; use send_recv or a group, which send and receive at once" } else { "" };
@@ -322,6 +330,17 @@ mod tests {
         assert!(words.ends_with("use send_recv or a group, which send and receive at once"), "{words}");
     }
 
+    /// Regression: a rank that had done its part and was in the next call was told to wait for this one, as a cycle.
+    #[test]
+    fn a_rank_in_a_later_collective_has_come_to_this_one() {
+        let (culprit, words) = found(&[Some(barrier(0)), None, Some(barrier(1))]);
+        assert_eq!(culprit.rank(), Some(Rank::new(1)), "{words}");
+        assert!(words.starts_with("rank 1 has not said that it waits"), "{words}");
+        let (culprit, words) = found(&[Some(barrier(1)), Some(barrier(0)), Some(barrier(1))]);
+        assert_eq!(culprit.rank(), Some(Rank::new(1)), "{words}");
+        assert!(words.starts_with("rank 0 waits for rank 1 in barrier #1, and that one is in an earlier"), "{words}");
+    }
+
     #[test]
     fn the_two_ends_of_a_message_are_no_cycle() {
         let (_, words) = found(&[Some(recv(1, 3)), Some(send(0, 3))]);
@@ -378,7 +397,7 @@ mod tests {
         assert_eq!(culprit.rank(), Some(Rank::new(2)));
         assert!(words.starts_with("rank 1 waits for rank 2 in recv #0; rank 2 has not said that it waits:"), "{words}");
         let (culprit, words) = found(&[Some(barrier(0)), Some(barrier(0)), None, None]);
-        assert_eq!(culprit.rank(), None);
+        assert_eq!(culprit.rank(), Some(Rank::new(2)), "the first of them");
         assert!(words.starts_with("rank 2, rank 3 have not said that they wait:"), "{words}");
     }
 

@@ -25,8 +25,10 @@ use crate::log;
 use crate::plan::{Layout, Windows};
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
-use crate::sync::{AbortFlag, AwaitedMessage, Backoff, Patience, Progress, Wait, Waiting, progress};
-use crate::sys::{clock, futex};
+use crate::sync::{
+    AbortFlag, AwaitedMessage, Backoff, Deadline, Patience, Progress, TimeLimit, Wait, Waiting, Watch, progress,
+};
+use crate::sys::futex;
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Receivers, Setup};
 use crate::tune::Choice;
@@ -520,18 +522,32 @@ impl Engine {
         background: &mut dyn Background,
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
-        let wait = self.wait();
+        self.set_up_within(self.session.settings.timeout, (waiting_for, background), body)
+    }
+
+    /// [`Engine::set_up`] with another time-out.
+    fn set_up_within(
+        &mut self,
+        limit: TimeLimit,
+        (waiting_for, background): (WaitingFor<'_>, &mut dyn Background),
+        body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let wait = limit.wait(&self.session.abort).with_progress(self.mover.progress.clone());
         let (session, fabric) = (&*self.session, &mut self.mover.fabric);
         let busy = !background.is_empty() || !fabric.links().drained();
         let bootstrap = &*session.bootstrap;
-        let mut watch = FailureWatch::new(session, waiting_for);
+        let mut watch = FailureWatch::new(session, waiting_for).with_limit(limit);
         let mut turn = |fabric: &mut Fabric| background.turn(fabric, bootstrap);
         body(fabric, &mut Setup { bootstrap, wait: &wait, watch: &mut watch, background: busy.then_some(&mut turn) })
     }
 
-    /// Maps the memory of the ranks of my host now and not at the first call.
-    pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows(WaitingFor::Anything, &mut NoBackground) } else { Ok(()) }
+    /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
+    pub(crate) fn connect_early(&mut self, limit: TimeLimit) -> Result<()> {
+        if self.chooser.maps_peers() {
+            self.set_up_within(limit, (WaitingFor::Anything, &mut NoBackground), Fabric::open_windows)?;
+            self.windows = self.mover.fabric.windows();
+        }
+        Ok(())
     }
 
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
@@ -552,20 +568,22 @@ impl Engine {
         (call, collectives): (&'static str, u64),
         background: &mut dyn Background,
     ) -> Result<Wait> {
-        let wait = self.init_wait();
+        let wait = self.wait();
         let (session, mover) = (&*self.session, &mut self.mover);
         let bootstrap = &*session.bootstrap;
         let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
-        let mut watch =
-            FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
+        let mut watch = FailureWatch::new(session, WaitingFor::Bootstrap(waited));
+        // The watch has the deadline: its error says who is late.
+        let meeting = wait.until(Deadline::after(session.settings.timeout.time.saturating_add(WATCH_FIRST)));
         if background.is_empty() && mover.fabric.links().drained() {
+            let waiting_for = || format!("all ranks (to call {call})");
             let mut turn = || {
-                watch.tell(&|| call.to_owned(), clock::now());
+                watch.look(&waiting_for)?;
                 mover.fabric.attend(bootstrap).map(drop)
             };
             let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
-            return bootstrap.meet(call, &wait, Some(senders)).map(|()| wait);
+            return bootstrap.meet(call, &meeting, Some(senders)).map(|()| wait);
         }
         let mut backoff = Backoff::new(mover.patience);
         let mut turn = || {
@@ -579,7 +597,7 @@ impl Engine {
             Ok(())
         };
         let meanwhile = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
-        bootstrap.meet(call, &wait, Some(meanwhile)).map(|()| wait)
+        bootstrap.meet(call, &meeting, Some(meanwhile)).map(|()| wait)
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
@@ -653,13 +671,8 @@ impl Engine {
     }
 
     /// A wait of the communicator's time-out that begins now.
-    fn wait(&self) -> Wait {
+    pub(crate) fn wait(&self) -> Wait {
         self.session.wait().with_progress(self.mover.progress.clone())
-    }
-
-    /// A wait of init's time-out that begins now.
-    pub(crate) fn init_wait(&self) -> Wait {
-        self.session.init_wait().with_progress(self.mover.progress.clone())
     }
 
     /// The hook, and the flag that ends this communicator.
@@ -796,6 +809,8 @@ const REQUEST_NAP: Duration = Duration::from_micros(200);
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
 /// connection.
+/// How much later than the watch the meeting itself gives up.
+const WATCH_FIRST: Duration = Duration::from_secs(1);
 const MEETING_PAUSE: Duration = Duration::from_millis(5);
 /// Messages that the error of a request names.
 const NAMED_MESSAGES: usize = 8;

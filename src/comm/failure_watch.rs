@@ -6,7 +6,7 @@ use crate::comm::peer_status::WaitingFor;
 use crate::comm::session::Session;
 use crate::comm::stall::{CollectiveStall, Stall};
 use crate::error::{Error, Result};
-use crate::sync::{AwaitedMessage, Waiting, Watch};
+use crate::sync::{AwaitedMessage, TimeLimit, Waiting, Watch};
 use crate::sys::clock;
 use crate::types::Rank;
 
@@ -18,7 +18,7 @@ use crate::types::Rank;
 pub(crate) struct FailureWatch<'a> {
     session: &'a Session,
     waiting_for: WaitingFor<'a>,
-    timeout: Duration,
+    limit: TimeLimit,
     /// When the first look was.
     since: Option<Instant>,
     /// How long the wait lasts when this rank next tells the others where it is stuck.
@@ -42,13 +42,13 @@ impl<'a> FailureWatch<'a> {
     /// A watch with the communicator's time-out, which begins at the first look.
     #[inline]
     pub(crate) fn new(session: &'a Session, waiting_for: WaitingFor<'a>) -> FailureWatch<'a> {
-        let timeout = session.settings.timeout;
-        FailureWatch { session, waiting_for, timeout, since: None, next_telling: STALL, at_end: AtEnd::Nothing }
+        let limit = session.settings.timeout;
+        FailureWatch { session, waiting_for, limit, since: None, next_telling: STALL, at_end: AtEnd::Nothing }
     }
 
     /// The same with another time-out.
-    pub(crate) fn with_timeout(mut self, timeout: Duration) -> FailureWatch<'a> {
-        self.timeout = timeout;
+    pub(crate) fn with_limit(mut self, limit: TimeLimit) -> FailureWatch<'a> {
+        self.limit = limit;
         self
     }
 
@@ -82,10 +82,10 @@ impl<'a> FailureWatch<'a> {
     /// The error at the deadline. The rank that is waited for may wait itself, so the error says who waits for whom,
     /// and blames a rank that has not said that it waits.
     fn overdue(&self, waiting: &dyn Waiting) -> Error {
-        let message = format!("timed out after {:.1} s waiting for {}", self.timeout.as_secs_f64(), waiting.words());
+        let message = format!("timed out after {} waiting for {}", self.limit, waiting.words());
         let Some(stall) = self.stall(waiting) else { return Error::timeout(message) };
         // Too soon for anybody to have said anything. Where one rank alone is waited for, it is that one.
-        if self.timeout < 2 * STALL {
+        if self.limit.time < 2 * STALL {
             let error = Error::timeout(message);
             return match self.only_peer(&stall) {
                 Some(peer) => error.about(peer),
@@ -115,6 +115,11 @@ impl<'a> FailureWatch<'a> {
     }
 
     fn look_at(&mut self, waiting: &dyn Waiting) -> Result<()> {
+        if self.since.is_some() {
+            clock::look();
+        } else {
+            clock::begin_wait();
+        }
         self.session.abort.check()?;
         let now = clock::now();
         match self.waiting_for {
@@ -124,7 +129,7 @@ impl<'a> FailureWatch<'a> {
             }
             other => self.session.look_at_peers(other, now)?,
         }
-        if self.waited(now) >= self.timeout {
+        if self.waited(now) >= self.limit.time {
             return Err(self.overdue(waiting));
         }
         self.tell(waiting, now);

@@ -18,7 +18,7 @@ use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Layout;
-use crate::sync::{AbortFlag, Patience, Wait};
+use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
@@ -81,9 +81,8 @@ impl Communicator {
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let ids = ids.to_vec();
         let origin = Origin::UniqueId(ids.first().map_or(0, UniqueId::number));
-        Communicator::start(world, settings, origin, move |abort, timeout| {
-            let wait = Wait::new(timeout, abort);
-            Ok(Box::new(NetBootstrap::join(&ids, world.rank, world.size, &options, &wait)?))
+        Communicator::start(world, settings, origin, move |abort, limit| {
+            Ok(Box::new(NetBootstrap::join(&ids, world.rank, world.size, &options, &limit.wait(abort))?))
         })
     }
 
@@ -128,10 +127,10 @@ impl Communicator {
         world: World,
         settings: Settings,
         origin: Origin,
-        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+        join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        let is_blocking = settings.blocking;
-        let make_here = move |abort: &AbortFlag| make(world, settings, (&origin, abort), join);
+        let (is_blocking, limit) = (settings.blocking, settings.init_timeout);
+        let make_here = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), join);
         if is_blocking {
             make_here(&AbortFlag::new()).map(Communicator::ready)
         } else {
@@ -144,26 +143,27 @@ impl Communicator {
         world: World,
         settings: Settings,
         origin: Origin,
-        join: impl FnOnce(&AbortFlag, Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+        join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort), join);
+        let limit = settings.init_timeout;
+        let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), join);
         Communicator::start_thread("rsccl init", Some(world), begin)
     }
 }
 
-/// The engine over what `join` yields.
+/// The engine over what `join` yields, within the limit of an init, or of a call that makes a child.
 pub(super) fn make(
     world: World,
     settings: Settings,
-    (origin, abort): (&Origin, &AbortFlag),
-    join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>>,
+    (origin, abort, limit): (&Origin, &AbortFlag, TimeLimit),
+    join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>>,
 ) -> Result<Engine> {
     origin.log_start(world);
     let mut times = Times::begin();
     let name = settings.name.clone();
-    let made = join(abort, settings.init_timeout).and_then(|bootstrap| {
+    let made = join(abort, limit).and_then(|bootstrap| {
         times.bootstrap = times.lap();
-        assemble(bootstrap, settings, abort, &mut times)
+        assemble(bootstrap, settings, (abort, limit), &mut times)
     });
     if let (Err(_), Origin::Launcher { number }) = (&made, origin) {
         launched::give_back(*number);
@@ -219,9 +219,14 @@ impl fmt::Display for Times {
 }
 
 /// Gathers what ranks must know of each other and builds the engine.
-fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag, times: &mut Times) -> Result<Engine> {
+fn assemble(
+    bootstrap: Box<dyn Bootstrap>,
+    settings: Settings,
+    (abort, limit): (&AbortFlag, TimeLimit),
+    times: &mut Times,
+) -> Result<Engine> {
     let world = bootstrap.world();
-    let met = meet(&*bootstrap, &settings, abort).map_err(limits::with_remedy);
+    let met = meet(&*bootstrap, &settings, limit.wait(abort)).map_err(limits::with_remedy);
     let met = met.inspect_err(|error| bootstrap.give_up(error));
     let peers = met?;
     let mine = &peers[world.rank.index()];
@@ -238,7 +243,7 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
     let session = Session::new(bootstrap, settings, abort.clone());
     let mut engine = Engine::new(session, fabric, (layout, patience, cores));
     times.topology = times.lap();
-    if early && let Err(error) = engine.connect_early() {
+    if early && let Err(error) = engine.connect_early(limit) {
         // Ranks that wait for this one learn the cause, and not only that it has gone.
         let error = engine.cause(limits::with_remedy(error));
         engine.session.publish_failure(&error);
@@ -253,9 +258,9 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
 ///
 /// # Errors
 /// Of the exchange; [`crate::error::Kind::Mismatch`] where settings differ that must be equal.
-fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Result<Vec<PeerInfo>> {
+fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, wait: Wait) -> Result<Vec<PeerInfo>> {
     let world = bootstrap.world();
-    let wait = Wait::new(settings.init_timeout, abort).with_progress(settings.progress.clone());
+    let wait = wait.with_progress(settings.progress.clone());
     let mine = PeerInfo {
         rank: world.rank,
         host: host_id(settings.host_id.as_deref())?,

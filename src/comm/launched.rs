@@ -10,7 +10,6 @@ use crate::config::launch::Launch;
 use crate::config::{Config, Environment};
 use crate::error::Result;
 use crate::log;
-use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
 
 impl Communicator {
@@ -65,9 +64,9 @@ impl Communicator {
         let stand_in = StandIn::find(&launch, &options, &environment);
         let mark = RankMark::set(&launch, &options, &environment);
         let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
-        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, timeout| {
+        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, limit| {
             let watch = stand_in.as_ref().and_then(StandIn::watch);
-            let joined = meeting.join(&Wait::new(timeout, abort));
+            let joined = meeting.join(&limit.wait(abort));
             drop(watch);
             let mut bootstrap = joined.map_err(|error| match &stand_in {
                 Some(stand_in) => stand_in.explain(error),

@@ -31,7 +31,7 @@ use crate::log;
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sync::{AwaitedMessage, Backoff, Deadline, Patience, Waiting};
+use crate::sync::{AwaitedMessage, Backoff, Patience, Waiting};
 use crate::sys::{clock, futex};
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, Elements, Protocol, Rank};
@@ -710,14 +710,14 @@ impl DeviceWait<'_> {
 /// [`Kind::Timeout`] where the launch does not end; those of the device.
 pub(super) fn await_end((event, told): (&dyn Event, Option<&StatusPage>), session: &Session) -> Result<()> {
     let timeout = session.settings.timeout;
-    let deadline = Deadline::after(timeout);
+    let deadline = timeout.deadline();
     while !event.is_done()? {
         // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
         told.into_iter().for_each(crate::sync::Mirror::raise);
         if deadline.passed(clock::now()) {
             return Err(Error::timeout(format!(
                 "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",
-                timeout.as_secs_f64()
+                timeout.time.as_secs_f64()
             )));
         }
         futex::nap(LAUNCH_NAP);

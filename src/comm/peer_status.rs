@@ -424,7 +424,7 @@ mod tests {
         let mine = Stall::Collective(CollectiveStall { label: operation(4, 6).label(), exchanges: 3 });
         assert_eq!(peers.culprit(&mine, &[]), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
         peers.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
-        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Cycle(_)));
+        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Behind(_)));
         peers.read_note(Rank::new(2), GOES_ON, &history).unwrap();
         assert!(matches!(peers.culprit(&mine, &[]), Culprit::Silent(..)));
     }

@@ -112,7 +112,8 @@ impl Communicator {
     /// tell each other what they see. Later calls return the same answer at once.
     ///
     /// # Errors
-    /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
+    /// Of the exchange, within [`crate::Config::timeout`]; [`crate::error::Kind::Mismatch`] where other ranks are in
+    /// another call;
     /// the error of a rank that cannot tell where it is, after which the communicator is as before.
     ///
     /// # Examples

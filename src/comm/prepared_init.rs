@@ -8,7 +8,7 @@ use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::Result;
-use crate::sync::Wait;
+use crate::sync::TimeLimit;
 use crate::types::{Rank, World};
 
 /// The half of an init that needs no other rank: the configuration, read and checked.
@@ -29,7 +29,7 @@ impl PreparedInit {
 
     /// How long the join may take.
     pub(crate) fn init_timeout(&self) -> Duration {
-        self.settings.init_timeout
+        self.settings.init_timeout.time
     }
 
     /// Makes an id, as [`Communicator::unique_id`], which is served until the root is dropped.
@@ -40,9 +40,8 @@ impl PreparedInit {
     /// Joins on a thread of its own: [`Communicator::async_error`] tells when that is over.
     pub(crate) fn join(self, id: UniqueId, world: World) -> Result<Communicator> {
         let options = self.options;
-        Communicator::start_on_thread(world, self.settings, Origin::UniqueId(id.number()), move |abort, timeout| {
-            let wait = Wait::new(timeout, abort);
-            Ok(Box::new(NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?))
+        Communicator::start_on_thread(world, self.settings, Origin::UniqueId(id.number()), move |abort, limit| {
+            Ok(Box::new(NetBootstrap::join(&[id], world.rank, world.size, &options, &limit.wait(abort))?))
         })
     }
 }
@@ -53,8 +52,8 @@ impl Communicator {
         self.with_engine(|engine| Ok(engine.session.bootstrap.id()))
     }
 
-    /// How long a set-up on this communicator may take.
-    pub(crate) fn init_timeout(&self) -> Result<Duration> {
-        self.with_engine(|engine| Ok(engine.session.settings.init_timeout))
+    /// How long an operation on this communicator may take.
+    pub(crate) fn timeout(&self) -> Result<TimeLimit> {
+        self.with_engine(|engine| Ok(engine.session.settings.timeout))
     }
 }

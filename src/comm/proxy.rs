@@ -157,7 +157,7 @@ impl Shared {
                 self.ask_for_news(&mut turns);
             }
             if is_left_over {
-                let timeout = self.session.settings.timeout;
+                let timeout = self.session.settings.timeout.time;
                 if last_turns.get_or_insert_with(|| Deadline::after(timeout)).passed(clock::now()) {
                     turns.stop(overdue(timeout));
                 }

@@ -121,12 +121,7 @@ impl Session {
 
     /// A wait of the communicator's time-out that begins now.
     pub(crate) fn wait(&self) -> Wait {
-        Wait::new(self.settings.timeout, &self.abort)
-    }
-
-    /// A wait of init's time-out that begins now.
-    pub(crate) fn init_wait(&self) -> Wait {
-        Wait::new(self.settings.init_timeout, &self.abort)
+        self.settings.timeout.wait(&self.abort)
     }
 
     /// Hears what peers have told, and says whether something that waits for `waiting_for` now can still end well.

@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::exec::PROMISED_MESSAGES;
 use crate::log;
 use crate::plan;
-use crate::sync::Progress;
 use crate::sync::ring::Shape;
+use crate::sync::{Progress, TimeLimit};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
 use searching::Searching;
@@ -32,10 +32,10 @@ pub(crate) struct Settings {
     pub(crate) name: String,
     /// Whether init, split and shrink return at once.
     pub(crate) blocking: bool,
-    /// How long an operation may wait.
-    pub(crate) timeout: Duration,
-    /// How long init, split and shrink may wait.
-    pub(crate) init_timeout: Duration,
+    /// How long an operation may wait, be it a split or a shrink.
+    pub(crate) timeout: TimeLimit,
+    /// How long init may wait.
+    pub(crate) init_timeout: TimeLimit,
     /// What the user has given in place of the host's name and boot id.
     pub(crate) host_id: Option<String>,
     /// How long a wait stays awake before it parks.
@@ -127,8 +127,8 @@ impl Settings {
         Ok(Settings {
             name: config.name.clone(),
             blocking: config.blocking,
-            timeout: config.timeout,
-            init_timeout: config.init_timeout,
+            timeout: TimeLimit { time: config.timeout, variable: Some("RSCCL_TIMEOUT_MS") },
+            init_timeout: TimeLimit { time: config.init_timeout, variable: Some("RSCCL_INIT_TIMEOUT_MS") },
             host_id: config.host_id.clone(),
             awake: config.spin,
             policy: Policy {

@@ -27,7 +27,8 @@ impl Communicator {
     /// # Errors
     /// The error of a rank that could not make its part of a child, mostly [`crate::error::Kind::System`], after which
     /// this communicator is as before. Other errors end it: those of the exchange, as init's, where a rank has died or
-    /// does not come by the deadline of init; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
+    /// does not come by the communicator's deadline
+    /// ([`crate::Config::timeout`]); [`crate::error::Kind::Mismatch`] where other ranks are in another call.
     ///
     /// # Examples
     /// ```
@@ -207,7 +208,7 @@ pub(super) fn split_off(
 ) -> Agreed<Option<Engine>> {
     let met = engine.meet("split", background).map_err(|error| error.during("split"))?;
     // All ranks have come, perhaps at the last moment: what follows has the whole time again.
-    let wait = met.until(engine.init_wait().deadline);
+    let wait = met.until(engine.wait().deadline);
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
     let birth = Birth { engine, parent_abort: Some(wait.abort.clone()) };
     let (part, passed) = match wanted {
@@ -234,10 +235,12 @@ pub(super) fn split_off(
 
 /// Makes a child of `engine` without `excluded`; as [`split_off`] otherwise. The parent may have failed.
 fn shrink_off(engine: &mut Engine, excluded: &[Rank], wanted: Result<&AbortFlag>) -> Agreed<Engine> {
-    // Not the parent's own flag: that may be raised.
-    let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
+    // Not the parent's own flag, which may be raised: only an abort that the program asks for from now on ends this.
+    let stop = AbortFlag::new();
+    let _following = stop.follow_program(&engine.session.abort);
+    let wait = Wait { abort: stop.clone(), ..engine.wait() };
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
-    let birth = Birth { engine, parent_abort: None };
+    let birth = Birth { engine, parent_abort: Some(stop) };
     let (ready, abort) = match wanted {
         Ok(abort) => (Ok(()), abort.clone()),
         Err(error) => (Err(error), AbortFlag::new()),
@@ -269,7 +272,8 @@ impl Birth<'_> {
         let Child { bootstrap, members, .. } = child;
         let _following = self.parent_abort.as_ref().map(|parent| abort.follow(parent));
         let settings = self.engine.settings_of_child();
-        let made = init::make(bootstrap.world(), settings, (&origin, abort), move |_, _| Ok(bootstrap));
+        let limit = settings.timeout;
+        let made = init::make(bootstrap.world(), settings, (&origin, abort, limit), move |_, _| Ok(bootstrap));
         let engine = made.map_err(|error| in_parent(&error, &members))?;
         *born = Some((engine, members));
         Ok(())

@@ -157,12 +157,12 @@ impl Stall {
         }
     }
 
-    /// The number of the collective that the rank waits in, alone or by its messages.
-    pub(crate) fn is_in(&self, collective: u64) -> bool {
+    /// Whether the rank is in the collective with this number, or in a later one: then it has done its part.
+    pub(crate) fn has_come_to(&self, collective: u64) -> bool {
         match self {
-            Stall::Collective(stall) => sequence(stall.label) == collective,
+            Stall::Collective(stall) => sequence(stall.label) >= collective,
             Stall::Messages { open, .. } => {
-                open.iter().any(|message| !message.is_single() && message.number == collective)
+                open.iter().any(|message| !message.is_single() && message.number >= collective)
             }
             Stall::Meeting { .. } => false,
         }

@@ -129,9 +129,10 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag,
         "init, split and shrink return when done; 0: at once, with InProgress"),
     variable!(Nccl "COMM_NAME" => name: Kind::Text, "the communicator's name in logs"),
-    variable!(Own "TIMEOUT_MS" => timeout: milliseconds(LEAST_DEADLINE_MS, MONTH_MS), "the deadline of each operation"),
-    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(LEAST_DEADLINE_MS, MONTH_MS),
-        "the deadline of a communicator's set-up"),
+    variable!(Own "TIMEOUT_MS" => timeout: DEADLINE,
+        "the deadline of each operation, of splits and shrinks too; 0: wait for ever"),
+    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: DEADLINE,
+        "the deadline of a communicator's init; 0: wait for ever"),
     variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag,
         "the same bits whatever the size, algorithm and transport"),
     variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait stays awake before it sleeps"),
@@ -232,6 +233,7 @@ pub const CONF_FILE_DOC: &str = "the user's configuration file, in place of ~/.n
 pub const MAX_CHANNELS: u64 = 64;
 /// The most sockets of one network connection, as in NCCL.
 pub const MAX_SOCKETS: u32 = 64;
+const DEADLINE: Kind = Kind::Deadline { least: LEAST_DEADLINE_MS, most: MONTH_MS };
 /// The longest deadline: longer than any job, short enough for every clock.
 const MONTH_MS: u64 = 30 * 24 * 3600 * 1000;
 /// The shortest deadline: a rank that waits for its turn on a busy machine takes some milliseconds.
@@ -258,7 +260,10 @@ mod tests {
             assert!((variable.set)(&mut config, &value), "{}", variable.name);
             let sample = match variable.kind {
                 Kind::Flag => "1".to_owned(),
-                Kind::Count { most, .. } | Kind::Bytes { most, .. } | Kind::Time { most, .. } => most.to_string(),
+                Kind::Count { most, .. }
+                | Kind::Bytes { most, .. }
+                | Kind::Time { most, .. }
+                | Kind::Deadline { most, .. } => most.to_string(),
                 Kind::Choice(words) => words[0].to_owned(),
                 Kind::Text | Kind::Path | Kind::Secret => "text".to_owned(),
                 Kind::Subsystems => "^NET".to_owned(),

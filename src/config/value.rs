@@ -37,6 +37,13 @@ pub enum Kind {
         /// The largest allowed, in `unit`.
         most: u64,
     },
+    /// How long something may last at most, in milliseconds; 0: for ever, which is [`Duration::MAX`].
+    Deadline {
+        /// The shortest allowed.
+        least: u64,
+        /// The longest allowed.
+        most: u64,
+    },
     /// One of these words, in any case.
     Choice(&'static [&'static str]),
     /// Any text.
@@ -82,7 +89,7 @@ impl Kind {
             Kind::Flag => "flag",
             Kind::Count { .. } => "count",
             Kind::Bytes { .. } => "bytes",
-            Kind::Time { unit: TimeUnit::Milliseconds, .. } => "ms",
+            Kind::Time { unit: TimeUnit::Milliseconds, .. } | Kind::Deadline { .. } => "ms",
             Kind::Time { unit: TimeUnit::Microseconds, .. } => "us",
             Kind::Choice(_) => "choice",
             Kind::Text => "text",
@@ -103,6 +110,7 @@ impl Kind {
             }
             Kind::Time { unit: TimeUnit::Milliseconds, least, most } => format!("{least} to {most} milliseconds"),
             Kind::Time { unit: TimeUnit::Microseconds, least, most } => format!("{least} to {most} microseconds"),
+            Kind::Deadline { least, most } => format!("{least} to {most} milliseconds, or 0 to wait for ever"),
             Kind::Choice(words) => words.join(", "),
             Kind::Text | Kind::Path => format!("text of at most {MAX_TEXT_BYTES} bytes"),
             Kind::Secret => format!("1 to {MAX_SECRET_BYTES} bytes"),
@@ -137,6 +145,10 @@ impl Kind {
             Kind::Count { .. } => Value::Number(whole(text)?),
             Kind::Bytes { .. } => Value::Number(bytes(text)?),
             Kind::Time { unit, .. } => Value::Time(unit.times(whole(text)?)),
+            Kind::Deadline { .. } => match whole(text)? {
+                0 => Value::Time(Duration::MAX),
+                number => Value::Time(TimeUnit::Milliseconds.times(number)),
+            },
             Kind::Choice(words) => {
                 let known = words.iter().find(|word| word.eq_ignore_ascii_case(text));
                 Value::Text((*known.ok_or("no such choice")?).to_owned())
@@ -157,6 +169,11 @@ impl Kind {
             }
             (Kind::Time { unit, least, most }, Value::Time(time)) => {
                 within(time, &unit.times(*least), &unit.times(*most))
+            }
+            (Kind::Deadline { .. }, Value::Time(Duration::MAX)) => Ok(()),
+            (Kind::Deadline { least, most }, Value::Time(time)) => {
+                let times = |number: &u64| TimeUnit::Milliseconds.times(*number);
+                within(time, &times(least), &times(most))
             }
             (Kind::Secret, Value::Secret(secret)) => within(&(secret.expose().len() as u64), &1, &MAX_SECRET_BYTES),
             (Kind::Subsystems, Value::Text(text)) => SubsystemSet::parse(text).map(|_| ()),
@@ -179,6 +196,7 @@ impl Kind {
             (_, Value::Flag(flag)) => u8::from(*flag).to_string(),
             (_, Value::Number(number)) => number.to_string(),
             (Kind::Time { unit: TimeUnit::Microseconds, .. }, Value::Time(time)) => time.as_micros().to_string(),
+            (Kind::Deadline { .. }, Value::Time(Duration::MAX)) => "0".to_owned(),
             (_, Value::Time(time)) => time.as_millis().to_string(),
             (_, Value::Text(text)) => text.clone(),
             (_, Value::Secret(_)) => REDACTED.to_owned(),

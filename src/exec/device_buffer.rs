@@ -291,7 +291,8 @@ impl DeviceStream {
                 return Ok(());
             }
             let (home, seconds) = (self.home(), most.as_secs_f64());
-            Err(Error::timeout(format!("timed out after {seconds:.1} s waiting for the work in a stream of {home}")))
+            let after = format!("timed out after {seconds:.1} s (RSCCL_TIMEOUT_MS)");
+            Err(Error::timeout(format!("{after} waiting for the work in a stream of {home}")))
         };
         self.wait_until_done(look)?;
         self.check_calls()

@@ -11,7 +11,7 @@ use crate::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
 use crate::comm::settings::bootstrap_options;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Wait};
+use crate::sync::{AbortFlag, TimeLimit};
 
 /// A store of the library; `None` before it was opened.
 pub(super) struct Keep {
@@ -115,7 +115,8 @@ pub(super) fn share(
 ) -> *mut Failure {
     guard(|| {
         let config = settings.0.clone().resolve()?;
-        let wait = Wait::new(config.init_timeout, &AbortFlag::new());
+        let limit = TimeLimit { time: config.init_timeout, variable: Some("RSCCL_INIT_TIMEOUT_MS") };
+        let wait = limit.wait(&AbortFlag::new());
         let make = || UniqueId::generate(&bootstrap_options(&config)?);
         let store = foreign::Borrowed(store);
         *id = *share_id(&store, text_of("key", key)?, world_of(rank, size)?, make, &wait)?.as_bytes();

@@ -43,7 +43,7 @@ impl Communicator {
     ///
     /// # Errors
     /// On every rank: [`crate::error::Kind::Mismatch`] with the first rank that has another number in `mpi` or is not
-    /// in it; [`crate::error::Kind::Timeout`] at the deadline of init if ranks pass different communicators with the
+    /// in it; [`crate::error::Kind::Timeout`] at this one's deadline if ranks pass different communicators with the
     /// same ranks in the same order, such as one and its duplicate: MPI reveals that only by messages that never
     /// arrive, and keeps the operations started on them; [`crate::error::Kind::InvalidArgument`] and
     /// [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].

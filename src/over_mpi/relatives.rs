@@ -7,8 +7,9 @@ use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use crate::over_mpi::agreement::{Carrier, agree};
 use crate::over_mpi::calls::{self, Private, Theirs};
-use crate::over_mpi::waiting::{finish, within};
+use crate::over_mpi::waiting::finish;
 use crate::over_mpi::{Handle, Mpi};
+use crate::sync::AbortFlag;
 use crate::types::{Rank, ReduceOp};
 
 /// An rsccl communicator as the carrier of an agreement.
@@ -102,7 +103,7 @@ pub(super) unsafe fn private_duplicate(
 /// purpose.
 fn same_context(mpi: Mpi, comm: &Communicator, theirs: &Theirs, purpose: CheckPurpose) -> Result<Private> {
     let number = i64::try_from(comm.number()? >> 1).unwrap_or(0);
-    let wait = within(comm.init_timeout()?);
+    let wait = comm.timeout()?.wait(&AbortFlag::new());
     let words = "the ranks pass different MPI communicators, or not all ranks of this one came to rsccl's check of it";
     let private = Private::adopt(mpi, &finish(theirs.duplicate()?, &wait, words)?)?;
     let mine = purpose as i64;

@@ -17,6 +17,8 @@ struct Shared {
     told: AtomicBool,
     /// The flags that are raised together with this one.
     followers: Mutex<Vec<Weak<Shared>>>,
+    /// The flags that are raised when the program asks for an abort of this one, also where this one is raised already.
+    program_followers: Mutex<Vec<Weak<Shared>>>,
     /// Words that show the flag to devices, which cannot read the flag itself.
     mirrors: Mutex<Vec<Weak<dyn Mirror>>>,
 }
@@ -42,6 +44,13 @@ pub(crate) struct Following {
     follower: Weak<Shared>,
 }
 
+/// The same for the aborts that a program asks for.
+#[derive(Debug)]
+pub(crate) struct ProgramFollowing {
+    leader: AbortFlag,
+    follower: Weak<Shared>,
+}
+
 impl AbortFlag {
     /// A flag that is not raised.
     pub fn new() -> AbortFlag {
@@ -61,6 +70,27 @@ impl AbortFlag {
         for follower in followers.iter().filter_map(Weak::upgrade) {
             AbortFlag(follower).raise(reason.duplicate());
         }
+    }
+
+    /// Raises the flag because the program asks for it. What is under way beside a raised flag, a shrink, ends too.
+    pub(crate) fn raise_by_program(&self, reason: Error) {
+        self.raise(reason.duplicate());
+        let followers = self.program_followers().clone();
+        for follower in followers.iter().filter_map(Weak::upgrade) {
+            AbortFlag(follower).raise(reason.duplicate());
+        }
+    }
+
+    /// Raises this flag when the program asks for an abort of `leader` from now on, until the returned value is
+    /// dropped.
+    pub(crate) fn follow_program(&self, leader: &AbortFlag) -> ProgramFollowing {
+        let follower = Arc::downgrade(&self.0);
+        leader.program_followers().push(Weak::clone(&follower));
+        ProgramFollowing { leader: leader.clone(), follower }
+    }
+
+    fn program_followers(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
+        self.0.program_followers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Says whether the program has got the reason from a call of the communicator, which it may end without a word
@@ -148,10 +178,29 @@ impl Drop for Following {
     }
 }
 
+impl Drop for ProgramFollowing {
+    fn drop(&mut self) {
+        self.leader.program_followers().retain(|other| !Weak::ptr_eq(other, &self.follower));
+    }
+}
+
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_abort_that_the_program_asks_for_reaches_what_runs_beside_a_raised_flag() {
+        let [leader, shrink] = std::array::from_fn(|_| AbortFlag::new());
+        leader.raise(Error::internal("a peer has died"));
+        let following = shrink.follow_program(&leader);
+        leader.raise(Error::internal("another one, too"));
+        assert!(!shrink.is_raised());
+        leader.raise_by_program(Error::aborted("enough"));
+        assert!(shrink.check().is_err_and(|reason| reason.message() == "enough"));
+        drop(following);
+        assert!(leader.program_followers().is_empty());
+    }
 
     #[test]
     fn mirrors_show_the_flag_also_where_they_come_late_and_until_they_are_dropped() {

@@ -9,27 +9,60 @@ use crate::sync::{AbortFlag, Progress, progress};
 use crate::sys::clock;
 use crate::types::Rank;
 
+/// How long a wait may last; [`Duration::MAX`]: for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    /// From its beginning to its deadline.
+    pub time: Duration,
+    /// The variable that says so, for messages.
+    pub variable: Option<&'static str>,
+}
+
+impl TimeLimit {
+    /// A wait that begins now, which `abort` bounds too.
+    pub fn wait(self, abort: &AbortFlag) -> Wait {
+        Wait { deadline: self.deadline(), abort: abort.clone(), progress: None, notes: None }
+    }
+
+    /// The deadline of a wait that begins now; `NEVER` if the clock cannot represent it.
+    pub fn deadline(self) -> Deadline {
+        clock::begin_wait();
+        Deadline { moment: clock::now().checked_add(self.time), limit: self }
+    }
+}
+
+/// With what to change: "1.5 s (RSCCL_TIMEOUT_MS)".
+impl fmt::Display for TimeLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s", self.time.as_secs_f64())?;
+        self.variable.map_or(Ok(()), |variable| write!(f, " ({variable})"))
+    }
+}
+
 /// The moment at which a wait gives up; [`Deadline::NEVER`] has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deadline(Option<Instant>);
+pub struct Deadline {
+    moment: Option<Instant>,
+    limit: TimeLimit,
+}
 
 impl Deadline {
     /// No deadline: only the abort flag or the death of a peer stops the wait.
-    pub const NEVER: Deadline = Deadline(None);
+    pub const NEVER: Deadline = Deadline { moment: None, limit: TimeLimit { time: Duration::MAX, variable: None } };
 
     /// `timeout` from now; `NEVER` if the clock cannot represent that.
     pub fn after(timeout: Duration) -> Deadline {
-        Deadline(clock::now().checked_add(timeout))
+        TimeLimit { time: timeout, variable: None }.deadline()
     }
 
     /// Whether it has passed at `now`.
     pub fn passed(self, now: Instant) -> bool {
-        self.0.is_some_and(|moment| now >= moment)
+        self.moment.is_some_and(|moment| now >= moment)
     }
 
     /// The remaining time at `now`; `None` for `NEVER`.
     pub fn remaining(self, now: Instant) -> Option<Duration> {
-        self.0.map(|moment| moment.saturating_duration_since(now))
+        self.moment.map(|moment| moment.saturating_duration_since(now))
     }
 
     /// The shorter of the remaining time at `now` and `slice`.
@@ -40,9 +73,10 @@ impl Deadline {
     /// The earlier of the two deadlines.
     #[must_use]
     pub fn earlier(self, other: Deadline) -> Deadline {
-        match (self.0, other.0) {
-            (Some(a), Some(b)) => Deadline(Some(a.min(b))),
-            (a, b) => Deadline(a.or(b)),
+        match (self.moment, other.moment) {
+            (Some(mine), Some(theirs)) if theirs < mine => other,
+            (None, Some(_)) => other,
+            (Some(_) | None, _) => self,
         }
     }
 }
@@ -82,7 +116,7 @@ impl fmt::Debug for NoteReader {
 impl Wait {
     /// A wait that `timeout` and `abort` bound.
     pub fn new(timeout: Duration, abort: &AbortFlag) -> Wait {
-        Wait { deadline: Deadline::after(timeout), abort: abort.clone(), progress: None, notes: None }
+        TimeLimit { time: timeout, variable: None }.wait(abort)
     }
 
     /// The same wait, which also calls a hook.
@@ -106,7 +140,9 @@ impl Wait {
     /// How long the waiting loop may sleep now: at most `slice`, and less if the deadline is nearer or a hook must be
     /// called.
     pub fn slice(&self, slice: Duration) -> Duration {
-        self.deadline.slice(clock::now(), progress::rest(self.progress.as_ref(), slice))
+        let slice = self.deadline.slice(clock::now(), progress::rest(self.progress.as_ref(), slice));
+        clock::may_sleep(slice);
+        slice
     }
 
     /// Passes notes to the reader.
@@ -124,12 +160,16 @@ impl Wait {
     ///
     /// # Errors
     /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the text of `waiting_for`: "timed
-    /// out: waited for the address of rank 3".
+    /// out after 5.0 s: waited for the address of rank 3", with the variable that says how long.
     pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
+        clock::look();
         self.abort.check()?;
-        progress::turn(self.progress.as_ref())?;
+        if self.progress.is_some() {
+            progress::turn(self.progress.as_ref())?;
+            clock::begin_wait();
+        }
         if self.deadline.passed(clock::now()) {
-            Err(Error::timeout(format!("timed out: {}", waiting_for())))
+            Err(Error::timeout(format!("timed out after {}: {}", self.deadline.limit, waiting_for())))
         } else {
             Ok(())
         }

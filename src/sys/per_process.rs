@@ -9,7 +9,7 @@ use crate::sys::fork::Birthplace;
 /// A value behind a lock. A forked child has a lock of its own: another thread of the parent may have held the parent's
 /// when the child was made, and does not exist in the child to give it back.
 #[derive(Debug)]
-pub(super) struct PerProcess<T> {
+pub(crate) struct PerProcess<T> {
     /// Of the process that used it last. What a parent had stays where it is, in each of its children.
     here: AtomicPtr<Here<T>>,
     first: fn() -> T,
@@ -25,13 +25,13 @@ struct Here<T> {
 impl<T> PerProcess<T> {
     /// `first` makes the value of a process; `inherit` makes that of a forked child, where no thread was changing its
     /// parent's.
-    pub(super) const fn new(first: fn() -> T, inherit: fn(&T) -> T) -> PerProcess<T> {
+    pub(crate) const fn new(first: fn() -> T, inherit: fn(&T) -> T) -> PerProcess<T> {
         PerProcess { here: AtomicPtr::new(std::ptr::null_mut()), first, inherit }
     }
 
     /// The value of this process. Whoever holds it leaves it whole after every statement, so a panic elsewhere does not
     /// spoil it.
-    pub(super) fn lock(&'static self) -> MutexGuard<'static, T> {
+    pub(crate) fn lock(&'static self) -> MutexGuard<'static, T> {
         self.here().value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

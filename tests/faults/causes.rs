@@ -18,7 +18,8 @@ fn killed_during(command: &str, transport: &[(&str, &str)], key: &[u64]) {
     let mut luck = random::Luck::new(key);
     let victim = luck.small(RANKS);
     // Survivors once waited 5 s for a dead rank to connect: that would be a time-out here.
-    let mut job = Job::joined(RANKS, &with(transport, &[("RSCCL_INIT_TIMEOUT_MS", "4000")]));
+    let mut job =
+        Job::joined(RANKS, &with(transport, &[("RSCCL_TIMEOUT_MS", "4000"), ("RSCCL_INIT_TIMEOUT_MS", "4000")]));
     for rank in &mut job.ranks {
         let half = (rank.number / 2).to_string();
         rank.say(&command.replace("N/2", &half));

@@ -19,7 +19,8 @@ const ALL: fn(usize) -> bool = |_| true;
 impl Poverty<'_> {
     /// Begins the call, which fails on all ranks soon and alike; then the parent works, and its next child too.
     fn is_survived(&self, variables: &[(&str, &str)]) {
-        let mut job = Job::joined(3, &with(variables, &[("RSCCL_INIT_TIMEOUT_MS", "25000")]));
+        let mut job =
+            Job::joined(3, &with(variables, &[("RSCCL_TIMEOUT_MS", "25000"), ("RSCCL_INIT_TIMEOUT_MS", "25000")]));
         // Their connections exist from now on.
         job.must("call all_reduce 1000");
         job.must("call all_gather 100000");

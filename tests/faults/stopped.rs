@@ -1,5 +1,8 @@
 //! A rank that is stopped in the middle of a call, and goes on when the others have given it up.
 
+use std::time::Duration;
+
+use rsccl::internals::sys::poller;
 use rsccl::internals::sys::process::Signal;
 
 use super::ranks::Job;
@@ -90,6 +93,36 @@ fn a_rank_that_is_stopped_in_a_ring_is_named_by_all() {
         }
         job.ranks[stopped].signal(Signal::CONTINUE);
         job.ranks[stopped].failure();
+    }
+}
+
+/// Regression: the time in which a whole job stood still counted as the lateness of its ranks.
+#[test]
+fn a_job_that_is_stopped_and_goes_on_misses_no_deadline() {
+    let calls = [
+        ("call barrier 0", "call barrier 0"),
+        ("call all_reduce 1000000", "call all_reduce 1000000"),
+        ("split 0", "split 0"),
+        ("placement", "placement"),
+        ("recv 5 1", "send 5 0"),
+        ("request 5 1", "send 5 0"),
+    ];
+    let limit = [("RSCCL_TIMEOUT_MS", "3000")];
+    let of = |transport| calls.map(|call| (call, Job::joined(2, &with(transport, &limit))));
+    let mut jobs: Vec<_> = [SHM, NET].into_iter().flat_map(of).collect();
+    for ((waits, _), job) in &mut jobs {
+        job.begin(waits, |rank| rank == 0);
+    }
+    let signal = |jobs: &[((&str, &str), Job)], signal| {
+        jobs.iter().flat_map(|(_, job)| &job.ranks).for_each(|rank| rank.signal(signal));
+    };
+    signal(&jobs, Signal::STOP);
+    // Longer than the deadline.
+    poller::pause(Duration::from_secs(4));
+    signal(&jobs, Signal::CONTINUE);
+    for ((waits, comes), job) in &mut jobs {
+        job.ranks[1].must(comes);
+        job.ranks[0].success(waits);
     }
 }
 

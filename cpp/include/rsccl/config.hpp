@@ -25,9 +25,10 @@ struct Config {
     std::optional<bool> blocking = {};
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     std::optional<std::string> name = {};
-    /// The deadline of each operation. `RSCCL_TIMEOUT_MS`; 10 minutes.
+    /// The deadline of each operation of a communicator that stands: also of splits, shrinks, placements and registrations.
+    /// 0: wait for ever. `RSCCL_TIMEOUT_MS`; 10 minutes.
     std::optional<std::chrono::milliseconds> timeout = {};
-    /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
+    /// The deadline of a communicator's init. 0: wait for ever. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
     std::optional<std::chrono::milliseconds> init_timeout = {};
     /// The same bits whatever the size, algorithm, channels and transport, and whatever the floating-point modes of the ranks' threads
     /// (flush to zero, rounding), which this mode sets and puts back around its arithmetic in memory of the host. `RSCCL_REPRODUCIBLE`;

@@ -204,7 +204,7 @@ inline std::optional<Communicator> like(const Communicator& comm, MPI_Comm sub) 
 
 /// Asserts that rank i of `comm` is rank i of `mpi`, for every rank. Collective over both.
 /// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi` or is not in it
-/// @throws Timeout (on every rank, at the deadline of init) where ranks pass different communicators of the same ranks in the same order
+/// @throws Timeout (on every rank, at the deadline of operations) where ranks pass different communicators of the same ranks in the same order
 /// @throws InvalidArgument, InvalidUsage (on every rank) as from_mpi()
 inline void check(const Communicator& comm, MPI_Comm mpi) {
     namespace over_mpi = rsccl::detail::over_mpi;

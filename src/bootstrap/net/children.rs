@@ -1,5 +1,5 @@
-//! How a [`NetBootstrap`] makes the bootstrap of a child: its ranks connect while each watches the parent for what befalls
-//! them.
+//! How a [`NetBootstrap`] makes the bootstrap of a child: its ranks connect while each watches the parent for what
+//! befalls them.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::types::{Rank, World};
 
 /// What a rank needs for a child before it knows the others' addresses.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ChildPlace {
     pub(super) own: Own,
     poller: Poller,
 }
@@ -34,7 +34,7 @@ const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 impl NetBootstrap {
     /// Makes the child with these `members`, given in their new order with their addresses. The inner error is one that
     /// the ranks can agree on.
-    fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], place: Place, wait: &Wait) -> Agreed<Child> {
+    fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], place: ChildPlace, wait: &Wait) -> Agreed<Child> {
         let ranks: Vec<Rank> = members.iter().map(|(rank, _)| *rank).collect();
         let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
         let mine = (0..size).zip(&ranks).find(|(_, rank)| **rank == self.world.rank);
@@ -146,9 +146,9 @@ impl NetBootstrap {
     }
 
     /// What this rank needs first for a child.
-    pub(super) fn prepare(&self) -> Result<Place> {
+    pub(super) fn prepare(&self) -> Result<ChildPlace> {
         let (listener, address) = socket::listen(self.interface)?;
-        Ok(Place { own: Own { interface: self.interface, listener, address }, poller: Poller::new()? })
+        Ok(ChildPlace { own: Own { interface: self.interface, listener, address }, poller: Poller::new()? })
     }
 
     /// Connects the child of `members`, with their addresses, and makes the rest of it.
@@ -156,7 +156,7 @@ impl NetBootstrap {
         &self,
         kind: ChildKind,
         members: impl Iterator<Item = Result<(Rank, &'a [u8])>>,
-        (place, make): (Place, MakeChild<'_>),
+        (place, make): (ChildPlace, MakeChild<'_>),
         wait: &Wait,
     ) -> Agreed<()> {
         let members = members.map(|member| {

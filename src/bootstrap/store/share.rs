@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use super::Store;
 use super::record::{IdOutcome, Record};
-use crate::bootstrap::UniqueId;
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::probe::root_answers;
+use crate::bootstrap::{UniqueId, spent};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU64, Ordering};
@@ -240,7 +240,7 @@ impl IdSharing<'_> {
         loop {
             let bytes = self.store.get(self.key, self.wait)?;
             let record = Record::decode(&bytes)?;
-            let worth = if spent == Some(record.number) {
+            let worth = if spent == Some(record.number) || self.is_spent(&record) {
                 Worth::Stale("whose ranks did not meet")
             } else {
                 self.worth(&record)?
@@ -286,6 +286,12 @@ impl IdSharing<'_> {
             IdOutcome::Failed(_) => self.store.add(&self.told(&record), 1, self.wait).map(drop)?,
         }
         record.open()
+    }
+
+    /// Whether this process knows that the ranks of the record's id have failed to meet: it tries again. An address
+    /// that is fixed has one id for all tries.
+    fn is_spent(&self, record: &Record) -> bool {
+        matches!(&record.outcome, IdOutcome::Id(id) if !id.is_fixed() && spent::holds(id))
     }
 
     fn worth(&self, record: &Record) -> Result<Worth> {
@@ -335,6 +341,11 @@ impl IdSharing<'_> {
     /// if there is a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
         self.forget_readers(record)?;
+        // Rank 0 may have put the id of its next try there.
+        let left = self.store.peek(self.key, self.wait)?.map(|bytes| Record::decode(&bytes));
+        if left.is_some_and(|left| left.is_ok_and(|left| left.number != record.number)) {
+            return Ok(());
+        }
         for key in [self.key, &self.claims()] {
             self.store.delete(key, self.wait)?;
         }

@@ -110,7 +110,7 @@ fn a_register_beside_another_call_is_a_mismatch_that_names_both() {
 /// Regression: the error of ranks that shrink with different lists was about whom they waited for.
 #[test]
 fn differing_lists_of_a_shrink_are_a_mismatch_that_names_both() {
-    let config = Config::default().with_init_timeout(Duration::from_millis(500));
+    let config = Config::default().with_timeout(Duration::from_millis(500));
     let errors = local::run_with(4, &config, |comm| match comm.rank() {
         3 => Ok(None),
         0 => Ok(comm.shrink(&[3, 2]).err()),

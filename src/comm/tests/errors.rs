@@ -148,7 +148,10 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
 fn a_rank_that_cannot_take_part_in_a_child_tells_all_and_the_parent_goes_on() {
     local::run(3, |comm| {
         let wanted = (comm.rank() == 0).then_some(0);
-        let full = || Error::system("starting the thread rsccl child", std::io::Error::from_raw_os_error(11));
+        let full = || {
+            let full = std::io::Error::from_raw_os_error(11);
+            Error::system("starting the thread rsccl child", full).advising("raise the limit (ulimit -u)")
+        };
         let outcome = match comm.rank() {
             1 => comm.with_engine(|engine| split::split_off(engine, Err(full()), &mut NoBackground))?.map(drop),
             _ => comm.split(wanted, 0).map(drop),

@@ -1,0 +1,27 @@
+//! The ids under which the ranks have failed to meet, as far as this process knows. A store may still hold such an id
+//! when the ranks try again under the same key: whoever finds it there waits for the next one.
+
+use std::collections::VecDeque;
+
+use super::UniqueId;
+use crate::sys::per_process::PerProcess;
+
+/// Notes that the ranks of `id` have failed to meet.
+pub(super) fn note(id: &UniqueId) {
+    let mut spent = SPENT.lock();
+    if spent.len() == MOST_SPENT {
+        spent.pop_front();
+    }
+    spent.push_back(id.number());
+}
+
+/// Whether the ranks of `id` have failed to meet.
+pub(super) fn holds(id: &UniqueId) -> bool {
+    SPENT.lock().contains(&id.number())
+}
+
+/// The numbers of the latest ids. They are random, so an id of another try is never among them.
+static SPENT: PerProcess<VecDeque<u64>> = PerProcess::new(VecDeque::new, VecDeque::clone);
+
+/// A store holds one id under each key: of a few keys, and ranks that are threads, the latest are enough.
+const MOST_SPENT: usize = 256;
