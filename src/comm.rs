@@ -136,8 +136,14 @@ use status::{Making, Status};
 ///
 /// # Forked children
 /// A communicator belongs to the process that made it. In a child that `fork` has made, calls are
-/// [`Kind::InvalidUsage`], and dropping the handle does nothing. The child holds the parent's sockets open until it
-/// ends or runs another program.
+/// [`Kind::InvalidUsage`], and dropping the handle does nothing. The child may make communicators of its own, whatever
+/// its parent has had or has. It does not keep its parent's connections open: if the parent ends, the other ranks know
+/// that at once, as without a child. The log's callback and the devices of a process are not its children's.
+///
+/// This takes `fork` of the C library, which Python and `system()` call too. A child that was made without it (`_Fork`,
+/// a bare `clone`) must run another program at once, or end before its parent: until then it keeps the connections of
+/// its parent open. If the parent dies meanwhile, ranks of its host find that in the calls that wait for it, a second
+/// later; ranks of other hosts, and ranks in an init, wait until their deadlines.
 pub struct Communicator {
     status: Arc<Status>,
     birthplace: Birthplace,

@@ -10,6 +10,7 @@ mod faults {
     mod descriptors;
     mod devices;
     mod floods;
+    mod forks;
     #[cfg(feature = "cuda")]
     mod gpus;
     #[cfg(feature = "cuda")]

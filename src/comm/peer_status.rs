@@ -21,6 +21,8 @@ use crate::types::{Rank, World};
 pub(crate) struct PeerStatus {
     dead: Vec<Dead>,
     left: Vec<Left>,
+    /// Ranks whose process had ended at the last look.
+    ended: Vec<Rank>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
     /// How many messages ranks have begun for which others wait.
@@ -82,6 +84,16 @@ impl PeerStatus {
             }
         };
         gone.map_or(Ok(()), |left| Err(finalized(left.rank)))
+    }
+
+    /// Of the ranks whose process has ended, those whose had ended at the last look too and of whom nothing was heard
+    /// since: a goodbye may have been on its way.
+    pub(crate) fn ended(&mut self, now: Vec<Rank>) -> Vec<Rank> {
+        let before = std::mem::replace(&mut self.ended, now);
+        let is_known = |rank: &Rank| {
+            self.left.iter().any(|left| left.rank == *rank) || self.dead.iter().any(|dead| dead.rank == *rank)
+        };
+        self.ended.iter().copied().filter(|rank| before.contains(rank) && !is_known(rank)).collect()
     }
 
     /// Who holds up this rank, which is stuck in `mine` and has begun so many messages.

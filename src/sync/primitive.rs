@@ -27,5 +27,5 @@ pub mod mapped {
 pub mod statics {
     #[cfg(feature = "mpi")]
     pub use std::sync::atomic::AtomicBool;
-    pub use std::sync::atomic::AtomicU64;
+    pub use std::sync::atomic::{AtomicPtr, AtomicU64};
 }

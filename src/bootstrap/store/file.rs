@@ -94,8 +94,8 @@ impl FileStore {
         Ok(())
     }
 
-    /// Takes the lock that every change holds; dropping the file releases it.
-    fn lock(&self, wait: &Wait) -> Result<File> {
+    /// Takes the lock that every change holds.
+    fn lock(&self, wait: &Wait) -> Result<Locked> {
         let path = self.folder.join("lock");
         let mut options = OpenOptions::new();
         let file = open::file_with(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
@@ -103,7 +103,7 @@ impl FileStore {
         let mut pause = FIRST_PAUSE;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok(Locked(file)),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {}
                 Err(TryLockError::Error(error)) => return Err(self.named("locking", &path, error)),
@@ -210,6 +210,19 @@ impl FileStore {
                 format!("{} belongs to user {me}, as this process does: look at its mode", path.display())
             }
             None => format!("this process is of user {me}"),
+        }
+    }
+}
+
+/// The lock of a store, as long as this lives.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    /// Not by closing the file alone: a child that was forked meanwhile has a copy of it.
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            log::trace!(Bootstrap, "the lock of the file store goes with its file: {error}");
         }
     }
 }
