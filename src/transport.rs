@@ -43,4 +43,4 @@ pub use pumps::Pumps;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;
-pub use windows::{HostWindows, Loan, Neighbour, UserBoard, UserRange};
+pub use windows::{HostWindows, KnownBuffer, Loan, Neighbour, UserBoard, UserRange};

@@ -11,6 +11,7 @@ mod faults {
     mod devices;
     mod floods;
     mod forks;
+    mod given_back;
     #[cfg(feature = "cuda")]
     mod gpus;
     #[cfg(feature = "cuda")]

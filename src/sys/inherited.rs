@@ -4,12 +4,14 @@
 //! the last copy is closed. So a child that lives longer than its parent, such as a data loader that has only to read,
 //! would keep the parent's connections open, and the parent's peers would wait for a dead rank until their deadlines.
 //!
-//! So in the child an unconnected socket takes the place of each socket of the library, under the same number: an
-//! object of the parent that the child drops closes that, and no descriptor that the program has opened meanwhile.
-//! Nobody in the child uses the parent's sockets ([`Birthplace`](super::fork::Birthplace)).
+//! The lock of a file likewise ends with its last copy.
 //!
-//! A table says which numbers the library's sockets have. Its entries are the sockets' own identity (device and
-//! inode), so that an entry needs no end: if the number belongs to something else at the fork, that is left alone.
+//! So in the child an unconnected socket takes the place of each socket and locked file of the library, under the same
+//! number: an object of the parent that the child drops closes that, and no descriptor that the program has opened
+//! meanwhile. Nobody in the child uses the parent's sockets ([`Birthplace`](super::fork::Birthplace)).
+//!
+//! A table says which numbers these have. Its entries are their identity (device and inode), so that an entry needs no
+//! end: if the number belongs to something else at the fork, that is left alone.
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
@@ -171,7 +173,6 @@ mod tests {
 
     use socket2::{Domain, Protocol};
 
-    use super::*;
     use crate::sys::open;
 
     fn listener() -> TcpListener {

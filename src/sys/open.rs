@@ -68,6 +68,16 @@ pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     above_streams(options.open(path)?)
 }
 
+/// [`file_with`] of a file that is locked: a forked child gets no copy, which would keep the lock.
+///
+/// # Errors
+/// The system's.
+pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.open(path)?;
+    // Not before: a file system may keep an open waiting, and forks with it.
+    noted(&Opening::begin(), file)
+}
+
 /// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.
 ///
 /// # Errors
@@ -107,7 +117,7 @@ pub fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)>
     Ok((noted(&opening, stream)?, from))
 }
 
-/// [`above_streams`] of a socket, of which a forked child gets no copy.
+/// [`above_streams`] of what a forked child gets no copy of.
 fn noted<T: From<OwnedFd> + Into<OwnedFd>>(opening: &Opening, opened: T) -> io::Result<T> {
     let opened: OwnedFd = above_streams(opened.into())?;
     opening.note(opened.as_raw_fd());

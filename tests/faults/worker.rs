@@ -49,6 +49,8 @@
 //! placement              where the rank is
 //! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
+//! rounds KIND COUNT FOLDER  so many rounds of making, using and ending something: `rounds.rs`
+//! held                   what this process holds: open files, threads, mappings, bytes of the heap
 //! idle                   forks a child that does nothing
 //! workers COUNT FOLDER   forks so many children, which make a communicator that meets in the folder; waits for them
 //! workers_between COUNT FOLDER
@@ -67,6 +69,8 @@
 
 #[path = "forked.rs"]
 mod forked;
+#[path = "rounds.rs"]
+mod rounds;
 #[cfg(feature = "cuda")]
 #[path = "own_memory.rs"]
 mod own_memory;
@@ -292,6 +296,11 @@ impl Worker {
                 let here = self.comm().local()?;
                 self.adopt_made(here)
             }
+            ["rounds", kind, count, folder] => {
+                let stream = self.stream.as_ref().filter(|_| kind == "window");
+                rounds::run(self.comm(), kind, number(count), folder.as_ref(), stream).map(|()| String::new())
+            }
+            ["held"] => Ok(rounds::held()),
             ["workers", count, folder] => {
                 forked::workers(number(count), folder.as_ref(), || Ok(())).map(|()| String::new())
             }

@@ -98,7 +98,7 @@ impl FileStore {
     fn lock(&self, wait: &Wait) -> Result<Locked> {
         let path = self.folder.join("lock");
         let mut options = OpenOptions::new();
-        let file = open::file_with(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
+        let file = open::lock_file(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -219,7 +219,7 @@ impl FileStore {
 struct Locked(File);
 
 impl Drop for Locked {
-    /// Not by closing the file alone: a child that was forked meanwhile has a copy of it.
+    /// Not by closing the file alone: a child of a bare `clone` may have a copy of it.
     fn drop(&mut self) {
         if let Err(error) = self.0.unlock() {
             log::trace!(Bootstrap, "the lock of the file store goes with its file: {error}");
