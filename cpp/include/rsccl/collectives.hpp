@@ -114,7 +114,7 @@ class Collectives {
     template <class S, class R>
     Result broadcast_into(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::broadcast, "send", detail::count_in(send), detail::count_in(recv));
         }
         return broadcast(detail::data_of(send), detail::data_of(recv), detail::count_in(recv), type<R>, root, stream);
@@ -129,7 +129,7 @@ class Collectives {
     template <class S, class R>
     Result reduce(S&& send, R&& recv, ReduceOp op, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::reduce, "recv", detail::count_in(recv), detail::count_in(send));
         }
         return reduce(detail::data_of(send), detail::data_of(recv), detail::count_in(send), type<R>, op, root, stream);
@@ -202,7 +202,7 @@ class Collectives {
     template <class S, class R>
     Result gather(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::gather, "recv", detail::count_in(recv), times(Kind::gather, detail::count_in(send)));
         }
         return gather(detail::data_of(send), detail::data_of(recv), detail::count_in(send), type<R>, root, stream);
@@ -217,7 +217,7 @@ class Collectives {
     template <class S, class R>
     Result scatter(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::scatter, "send", detail::count_in(send), times(Kind::scatter, detail::count_in(recv)));
         }
         return scatter(detail::data_of(send), detail::data_of(recv), detail::count_in(recv), type<R>, root, stream);
@@ -236,7 +236,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result all_gather_v(S&& send, R&& recv, const C& counts, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank(), Kind::all_gather_v);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank_now(), Kind::all_gather_v);
         expect(Kind::all_gather_v, "send", detail::count_in(send), mine(Kind::all_gather_v, all));
         expect(Kind::all_gather_v, "recv", detail::count_in(recv), total(Kind::all_gather_v, all));
         return all_gather_v(detail::data_of(send), detail::data_of(recv), view(all.data(), all.size()), type<R>, stream);
@@ -250,7 +250,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result reduce_scatter_v(S&& send, R&& recv, const C& counts, ReduceOp op = ReduceOp::sum, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank(), Kind::reduce_scatter_v);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank_now(), Kind::reduce_scatter_v);
         expect(Kind::reduce_scatter_v, "recv", detail::count_in(recv), mine(Kind::reduce_scatter_v, all));
         expect(Kind::reduce_scatter_v, "send", detail::count_in(send), total(Kind::reduce_scatter_v, all));
         return reduce_scatter_v(detail::data_of(send), detail::data_of(recv), view(all.data(), all.size()), type<R>, op, stream);
@@ -267,8 +267,8 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>>
     Result all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> to = detail::counts_of(send_counts, self().rank(), Kind::all_to_all_v);
-        const std::vector<std::size_t> from = detail::counts_of(recv_counts, self().rank(), Kind::all_to_all_v);
+        const std::vector<std::size_t> to = detail::counts_of(send_counts, self().rank_now(), Kind::all_to_all_v);
+        const std::vector<std::size_t> from = detail::counts_of(recv_counts, self().rank_now(), Kind::all_to_all_v);
         expect(Kind::all_to_all_v, "send", detail::count_in(send), total(Kind::all_to_all_v, to));
         expect(Kind::all_to_all_v, "recv", detail::count_in(recv), total(Kind::all_to_all_v, from));
         return all_to_all_v(detail::data_of(send), view(to.data(), to.size()), detail::data_of(recv), view(from.data(), from.size()),
@@ -286,8 +286,8 @@ class Collectives {
     Result gather_v(S&& send, R&& recv, const C& counts, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
         std::vector<std::size_t> all;
-        if (root == self().rank()) {
-            all = detail::counts_of(counts, self().rank(), Kind::gather_v);
+        if (root == self().rank_now()) {
+            all = detail::counts_of(counts, self().rank_now(), Kind::gather_v);
             expect(Kind::gather_v, "send", detail::count_in(send), mine(Kind::gather_v, all));
             expect(Kind::gather_v, "recv", detail::count_in(recv), total(Kind::gather_v, all));
         }
@@ -305,8 +305,8 @@ class Collectives {
     Result scatter_v(S&& send, R&& recv, const C& counts, int root, detail::StreamFor<S, R> stream = {}) {
         check<S, R>();
         std::vector<std::size_t> all;
-        if (root == self().rank()) {
-            all = detail::counts_of(counts, self().rank(), Kind::scatter_v);
+        if (root == self().rank_now()) {
+            all = detail::counts_of(counts, self().rank_now(), Kind::scatter_v);
             expect(Kind::scatter_v, "recv", detail::count_in(recv), mine(Kind::scatter_v, all));
             expect(Kind::scatter_v, "send", detail::count_in(send), total(Kind::scatter_v, all));
         }
@@ -448,33 +448,33 @@ class Collectives {
 
     void expect(Kind call, const char* name, std::size_t length, std::size_t expected) {
         if (length != expected) {
-            detail::refuse_length(self().rank(), call, name, length, expected);
+            detail::refuse_length(self().rank_now(), call, name, length, expected);
         }
     }
     /// `count` for each rank.
     std::size_t times(Kind call, std::size_t count) {
-        const auto ranks = static_cast<std::size_t>(self().size());
+        const auto ranks = static_cast<std::size_t>(self().size_now());
         if (count > static_cast<std::size_t>(-1) / ranks) {
-            detail::refuse_total(self().rank(), call, count, self().size());
+            detail::refuse_total(self().rank_now(), call, count, self().size_now());
         }
         return count * ranks;
     }
     /// The count of one of as many blocks as ranks.
     std::size_t block(Kind call, std::size_t length) {
-        const auto ranks = static_cast<std::size_t>(self().size());
+        const auto ranks = static_cast<std::size_t>(self().size_now());
         if (length % ranks != 0) {
-            detail::refuse_blocks(self().rank(), call, length, self().size());
+            detail::refuse_blocks(self().rank_now(), call, length, self().size_now());
         }
         return length / ranks;
     }
     /// Where my block of `count` elements begins.
-    std::size_t mine(std::size_t count) { return count * static_cast<std::size_t>(self().rank()); }
+    std::size_t mine(std::size_t count) { return count * static_cast<std::size_t>(self().rank_now()); }
     /// My count among `counts`.
     std::size_t mine(Kind call, const std::vector<std::size_t>& counts) {
-        if (counts.size() != static_cast<std::size_t>(self().size())) {
-            detail::refuse_counts(self().rank(), call, counts.size(), self().size());
+        if (counts.size() != static_cast<std::size_t>(self().size_now())) {
+            detail::refuse_counts(self().rank_now(), call, counts.size(), self().size_now());
         }
-        return counts[static_cast<std::size_t>(self().rank())];
+        return counts[static_cast<std::size_t>(self().rank_now())];
     }
     /// All counts together.
     std::size_t total(Kind call, const std::vector<std::size_t>& counts) {
@@ -482,7 +482,7 @@ class Collectives {
         std::size_t sum = 0;
         for (const std::size_t count : counts) {
             if (count > static_cast<std::size_t>(-1) - sum) {
-                detail::refuse_total(self().rank(), call, count, self().size());
+                detail::refuse_total(self().rank_now(), call, count, self().size_now());
             }
             sum += count;
         }
