@@ -454,8 +454,8 @@ fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<Lenda
     Ok(Lendable { parts: vec![memory.clone()], offset: 0 })
 }
 
-/// Makes `device` known to this process, until it ends, and not to its forked children; it comes before a GPU of the same number. A number names one
-/// device: the first that is added under it stays.
+/// Makes `device` known to this process, until it ends, and not to its forked children; it comes before a GPU of the
+/// same number. A number names one device: the first that is added under it stays.
 pub fn add(device: &'static dyn Device) {
     if let Home::Device(id) = device.home() {
         added().entry(id).or_insert(device);

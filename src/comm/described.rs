@@ -85,9 +85,9 @@ impl Communicator {
         })
     }
 
-    /// Takes `buffer` back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all ranks
-    /// call it, each with its buffer of the same [`Communicator::register`]. Until all have, the memory stays mapped. A
-    /// buffer that was not registered changes nothing. What the buffer holds stays.
+    /// Takes `buffer` back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all
+    /// ranks call it, each with its buffer of the same [`Communicator::register`]. Until all have, the memory stays
+    /// mapped. A buffer that was not registered changes nothing. What the buffer holds stays.
     ///
     /// # Errors
     /// Those of a collective call.

@@ -104,8 +104,8 @@ impl Session {
         self.processes = peers.iter().filter(is_seen).filter_map(process).collect();
     }
 
-    /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections tell
-    /// that at once, unless a process that the rank has made by a bare `clone` has copies of them.
+    /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
+    /// tell that at once, unless a process that the rank has made by a bare `clone` has copies of them.
     pub(crate) fn look_at_processes(&self) {
         let ended = self.processes.iter().filter(|(_, process)| process.has_ended());
         let ended: Vec<Rank> = ended.map(|(rank, _)| *rank).collect();

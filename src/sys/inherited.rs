@@ -22,15 +22,15 @@ use crate::sys::fork;
 
 /// While this lives no fork begins: what is opened meanwhile is in the table when one does.
 #[derive(Debug)]
-pub(super) struct Opening {
+pub(super) struct ForksHeld {
     _held: MutexGuard<'static, ()>,
 }
 
-impl Opening {
+impl ForksHeld {
     /// From before a socket is made, for a moment: forks wait.
-    pub(super) fn begin() -> Opening {
+    pub(super) fn begin() -> ForksHeld {
         fork::watch();
-        Opening { _held: lock() }
+        ForksHeld { _held: lock() }
     }
 
     /// Puts the descriptor into the table.
@@ -118,7 +118,7 @@ pub(super) fn release() {
 pub(super) fn silence() {
     let mut inert = -1;
     for (first, chunk) in (0..).step_by(CHUNK).zip(&CHUNKS) {
-        // Relaxed: see `Opening::note`.
+        // Relaxed: see `ForksHeld::note`.
         // SAFETY: null, or a box that is never freed.
         let Some(slots) = (unsafe { chunk.load(Ordering::Relaxed).as_ref() }) else { continue };
         for (descriptor, slot) in (first..).zip(slots) {

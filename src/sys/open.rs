@@ -17,7 +17,7 @@ use std::path::Path;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::sys::inherited::Opening;
+use crate::sys::inherited::ForksHeld;
 
 /// `opened`, under a number of its own if it has that of a standard stream.
 ///
@@ -75,7 +75,7 @@ pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
 pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.open(path)?;
     // Not before: a file system may keep an open waiting, and forks with it.
-    noted(&Opening::begin(), file)
+    noted(&ForksHeld::begin(), file)
 }
 
 /// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.
@@ -92,7 +92,7 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn socket(domain: Domain, protocol: Option<Protocol>) -> io::Result<Socket> {
-    let opening = Opening::begin();
+    let opening = ForksHeld::begin();
     let opened = Socket::new(domain, Type::STREAM.nonblocking().cloexec(), protocol)?;
     noted(&opening, opened)
 }
@@ -102,7 +102,7 @@ pub fn socket(domain: Domain, protocol: Option<Protocol>) -> io::Result<Socket> 
 /// # Errors
 /// The system's, such as [`io::ErrorKind::WouldBlock`].
 pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
-    let opening = Opening::begin();
+    let opening = ForksHeld::begin();
     let (socket, from) = listener.accept()?;
     Ok((noted(&opening, socket)?, from))
 }
@@ -112,13 +112,13 @@ pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
 /// # Errors
 /// As there.
 pub fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
-    let opening = Opening::begin();
+    let opening = ForksHeld::begin();
     let (stream, from) = listener.accept()?;
     Ok((noted(&opening, stream)?, from))
 }
 
 /// [`above_streams`] of what a forked child gets no copy of.
-fn noted<T: From<OwnedFd> + Into<OwnedFd>>(opening: &Opening, opened: T) -> io::Result<T> {
+fn noted<T: From<OwnedFd> + Into<OwnedFd>>(opening: &ForksHeld, opened: T) -> io::Result<T> {
     let opened: OwnedFd = above_streams(opened.into())?;
     opening.note(opened.as_raw_fd());
     Ok(opened.into())

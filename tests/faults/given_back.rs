@@ -63,8 +63,9 @@ impl Holdings {
     }
 }
 
-/// Mappings of the system's own that come and go: stacks of ended threads that are kept, arenas of the heap.
-const LOOSE_MAPS: usize = 12;
+/// Mappings of the C library's own: it keeps up to 20 stacks of ended threads, two mappings each, and arenas of the
+/// heap for threads that run at the same time.
+const LOOSE_MAPS: usize = 48;
 /// Bytes of the heap that come and go: queues that have grown, what was freed by another thread.
 const LOOSE_BYTES: usize = 48 << 10;
 /// A look at all ranks takes about a millisecond; what has ended is counted for a moment.

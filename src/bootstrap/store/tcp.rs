@@ -41,8 +41,8 @@ use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
 
 /// A store that one process serves at a known address. The server belongs to the `TcpStore` that [`TcpStore::serve`]
-/// yields and ends with it. Calls from several threads on one `TcpStore` run one after the other. A forked child may use
-/// its parent's: it connects anew.
+/// yields and ends with it. Calls from several threads on one `TcpStore` run one after the other. A forked child may
+/// use its parent's: it connects anew.
 #[derive(Debug)]
 pub struct TcpStore {
     client: PerProcess<Mutex<Client>>,
