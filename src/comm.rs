@@ -48,6 +48,7 @@ mod placement;
 mod prepared_init;
 mod programs;
 mod proxy;
+mod registrations;
 mod request;
 mod scope;
 mod session;
@@ -138,8 +139,14 @@ use status::{Making, Status};
 ///
 /// # Forked children
 /// A communicator belongs to the process that made it. In a child that `fork` has made, calls are
-/// [`Kind::InvalidUsage`], and dropping the handle does nothing. The child holds the parent's sockets open until it
-/// ends or runs another program.
+/// [`Kind::InvalidUsage`], and dropping the handle does nothing. The child may make communicators of its own, whatever
+/// its parent has had or has. It does not keep its parent's connections open: if the parent ends, the other ranks know
+/// that at once, as without a child. The log's callback and the devices of a process are not its children's.
+///
+/// This takes `fork` of the C library, which Python calls too; children of `system()` and `posix_spawn` run another
+/// program at once. A child that was made otherwise (`_Fork`, a bare `clone`) keeps the connections of its parent open
+/// until it runs another program or ends. If the parent dies meanwhile, ranks of its host find that in the calls that
+/// wait for it, a second later; ranks of other hosts, and ranks in an init, wait until their deadlines.
 pub struct Communicator {
     status: Arc<Status>,
     birthplace: Birthplace,
@@ -253,11 +260,12 @@ impl Communicator {
         settled.unwrap_or(World { rank: Rank::new(0), size: 0 })
     }
 
-    /// My rank and how many there are, for a call.
+    /// My rank and how many there are, for a call. Never waits.
     ///
     /// # Errors
     /// While a split is still to say, and where it has failed.
-    fn world(&self) -> Result<World> {
+    #[inline]
+    pub(crate) fn world(&self) -> Result<World> {
         match self.status.world() {
             Some(world) => Ok(world),
             None => self.unsettled_world(),
@@ -272,6 +280,13 @@ impl Communicator {
         }
         let failed = || self.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
         self.status.await_world().ok_or_else(failed)
+    }
+
+    /// My rank and how many there are, where they are known.
+    #[cfg(feature = "cpp")]
+    #[inline]
+    pub(crate) fn known_world(&self) -> Option<World> {
+        self.status.world()
     }
 
     /// My rank; 0 while a split is still to say.
@@ -361,7 +376,8 @@ impl Communicator {
     }
 
     /// Waits for this communicator's calls on streams, says goodbye to the other ranks and frees everything. The others
-    /// go on with what they have begun; a collective that needs this rank is an error there.
+    /// go on with what they have begun; a collective that needs this rank is an error there. Waits for a non-blocking
+    /// split or shrink that is under way, as dropping the handle does: the child needs this communicator.
     ///
     /// # Errors
     /// The error that had ended the communicator before, or with which a call on a stream has ended meanwhile.

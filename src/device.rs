@@ -44,7 +44,8 @@ use std::os::fd::OwnedFd;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::error::{Error, Result};
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sys::fork::PerProcess;
 use crate::types::Protocol;
 
 pub use crate::sys::memory::Generation;
@@ -453,8 +454,8 @@ fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<Lenda
     Ok(Lendable { parts: vec![memory.clone()], offset: 0 })
 }
 
-/// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one
-/// device: the first that is added under it stays.
+/// Makes `device` known to this process, until it ends, and not to its forked children; it comes before a GPU of the
+/// same number. A number names one device: the first that is added under it stays.
 pub fn add(device: &'static dyn Device) {
     if let Home::Device(id) = device.home() {
         added().entry(id).or_insert(device);
@@ -464,7 +465,7 @@ pub fn add(device: &'static dyn Device) {
 /// The devices that were added. One table, because communicators share devices, and an address alone has to tell its
 /// device.
 fn added() -> MutexGuard<'static, BTreeMap<DeviceId, &'static dyn Device>> {
-    static ADDED: OnceLock<Mutex<BTreeMap<DeviceId, &'static dyn Device>>> = OnceLock::new();
+    static ADDED: PerProcess<Mutex<BTreeMap<DeviceId, &'static dyn Device>>> = PerProcess::new();
     ADDED.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -207,6 +207,8 @@ mod bridge {
         fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure;
         fn is_open(comm: &Comm) -> bool;
         fn rank(comm: &Comm) -> i32;
+        fn world_now(comm: &Comm, rank: &mut i32, size: &mut i32) -> *mut Failure;
+        fn knows_world(comm: &Comm, rank: &mut i32, size: &mut i32) -> bool;
         fn size(comm: &Comm) -> i32;
         unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure;
         unsafe fn run_v(
@@ -226,7 +228,7 @@ mod bridge {
         fn async_error(comm: &Comm) -> *mut Failure;
         fn finalize(comm: &Comm) -> *mut Failure;
         fn discard(comm: &Comm, deserted: bool);
-        fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
+        fn register_memory(comm: &Comm, memory: &Memory, takes_back: bool) -> *mut Failure;
         fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
         fn provoke_panic_in(comm: &Comm) -> *mut Failure;
 
@@ -385,7 +387,9 @@ impl Comm {
             None => return failure::pass(Error::invalid_usage("there is no communicator: it was never made")),
         };
         let end = || self.end("a panic inside rsccl");
-        failure::guard_or(Some(Rank::new(detached.communicator().rank())), || body(detached), end)
+        // Not `rank`, which waits for a child that is being made.
+        let rank = detached.communicator().known_world().map(|world| world.rank);
+        failure::guard_or(rank, || body(detached), end)
     }
 
     /// Ends the communicator and tells the others why.
@@ -488,6 +492,24 @@ fn rank(comm: &Comm) -> i32 {
     comm.0.as_ref().map_or(-1, |detached| int_of(detached.communicator().rank()))
 }
 
+/// Rank and size for a call, which does not wait for them.
+fn world_now(comm: &Comm, rank: &mut i32, size: &mut i32) -> *mut Failure {
+    comm.on(|detached| {
+        let world = detached.communicator().world()?;
+        (*rank, *size) = (int_of(world.rank.get()), int_of(world.size));
+        Ok(())
+    })
+}
+
+/// Whether rank and size are known, and if so which.
+fn knows_world(comm: &Comm, rank: &mut i32, size: &mut i32) -> bool {
+    let world = comm.0.as_ref().and_then(|detached| detached.communicator().known_world());
+    if let Some(world) = world {
+        (*rank, *size) = (int_of(world.rank.get()), int_of(world.size));
+    }
+    world.is_some()
+}
+
 fn size(comm: &Comm) -> i32 {
     comm.0.as_ref().map_or(0, |detached| int_of(detached.communicator().size()))
 }
@@ -576,7 +598,7 @@ fn async_error(comm: &Comm) -> *mut Failure {
 }
 
 fn finalize(comm: &Comm) -> *mut Failure {
-    comm.on(Detached::close)
+    comm.on(Detached::close_now)
 }
 
 /// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
@@ -598,10 +620,11 @@ fn discard(comm: &Comm, deserted: bool) {
     failure::drop_failure(comm.on(Detached::discard));
 }
 
-fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure {
+fn register_memory(comm: &Comm, memory: &Memory, takes_back: bool) -> *mut Failure {
     comm.on(|detached| {
-        let moved = || Error::invalid_argument("the buffer to register was moved from");
-        detached.register(memory.0.as_ref().ok_or_else(moved)?)
+        let moved = || Error::invalid_argument("the buffer was moved from");
+        let buffer = memory.0.as_ref().ok_or_else(moved)?;
+        if takes_back { detached.deregister(buffer) } else { detached.register(buffer) }
     })
 }
 
@@ -666,7 +689,7 @@ unsafe fn begin(
             let message = "a call on a stream (its last argument; a literal 0 is CUDA's default stream) returns at \
                            once: call it on the communicator itself, not by start(); leave the stream out for memory \
                            of the host";
-            return Err(Error::invalid_usage(message).at(Rank::new(detached.communicator().rank())));
+            return Err(Error::invalid_usage(message).at(detached.communicator().world()?.rank));
         }
         // SAFETY: the caller's promise, until the request has ended, which is when nobody uses the memory any more.
         let pending = match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {

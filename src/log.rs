@@ -28,12 +28,13 @@ mod sink;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::Location;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use tracing::level_filters::LevelFilter;
 
 use crate::config::{Config, DebugLevel, Note, Subsystem};
+use crate::sys::fork::PerProcess;
 use crate::sys::writing;
 
 use printer::Printer;
@@ -52,14 +53,12 @@ pub(crate) fn install(config: &Config, rank: Option<u32>) {
         && let Some((printer, mistake)) = Printer::new(config)
     {
         mistakes.extend(mistake);
-        let (level, hears_calls) = (printer.level() as u8, printer.hears_calls());
         // If two threads come at the same time, the second one's printer is dropped.
-        if PRINTER.set(printer).is_ok() {
-            // Relaxed: a thread that sees these numbers early looks for the printer, and prints nothing if it is not
-            // there yet.
-            LOUDNESS.store(level + 1, Ordering::Relaxed);
-            PRINTS_CALLS.store(hears_calls, Ordering::Relaxed);
-        }
+        let printer = PRINTER.get_or_init(|| printer);
+        // Relaxed: a thread that sees these numbers early looks for the printer, and prints nothing if it is not there
+        // yet.
+        LOUDNESS.store(printer.level() as u8 + 1, Ordering::Relaxed);
+        PRINTS_CALLS.store(printer.hears_calls(), Ordering::Relaxed);
     }
     for note in config.notes().iter().cloned().chain(mistakes.into_iter().map(Note::Mistake)) {
         match note {
@@ -71,11 +70,12 @@ pub(crate) fn install(config: &Config, rank: Option<u32>) {
 
 /// Logs the version, once in a process. Rank 0 calls this when an init begins, as in NCCL.
 pub(crate) fn version() {
-    // Relaxed: the second caller does not need the effects of the first one.
-    if !SAID_VERSION.swap(true, Ordering::Relaxed) {
-        event!(Version / INFO, Init, "RSCCL version {}", env!("CARGO_PKG_VERSION"));
+    if is_new(VERSION) {
+        event!(Version / INFO, Init, "{VERSION}");
     }
 }
+
+const VERSION: &str = concat!("RSCCL version ", env!("CARGO_PKG_VERSION"));
 
 /// Whether the lines of calls have a listener. Costs two loads, for calls that must cost no more without one.
 #[inline]
@@ -140,7 +140,7 @@ pub(crate) fn say_once(note: &Note) {
 /// Whether `text` is new; records it.
 fn is_new(text: &str) -> bool {
     // The set is consistent even if a holder of the lock panicked.
-    let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut said = SAID.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     said.len() < MAX_SAID && said.insert(text.to_owned())
 }
 
@@ -208,14 +208,14 @@ macro_rules! trace {
 
 pub(crate) use {detail, event, info, trace, warn_ as warn};
 
-/// The printer of NCCL's lines. Standard output and `NCCL_DEBUG_FILE` belong to the process, so the printer does too.
-static PRINTER: OnceLock<Printer> = OnceLock::new();
+/// The printer of NCCL's lines. Standard output and `NCCL_DEBUG_FILE` belong to the process, so the printer does too. A
+/// forked child begins without: its lines have another process number, and perhaps a file of their own.
+static PRINTER: PerProcess<Printer> = PerProcess::new();
 /// One more than the level of [`PRINTER`]; 0 while there is none.
 static LOUDNESS: AtomicU8 = AtomicU8::new(0);
 /// Whether [`PRINTER`] has lines for calls.
 static PRINTS_CALLS: AtomicBool = AtomicBool::new(false);
-static SAID_VERSION: AtomicBool = AtomicBool::new(false);
-/// The remarks that have been logged: a process with many communicators logs each once.
-static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The remarks that have been logged, and the version: a process with many communicators logs each once.
+static SAID: PerProcess<Mutex<BTreeSet<String>>> = PerProcess::new();
 /// The most remarks that are remembered; a process has a few.
 const MAX_SAID: usize = 256;

@@ -16,6 +16,7 @@ pub mod futex;
 pub mod gpus;
 pub mod host;
 pub mod identity;
+mod inherited;
 pub mod interfaces;
 pub mod lending;
 pub mod library;

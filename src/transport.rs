@@ -31,7 +31,7 @@ pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
 pub use connect::{EndRequest, Receivers};
 pub use device_queues::{ConnectionMemory, QueueBytes, QueueMemory, QueuePart};
 pub use fabric::{Fabric, Setup, Sizes};
-pub use identity::{host_id, process_token};
+pub use identity::{host_id, process_space, process_token};
 pub use kernel_slots::{FarEnd, KernelSlots};
 pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};
@@ -43,4 +43,4 @@ pub use pumps::Pumps;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;
-pub use windows::{HostWindows, Loan, Neighbour, UserBoard, UserRange};
+pub use windows::{HostWindows, KnownBuffer, Loan, Neighbour, UserBoard, UserRange};

@@ -10,6 +10,8 @@ mod faults {
     mod descriptors;
     mod devices;
     mod floods;
+    mod forks;
+    mod given_back;
     #[cfg(feature = "cuda")]
     mod gpus;
     #[cfg(feature = "cuda")]

@@ -83,6 +83,7 @@ const OTHERS: &[Other] = &[
     ("Communicator", "init", CONSTRUCTOR),
     ("Communicator", "from_env_with", Named("from_env")),
     ("Communicator", "register", Named("register_buffer")),
+    ("Communicator", "deregister", Named("deregister_buffer")),
     ("Communicator", "on", Nothing("in C++ each call takes its stream")),
     ("Group", "on_stream", Nothing("as Communicator::on")),
     ("Communicator", "chosen", Nothing("for tools; the log says it of every call, with NCCL_DEBUG_SUBSYS=TUNING")),
@@ -157,6 +158,7 @@ const OTHERS: &[Other] = &[
     ("Detached", "communicator", DETACHED),
     ("Detached", "at_rest", DETACHED),
     ("Detached", "register", Named("register_buffer")),
+    ("Detached", "deregister", Named("deregister_buffer")),
     ("OwnedRequest", "is_finished", Named("test")),
     ("DataType", "I8", Named("int8")),
     ("DataType", "U8", Named("uint8")),
@@ -230,6 +232,26 @@ fn every_call_of_the_headers_takes_a_stream() {
         let excepted = WITHOUT_STREAM.iter().any(|(name, _)| *name == call);
         assert_eq!(lacks.is_some(), excepted, "{call}({}) of C++", lacks.unwrap_or(&""));
     }
+}
+
+/// `cpp/tests/nonblocking.cpp` says of each method what it does while a peer is late, and tries those that must not wait.
+#[test]
+fn the_test_of_what_does_not_block_has_every_method() {
+    let list = read(&root().join("cpp/tests/nonblocking.cpp"));
+    let has = |name: &str| list.contains(&format!("\"{name}\"")) || list.contains(&format!("FORMS({name},"));
+    let own = ["submit", "submit_v", "submit_rooted_v", "register_memory", "rank_now", "size_now", "operator"];
+    let inner = ["expect", "times", "block", "mine", "total", "check", "self", "type", "C", "Collectives"];
+    let is_asked = |item: &Declared| {
+        let name = item.name.as_str();
+        item.parameters.is_some() && !own.contains(&name) && !inner.contains(&name)
+    };
+    let all = headers_declare();
+    let asked =
+        all.iter().filter(|item| matches!(item.class.as_str(), "Communicator" | "Collectives") && is_asked(item));
+    let names: BTreeSet<&str> = asked.map(|item| item.name.as_str()).collect();
+    assert!(names.len() > 45, "few methods are found: {names:?}");
+    let forgotten: Vec<&&str> = names.iter().filter(|name| !has(name)).collect();
+    assert!(forgotten.is_empty(), "cpp/tests/nonblocking.cpp does not say whether these block: {forgotten:?}");
 }
 
 #[test]

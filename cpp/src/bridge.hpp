@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <rsccl/src/ffi.rs.h>
@@ -40,17 +41,6 @@ inline rust::Slice<const std::uint8_t> bytes(const std::string& text) {
     return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-// Says that counts are null.
-[[noreturn]] void refuse_null_counts(int rank);
-
-// The counts; throws where they are null and their number is not 0.
-inline rust::Slice<const std::size_t> counts(View<const std::size_t> all, int rank) {
-    if (__builtin_expect(all.data() == nullptr && all.size() > 0, 0)) {
-        refuse_null_counts(rank);
-    }
-    return {all.data(), all.size()};
-}
-
 // The configuration as the bridge has it.
 rust::Box<ffi::Settings> settings(const Config& config);
 
@@ -71,6 +61,12 @@ class Origin {
     const unsigned made_;
 };
 
+// A rank among how many.
+struct World {
+    int rank;
+    int size;
+};
+
 // What a Communicator points to, with its requests and groups.
 struct State {
     // `thrown` is where its hook's exceptions go: a child begins with its parent's hook, and so has its parent's.
@@ -80,14 +76,37 @@ struct State {
     State(const State&) = delete;
     State& operator=(const State&) = delete;
 
+    // Rank and size. Those of a child that a non-blocking split is making: waits until it is made; 0 and 0 where that fails.
+    World world() const;
+    // The same for a call, which does not wait: throws InProgress, or the error with which the making has failed.
+    World world_now() const;
+    // For errors.
+    std::optional<int> known_rank() const noexcept;
+
     rust::Box<ffi::Comm> comm;
     rust::Box<ffi::Stop> stop;
-    const int rank;
-    const int size;
     const int exceptions; // under way when it was made
     const std::shared_ptr<ffi::Thrown> thrown;
     const Origin origin;
+
+  private:
+    // Whether rank and size are known.
+    bool know() const noexcept;
+    void keep(World world) const noexcept;
+    mutable std::atomic<int> rank_{0};
+    mutable std::atomic<int> size_{0}; // 0 until both are known; written last, read first
 };
+
+// Says that counts are null.
+[[noreturn]] void refuse_null_counts(std::optional<int> rank);
+
+// The counts of a call on `state`; throws where they are null and their number is not 0.
+inline rust::Slice<const std::size_t> counts(View<const std::size_t> all, const State& state) {
+    if (__builtin_expect(all.data() == nullptr && all.size() > 0, 0)) {
+        refuse_null_counts(state.known_rank());
+    }
+    return {all.data(), all.size()};
+}
 
 [[noreturn]] void refuse_empty();
 [[noreturn]] void refuse_forked(const State& state);

@@ -17,8 +17,47 @@ namespace rsccl {
 namespace detail {
 
 State::State(rust::Box<ffi::Comm> made, std::shared_ptr<ffi::Thrown> where)
-    : comm(std::move(made)), stop(ffi::stop(*comm)), rank(ffi::rank(*comm)), size(ffi::size(*comm)),
-      exceptions(std::uncaught_exceptions()), thrown(std::move(where)) {}
+    : comm(std::move(made)), stop(ffi::stop(*comm)), exceptions(std::uncaught_exceptions()), thrown(std::move(where)) {
+    know();
+}
+
+void State::keep(World world) const noexcept {
+    rank_.store(world.rank, std::memory_order_relaxed);
+    // Release: pairs with the acquire in `know`, so that the rank is seen too.
+    size_.store(world.size, std::memory_order_release);
+}
+
+bool State::know() const noexcept {
+    if (__builtin_expect(size_.load(std::memory_order_acquire) > 0, 1)) {
+        return true;
+    }
+    World world{0, 0};
+    const bool known = ffi::knows_world(*comm, world.rank, world.size);
+    if (known) {
+        keep(world);
+    }
+    return known;
+}
+
+World State::world() const {
+    if (__builtin_expect(!know(), 0)) {
+        return {ffi::rank(*comm), ffi::size(*comm)};
+    }
+    return {rank_.load(std::memory_order_relaxed), size_.load(std::memory_order_relaxed)};
+}
+
+World State::world_now() const {
+    if (__builtin_expect(!know(), 0)) {
+        World world{0, 0};
+        check(ffi::world_now(*comm, world.rank, world.size), *thrown);
+        return world;
+    }
+    return {rank_.load(std::memory_order_relaxed), size_.load(std::memory_order_relaxed)};
+}
+
+std::optional<int> State::known_rank() const noexcept {
+    return know() ? std::optional<int>(rank_.load(std::memory_order_relaxed)) : std::nullopt;
+}
 
 State::~State() {
     if (origin.is_here()) {
@@ -40,7 +79,7 @@ Origin::Origin() noexcept : made_(forks.load(std::memory_order_relaxed)) {
 void refuse_empty() { throw InvalidUsage("there is no communicator: it was moved from, or never made"); }
 
 void refuse_forked(const State& state) {
-    throw InvalidUsage("the communicator belongs to the process that this one was forked from: make one of its own", state.rank, {}, {});
+    throw InvalidUsage("the communicator belongs to the process that this one was forked from: make one of its own", state.known_rank(), {}, {});
 }
 
 namespace {
@@ -81,7 +120,7 @@ void refuse_host_for_gpu() {
     throw InvalidUsage("a gpu_buffer is memory of a GPU, and the stream of the call is the host: pass a Stream of that GPU (a cudaStream_t)");
 }
 
-void refuse_null_counts(int rank) { throw InvalidArgument("the counts are null, and their number is not 0", rank, {}, {}); }
+void refuse_null_counts(std::optional<int> rank) { throw InvalidArgument("the counts are null, and their number is not 0", rank, {}, {}); }
 
 void refuse_negative_count(int rank, Kind call) { throw InvalidArgument("a count is negative", rank, {}, name_of_call(call)); }
 
@@ -158,8 +197,10 @@ Communicator Communicator::from_store(Store& store, int rank, int size, const Co
 // ---- what it is
 
 Communicator::operator bool() const noexcept { return state_ && ffi::is_open(*state_->comm); }
-int Communicator::rank() const { return detail::there(state_).rank; }
-int Communicator::size() const { return detail::there(state_).size; }
+int Communicator::rank() const { return detail::there(state_).world().rank; }
+int Communicator::size() const { return detail::there(state_).world().size; }
+int Communicator::rank_now() const { return detail::there(state_).world_now().rank; }
+int Communicator::size_now() const { return detail::there(state_).world_now().size; }
 
 // ---- calls
 
@@ -168,7 +209,7 @@ namespace {
 // Bodies of rsccl::group() that this thread is in.
 thread_local int bodies = 0;
 
-[[noreturn]] void refuse_beside_group(detail::Kind kind, int rank) {
+[[noreturn]] void refuse_beside_group(detail::Kind kind, std::optional<int> rank) {
     const std::string name = detail::name_of_call(kind);
     throw InvalidUsage("comm." + name + "() inside the body of rsccl::group() would run at once, and not with the group: call calls.on(comm)." +
                            name + "(), where `calls` is the body's argument",
@@ -182,7 +223,7 @@ Group::Inside::~Inside() { --bodies; }
 
 void Communicator::submit(const detail::Call& call) const {
     if (__builtin_expect(bodies > 0, 0)) {
-        refuse_beside_group(call.kind, rank());
+        refuse_beside_group(call.kind, detail::there(state_).known_rank());
     }
     const detail::State& state = detail::use(state_.get());
     const ffi::Comm& comm = *state.comm;
@@ -190,23 +231,25 @@ void Communicator::submit(const detail::Call& call) const {
     if (call.counts.size() == 0) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
     } else {
-        detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
-                                 detail::counts(call.recv_counts, state_->rank)),
+        detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state),
+                                 detail::counts(call.recv_counts, state)),
                       *state_->thrown);
     }
 }
 
 Starter Communicator::start() const { return Starter(detail::there(state_)); }
 
-int Starter::rank() const { return state_->rank; }
-int Starter::size() const { return state_->size; }
+int Starter::rank() const { return state_->world().rank; }
+int Starter::size() const { return state_->world().size; }
+int Starter::rank_now() const { return state_->world_now().rank; }
+int Starter::size_now() const { return state_->world_now().size; }
 
 Request Starter::submit(const detail::Call& call) const {
     const ffi::What what = detail::what_of(call);
     // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
     std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown, {}});
-    detail::check(ffi::begin(*detail::use(state_).comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
-                             detail::counts(call.recv_counts, state_->rank), *pending->waiting));
+    detail::check(ffi::begin(*detail::use(state_).comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, *state_),
+                             detail::counts(call.recv_counts, *state_), *pending->waiting));
     return detail::Access::request(std::move(pending));
 }
 
@@ -214,7 +257,8 @@ Request Starter::submit(const detail::Call& call) const {
 
 std::optional<Communicator> Communicator::split(std::optional<int> color, std::int64_t key) const {
     if (color && *color < 0) {
-        throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out", rank(), {}, {});
+        throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out",
+                              detail::there(state_).known_rank(), {}, {});
     }
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
@@ -228,7 +272,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
 Communicator Communicator::by_color(int color, std::int64_t key) const {
     std::optional<Communicator> child = split(color, key);
     if (!child) {
-        throw InternalError("a rank with a color got no communicator", rank(), {}, "split");
+        throw InternalError("a rank with a color got no communicator", state_->known_rank(), {}, "split");
     }
     return std::move(*child);
 }
@@ -322,9 +366,9 @@ void Communicator::set_progress(std::function<void()> hook) {
     detail::check(ffi::set_progress(comm, std::move(held)));
 }
 
-void Communicator::register_memory(detail::SharedBytes& memory) const {
+void Communicator::register_memory(detail::SharedBytes& memory, bool takes_back) const {
     const detail::State& state = detail::use(state_.get());
-    detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory)), *state.thrown);
+    detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory), takes_back), *state.thrown);
 }
 
 // ---- windows
@@ -350,7 +394,7 @@ Window Communicator::register_window(const detail::GpuBytes& memory) const {
 Window Communicator::register_window(void* memory, std::size_t bytes, Stream stream) const {
     const detail::State& state = detail::use(state_.get());
     if (stream.is_host()) {
-        throw InvalidUsage("a window lies on the GPU of a stream, and Stream::host() belongs to none: pass a CUDA stream", state.rank, {},
+        throw InvalidUsage("a window lies on the GPU of a stream, and Stream::host() belongs to none: pass a CUDA stream", state.known_rank(), {},
                            {});
     }
     auto registered = std::make_unique<Window::Registered>();
@@ -363,7 +407,7 @@ Window Communicator::register_window(void* memory, std::size_t bytes, Stream str
 void Communicator::deregister_window(Window window) const {
     const detail::State& state = detail::use(state_.get());
     if (!window.registered_) {
-        throw InvalidUsage("the window was moved from", state.rank, {}, {});
+        throw InvalidUsage("the window was moved from", state.known_rank(), {}, {});
     }
     detail::check(ffi::deregister_window(*state.comm, *window.registered_->window), *state.thrown);
 }
@@ -426,16 +470,22 @@ Group::~Group() {
 }
 
 Group::Member::Member(Group& group, const Communicator& communicator)
-    : group_(&group), state_(detail::Access::state(communicator)), rank_(communicator.rank()), size_(communicator.size()) {
+    : group_(&group), state_(detail::Access::state(communicator)) {
+    const detail::State& state = detail::there(state_);
     if (!group.batch_) {
-        throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
+        throw InvalidUsage("the group has ended: make a new one", state.known_rank(), {}, {});
     }
 }
+
+int Group::Member::rank() const noexcept { return state_->world().rank; }
+int Group::Member::size() const noexcept { return state_->world().size; }
+int Group::Member::rank_now() const { return state_->world_now().rank; }
+int Group::Member::size_now() const { return state_->world_now().size; }
 
 void Group::Member::submit(const detail::Call& call) const {
     const ffi::What what = detail::what_of(call);
     if (!group_->batch_) {
-        throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
+        throw InvalidUsage("the group has ended: make a new one", state_->known_rank(), {}, {});
     }
     Batch& batch = *group_->batch_;
     bool known = false;
@@ -446,8 +496,8 @@ void Group::Member::submit(const detail::Call& call) const {
         batch.states.push_back(state_);
     }
     const ffi::Comm* comm = &*detail::use(state_.get()).comm;
-    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, rank_),
-                           detail::counts(call.recv_counts, rank_)));
+    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, *state_),
+                           detail::counts(call.recv_counts, *state_)));
     batch.any = true;
 }
 

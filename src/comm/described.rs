@@ -72,14 +72,28 @@ impl Communicator {
     /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an
     /// example). Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
     /// unregistered buffers works all the same, through scratch, and so does every call of a communicator over several
-    /// hosts or of more than 64 ranks, where registering does nothing. The memory stays mapped until the communicator
-    /// ends.
+    /// hosts or of more than 64 ranks, where registering does nothing.
+    ///
+    /// The memory stays mapped, here and by the other ranks, until [`Communicator::deregister`], or the end of the
+    /// communicator. Buffers that all ranks have dropped are given back when they next register or deregister one.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.
+    /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations at a time.
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
         self.with_engine(|engine| {
-            engine.register(buffer.memory(), &mut NoBackground).map_err(|error| error.during("register"))
+            engine.register(&buffer.known(), &mut NoBackground).map_err(|error| error.during("register"))
+        })
+    }
+
+    /// Takes `buffer` back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all
+    /// ranks call it, each with its buffer of the same [`Communicator::register`]. Until all have, the memory stays
+    /// mapped. A buffer that was not registered changes nothing. What the buffer holds stays.
+    ///
+    /// # Errors
+    /// Those of a collective call.
+    pub fn deregister<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        self.with_engine(|engine| {
+            engine.deregister(&buffer.known(), &mut NoBackground).map_err(|error| error.during("deregister"))
         })
     }
 

@@ -7,6 +7,8 @@
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
+#[cfg(feature = "cpp")]
+use crate::comm::away;
 use crate::comm::engine::Engine;
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
@@ -163,9 +165,20 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::register`].
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
-        let memory = buffer.memory().clone();
+        let buffer = buffer.known();
         self.on_engine(move |engine, background| {
-            engine.register(&memory, background).map_err(|error| error.during("register"))
+            engine.register(&buffer, background).map_err(|error| error.during("register"))
+        })
+    }
+
+    /// [`Communicator::deregister`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::deregister`].
+    pub fn deregister<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        let buffer = buffer.known();
+        self.on_engine(move |engine, background| {
+            engine.deregister(&buffer, background).map_err(|error| error.during("deregister"))
         })
     }
 
@@ -189,6 +202,16 @@ impl Detached {
             bring_home(&self.communicator, worker);
         }
         self.communicator.close()
+    }
+
+    /// [`Detached::close`] for a caller who may call again: where a thread makes a child, it does not wait for that.
+    ///
+    /// # Errors
+    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn close_now(&self) -> Result<()> {
+        self.communicator.check_process()?;
+        if self.communicator.status.makes_child() { Err(self.communicator.at(away())) } else { self.close() }
     }
 
     /// Waits for the requests that are under way, and closes a communicator that nobody finalizes.

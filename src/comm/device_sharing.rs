@@ -21,8 +21,9 @@ use crate::exec::{Cohort, Rendezvous};
 use crate::log;
 use crate::plan::{MOST_CHANNELS, WINDOW_LANES};
 use crate::sync::Wait;
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 use crate::sync::ring::Shape;
+use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::topo::Topology;
 use crate::transport::{Channel, ConnectionMemory, Need, QueueBytes, QueuePart, Way, process_token};
@@ -671,7 +672,7 @@ impl Drop for Entry {
 /// The table in which ranks of one process find each other during a meeting: threads of one process have nothing else
 /// in common. Its keys are random.
 fn meetings() -> MutexGuard<'static, HashMap<u64, Weak<Shared>>> {
-    static MEETINGS: OnceLock<Mutex<HashMap<u64, Weak<Shared>>>> = OnceLock::new();
+    static MEETINGS: PerProcess<Mutex<HashMap<u64, Weak<Shared>>>> = PerProcess::new();
     lock(MEETINGS.get_or_init(Mutex::default))
 }
 

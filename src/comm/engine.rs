@@ -11,7 +11,7 @@ use crate::comm::failure_watch::FailureWatch;
 use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::{BootstrapCall, WaitingFor};
 use crate::comm::session::Session;
-use crate::device::{Home, HostRegion};
+use crate::device::Home;
 use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::epoch::{Epoch, Met};
@@ -30,7 +30,7 @@ use crate::sync::{
 };
 use crate::sys::futex;
 use crate::topo::Topology;
-use crate::transport::{Fabric, HostWindows, Need, Receivers, Setup};
+use crate::transport::{Fabric, HostWindows, KnownBuffer, Need, Receivers, Setup};
 use crate::tune::Choice;
 use crate::types::{Collective, DataType, Rank, World};
 
@@ -39,9 +39,9 @@ use crate::types::{Collective, DataType, Rank, World};
 pub(crate) struct Engine {
     /// What this rank knows. Other threads may look at it while a call runs.
     pub(crate) session: Arc<Session>,
-    mover: CallMover,
+    pub(super) mover: CallMover,
     /// The mapped memory of my host, once opened.
-    windows: Option<Arc<HostWindows>>,
+    pub(super) windows: Option<Arc<HostWindows>>,
     pub(super) chooser: Chooser,
     last_call: LastCall,
     flat: Flat,
@@ -602,14 +602,15 @@ impl Engine {
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
     /// it does nothing.
-    pub(crate) fn register(&mut self, memory: &HostRegion, background: &mut dyn Background) -> Result<()> {
+    pub(crate) fn register(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
         if !self.chooser.reaches_buffers() {
             return Ok(());
         }
         // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.
-        self.meet("register", background)?;
+        let met = self.meet("register", background)?;
+        self.give_back_registrations(&met)?;
         self.open_windows(WaitingFor::Anything, background)?;
-        self.set_up(WaitingFor::Anything, background, |fabric, setup| fabric.register(memory, setup))?;
+        self.set_up(WaitingFor::Anything, background, |fabric, setup| fabric.register(buffer, setup))?;
         self.windows = self.mover.fabric.windows();
         Ok(())
     }

@@ -150,6 +150,7 @@ impl<'a> FailureWatch<'a> {
         // Again after a while: some of the messages may have ended.
         self.next_telling = waited + STALL;
         self.session.tell_begun();
+        self.session.look_at_processes();
         if let Some(stall) = self.stall(waiting) {
             self.session.tell_stall(stall);
             if self.at_end == AtEnd::Nothing {

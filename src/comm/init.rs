@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::plan::Layout;
 use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits};
-use crate::transport::{Fabric, PeerInfo, host_id, process_token};
+use crate::transport::{Fabric, PeerInfo, host_id, process_space, process_token};
 use crate::types::{Rank, World};
 
 impl Communicator {
@@ -240,7 +240,8 @@ fn assemble(
     let early = !settings.connect_late;
     // The smallest number of any rank, so that all ranks choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
-    let session = Session::new(bootstrap, settings, abort.clone());
+    let mut session = Session::new(bootstrap, settings, abort.clone());
+    session.watch_processes(mine, &peers);
     let mut engine = Engine::new(session, fabric, (layout, patience, cores));
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early(limit) {
@@ -266,6 +267,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, wait: Wait) -> Result<Ve
         host: host_id(settings.host_id.as_deref())?,
         process: process_token()?,
         pid: std::process::id(),
+        space: process_space(),
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),

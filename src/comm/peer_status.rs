@@ -22,6 +22,8 @@ pub(crate) struct PeerStatus {
     world: World,
     dead: Vec<Dead>,
     left: Vec<Left>,
+    /// Ranks whose process had ended at the last look.
+    ended: Vec<Rank>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
     /// How many messages ranks have begun for which others wait.
@@ -58,6 +60,7 @@ impl PeerStatus {
             world,
             dead: Vec::new(),
             left: Vec::new(),
+            ended: Vec::new(),
             stalled: HashMap::new(),
             begun: BegunCounts::default(),
             failure: None,
@@ -97,6 +100,16 @@ impl PeerStatus {
             }
         };
         gone.map_or(Ok(()), |left| Err(finalized(left.rank)))
+    }
+
+    /// Of the ranks whose process has ended, those whose had ended at the last look too and of whom nothing was heard
+    /// since: a goodbye may have been on its way.
+    pub(crate) fn ended(&mut self, now: Vec<Rank>) -> Vec<Rank> {
+        let before = std::mem::replace(&mut self.ended, now);
+        let is_known = |rank: &Rank| {
+            self.left.iter().any(|left| left.rank == *rank) || self.dead.iter().any(|dead| dead.rank == *rank)
+        };
+        self.ended.iter().copied().filter(|rank| before.contains(rank) && !is_known(rank)).collect()
     }
 
     /// Who holds up this rank, which is stuck in `mine` and has begun so many messages.

@@ -8,8 +8,8 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::Bootstrap;
 use crate::bootstrap::cause::failure_note;
+use crate::bootstrap::{Bootstrap, Event};
 use crate::comm::Settings;
 use crate::comm::culprit::Culprit;
 use crate::comm::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
@@ -19,7 +19,9 @@ use crate::exec::History;
 use crate::log;
 use crate::sync::primitive::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, NoteReader, Wait};
+use crate::sys::alive::Process;
 use crate::sys::{clock, futex};
+use crate::transport::PeerInfo;
 use crate::types::{Rank, World};
 
 /// What a rank knows of its communicator, apart from what moves data.
@@ -38,6 +40,8 @@ pub(crate) struct Session {
     pub(crate) spans_hosts: bool,
     /// Whether a hook of the program is called while a call waits. Relaxed: only words of errors depend on it.
     pub(crate) has_hook: AtomicBool,
+    /// The processes of the other ranks that this one can see.
+    processes: Vec<(Rank, Process)>,
     /// Collectives begun. All ranks count alike.
     collectives: Count,
     /// Messages begun with each peer. The two ranks of a pair count alike.
@@ -91,8 +95,28 @@ impl Session {
             peers: Mutex::new(PeerStatus::new(world)),
             told: Mutex::default(),
             spans_hosts: false,
+            processes: Vec::new(),
             collectives: Count::default(),
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
+        }
+    }
+
+    /// Watches the processes of `peers` that mean the same by a process's number as `mine`.
+    pub(crate) fn watch_processes(&mut self, mine: &PeerInfo, peers: &[PeerInfo]) {
+        let is_seen = |peer: &&PeerInfo| peer.space == mine.space && mine.space != 0 && peer.process != mine.process;
+        let process = |peer: &PeerInfo| Some((peer.rank, Process::of(i32::try_from(peer.pid).ok()?)?));
+        self.processes = peers.iter().filter(is_seen).filter_map(process).collect();
+    }
+
+    /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
+    /// tell that at once, unless a process that the rank has made by a bare `clone` has copies of them.
+    pub(crate) fn look_at_processes(&self) {
+        let ended = self.processes.iter().filter(|(_, process)| process.has_ended());
+        let ended: Vec<Rank> = ended.map(|(rank, _)| *rank).collect();
+        let mut peers = self.peers();
+        for rank in peers.ended(ended) {
+            let why = "its process has ended, and a process that it has made keeps its connections open".to_owned();
+            peers.hear(Event::Died(rank, why), &self.history);
         }
     }
 

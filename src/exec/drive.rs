@@ -419,7 +419,18 @@ mod tests {
         let peers: Vec<PeerInfo> = (0..2)
             .map(|rank| {
                 let (rank, home) = (Rank::new(rank), ThreadHome::default());
-                PeerInfo { rank, host: 1, process: 1, pid: 1, cores: 2, settings: 0, tuning: 0, home, switches: [0; 4] }
+                PeerInfo {
+                    rank,
+                    host: 1,
+                    process: 1,
+                    pid: 1,
+                    space: 0,
+                    cores: 2,
+                    settings: 0,
+                    tuning: 0,
+                    home,
+                    switches: [0; 4],
+                }
             })
             .collect();
         let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };

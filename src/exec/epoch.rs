@@ -347,10 +347,11 @@ mod tests {
             arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread; 2],
             boards: None,
-            registered: vec![Registered {
+            registered: vec![Some(Registered {
                 generation: memory().keep().share_anew().unwrap(),
                 memory: vec![memory(), memory()],
-            }],
+                life: std::sync::Weak::new(),
+            })],
         };
         let (send, mut recv) = ([0u64; 100], [0u64; 100]);
         let call = Call {
@@ -371,7 +372,7 @@ mod tests {
             user_memory(&windows, &call, world, &[mine, theirs]).map_err(|error| (error.kind(), error.peer()))
         };
         let fine = found(range(0, 8), range(0, 4096 - 800)).unwrap();
-        assert_eq!(fine[1].input.addr() - windows.registered[0].memory[1].base().as_ptr().addr(), 8);
+        assert_eq!(fine[1].input.addr() - windows.registered[0].as_ref().unwrap().memory[1].base().as_ptr().addr(), 8);
         let bad = [None, range(0, 4096 - 799), range(1, 0), range(u16::MAX, 7), range(0, OFFSET_MASK)];
         for bad in bad {
             assert_eq!(found(bad, range(0, 0)).unwrap_err(), (Kind::Remote, Some(1)), "input {bad:?}");

@@ -110,20 +110,24 @@ mod tests {
     fn windows(neighbour: Neighbour) -> HostWindows {
         let memory = HostMemory.allocate_host(8192, Sharing::Processes).unwrap();
         let generation = memory.keep().share_anew().unwrap();
+        // A buffer that lives as long as the test.
+        let buffer = Arc::new(());
+        let life = Arc::downgrade(&buffer);
+        std::mem::forget(buffer);
         let windows = HostWindows {
             ranks: [0, 1].map(Rank::new).to_vec(),
             me: 0,
             arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread, neighbour],
             boards: None,
-            registered: vec![Registered { memory: vec![memory.clone(), memory], generation }],
+            registered: vec![Some(Registered { memory: vec![memory.clone(), memory], generation, life })],
         };
         windows.mine().lease().open(0);
         windows
     }
 
     fn memory(windows: &HostWindows) -> &HostRegion {
-        &windows.registered[0].memory[0]
+        &windows.registered[0].as_ref().unwrap().memory[0]
     }
 
     /// Rank 1 is inside; rank 0 wants its buffer back.

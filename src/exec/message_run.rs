@@ -499,6 +499,7 @@ mod tests {
                         host: 1,
                         process: token,
                         pid,
+                        space: 0,
                         cores: 2,
                         settings: 0,
                         tuning: 0,

@@ -5,6 +5,8 @@ use std::ops::{Deref, DerefMut};
 
 use crate::device::{HostMemory, HostRegion};
 use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::transport::KnownBuffer;
 use crate::types::Element;
 
 /// A zeroed buffer of `T` in memory that processes of this host can share.
@@ -17,6 +19,8 @@ use crate::types::Element;
 /// then registered nowhere: later calls treat it as ordinary memory until it is registered anew. Threads of this
 /// process are waited for, however long they take.
 ///
+/// A child that the process forks has the same memory, not a copy of it: what the child writes, its parent reads.
+///
 /// # Examples
 /// ```
 /// use rsccl::{Buffer, ReduceOp};
@@ -28,7 +32,9 @@ use crate::types::Element;
 ///     send.fill(1.5);
 ///     comm.all_reduce(&send, &mut recv, ReduceOp::Sum)?;
 ///     assert!(recv.iter().all(|value| *value == 3.0));
-///     Ok(())
+///     // Not needed at the end of a program: it gives the peers' mappings back.
+///     comm.deregister(&send)?;
+///     comm.deregister(&recv)
 /// })?;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
@@ -36,6 +42,8 @@ use crate::types::Element;
 pub struct Buffer<T> {
     memory: HostRegion,
     count: usize,
+    /// Dropped with the buffer: communicators that know of it see that it is gone.
+    life: Arc<()>,
     elements: PhantomData<T>,
 }
 
@@ -54,12 +62,12 @@ impl<T: Element> Buffer<T> {
         })?;
         let memory = HostMemory.buffer(bytes)?;
         memory.keep().prefer_huge_pages();
-        Ok(Buffer { memory, count, elements: PhantomData })
+        Ok(Buffer { memory, count, life: Arc::default(), elements: PhantomData })
     }
 
-    /// The memory, to hand it to peers.
-    pub(crate) fn memory(&self) -> &HostRegion {
-        &self.memory
+    /// What communicators know of it.
+    pub(crate) fn known(&self) -> KnownBuffer {
+        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life) }
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) unsafe fn work(
     (send_counts, recv_counts): (&[usize], &[usize]),
 ) -> Result<Work> {
     let comm = detached.communicator();
-    let world = World { rank: Rank::new(comm.rank()), size: comm.size() };
+    let world = comm.world()?;
     let placed = |error: Error| error.during(name_of(what.kind)).at(world.rank);
     let data_type = data_type(what.data_type).map_err(placed)?;
     if what.kind == CallCode::SendRecv.repr {
@@ -281,7 +281,7 @@ impl Batch {
         // SAFETY: it lives, by the caller's promise.
         let Comm(detached) = unsafe { &*comm };
         let detached = detached.as_ref().ok_or_else(no_communicator)?;
-        let world = World { rank: Rank::new(detached.communicator().rank()), size: detached.communicator().size() };
+        let world = detached.communicator().world()?;
         // SAFETY: the caller's promise.
         let work = unsafe { work(detached, what, memory, counts) }?;
         let at = |error: Error| error.at(world.rank);

@@ -97,7 +97,8 @@ pub(super) fn on_gpu(work: Work, stream: &DeviceStream) -> Result<Work> {
 #[cold]
 pub(super) unsafe fn run(detached: &Detached, handle: usize, work: Work) -> Result<()> {
     let comm = detached.at_rest()?;
-    let at = |error: Error| error.at(crate::types::Rank::new(comm.rank()));
+    let rank = comm.world()?.rank;
+    let at = |error: Error| error.at(rank);
     // SAFETY: the caller's promise.
     let stream = unsafe { of_call(handle) }.map_err(at)?;
     let on = comm.on(&stream);

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::DebugLevel;
+use crate::sys::fork::PerProcess;
 
 /// One line of the log.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +21,8 @@ pub struct LogLine<'a> {
     pub printed: &'a str,
 }
 
-/// Passes the log's lines to `callback`; `None` prints them again. Applies to the whole process, as the log does.
+/// Passes the log's lines to `callback`; `None` prints them again. Applies to the whole process, as the log does, and
+/// not to its forked children.
 ///
 /// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and their fields of the first [`crate::Config`] still select the lines. The thread
 /// that logs calls the callback, so several calls may run at a time. Lines that the callback logs itself are dropped;
@@ -62,7 +64,7 @@ pub(super) fn take(line: LogLine<'_>) -> bool {
 
 fn target() -> std::sync::MutexGuard<'static, Option<Target>> {
     // A target is consistent after every statement, so a poisoned lock may be used.
-    TARGET.lock().unwrap_or_else(PoisonError::into_inner)
+    TARGET.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Clone)]
@@ -74,8 +76,9 @@ impl fmt::Debug for Target {
     }
 }
 
-/// The destination of lines. The log belongs to the process, so this does too.
-static TARGET: Mutex<Option<Target>> = Mutex::new(None);
+/// The destination of lines. The log belongs to the process, so this does too. A forked child begins without: the
+/// callback may wait for a thread of the parent.
+static TARGET: PerProcess<Mutex<Option<Target>>> = PerProcess::new();
 
 thread_local! {
     /// Whether this thread is inside the callback: lines that it logs there would call it again without end.

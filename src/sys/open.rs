@@ -5,6 +5,8 @@
 //! container) that is 0, 1 or 2: a line that any part of the program prints would then go into a connection between
 //! ranks, or end the program by SIGPIPE. So what has one of these numbers gets another, which leaves them closed.
 //!
+//! A forked child gets dead ends in place of the sockets that are made here ([`inherited`](super::inherited)).
+//!
 //! What is read whole inside one call, such as a file of `/proc`, may have any number: nothing can be written to it.
 
 use std::fs::{File, OpenOptions};
@@ -14,6 +16,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::sys::inherited::ForksHeld;
 
 /// `opened`, under a number of its own if it has that of a standard stream.
 ///
@@ -64,6 +68,16 @@ pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     above_streams(options.open(path)?)
 }
 
+/// [`file_with`] of a file that is locked: a forked child gets no copy, which would keep the lock.
+///
+/// # Errors
+/// The system's.
+pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.open(path)?;
+    // Not before: a file system may keep an open waiting, and forks with it.
+    noted(&ForksHeld::begin(), file)
+}
+
 /// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.
 ///
 /// # Errors
@@ -78,17 +92,19 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn socket(domain: Domain, protocol: Option<Protocol>) -> io::Result<Socket> {
+    let opening = ForksHeld::begin();
     let opened = Socket::new(domain, Type::STREAM.nonblocking().cloexec(), protocol)?;
-    above_streams(opened)
+    noted(&opening, opened)
 }
 
-/// The next connection of a listener.
+/// The next connection of a listener, which does not block.
 ///
 /// # Errors
 /// The system's, such as [`io::ErrorKind::WouldBlock`].
 pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
+    let opening = ForksHeld::begin();
     let (socket, from) = listener.accept()?;
-    Ok((above_streams(socket)?, from))
+    Ok((noted(&opening, socket)?, from))
 }
 
 /// [`accept`] of a TCP listener.
@@ -96,8 +112,16 @@ pub fn accept(listener: &Socket) -> io::Result<(Socket, SockAddr)> {
 /// # Errors
 /// As there.
 pub fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let opening = ForksHeld::begin();
     let (stream, from) = listener.accept()?;
-    Ok((above_streams(stream)?, from))
+    Ok((noted(&opening, stream)?, from))
+}
+
+/// [`above_streams`] of what a forked child gets no copy of.
+fn noted<T: From<OwnedFd> + Into<OwnedFd>>(opening: &ForksHeld, opened: T) -> io::Result<T> {
+    let opened: OwnedFd = above_streams(opened.into())?;
+    opening.note(opened.as_raw_fd());
+    Ok(opened.into())
 }
 
 /// The least number of a descriptor of the library.

@@ -7,11 +7,11 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::sys::alive::Process;
 use crate::sys::clock;
+use crate::sys::fork::PerProcess;
 
 /// A word in the memory of a process that no other process has at that address: a random number. Reading it first, in
 /// the same system call, proves that a process's number does not belong to another process by now.
@@ -62,7 +62,7 @@ const WORD: usize = size_of::<u64>();
 /// warm caches; `None` where the kernel forbids it. Measured once, in less than a millisecond: the kernel looks up and
 /// pins each page, which takes between a fraction of the copy and several times as long, by machine.
 pub fn slowness() -> Option<f64> {
-    static SLOWNESS: OnceLock<Option<f64>> = OnceLock::new();
+    static SLOWNESS: PerProcess<Option<f64>> = PerProcess::new();
     *SLOWNESS.get_or_init(measured_slowness)
 }
 

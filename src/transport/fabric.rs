@@ -9,7 +9,7 @@ use crate::bootstrap::Bootstrap;
 use crate::device::{Home, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, Weak};
 use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Wait, Waiting, Watch, progress};
 use crate::sys::{clock, futex, limits};
@@ -23,7 +23,7 @@ use crate::transport::peer_reads::PeerReads;
 use crate::transport::table::{
     self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, memory_for_peers, refusals,
 };
-use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
+use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
@@ -342,9 +342,12 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond 1024 registrations.
-    pub fn register(&mut self, mine: &HostRegion, setup: &mut Setup<'_>) -> Result<()> {
+    pub fn register(&mut self, buffer: &KnownBuffer, setup: &mut Setup<'_>) -> Result<()> {
         let windows = self.windows.clone().ok_or_else(|| Error::internal("registered before the windows were open"))?;
-        if windows.registered.len() == MOST_REGISTRATIONS {
+        let mine = &buffer.memory;
+        // All ranks take the same number.
+        let number = windows.registered.iter().position(Option::is_none).unwrap_or(windows.registered.len());
+        if number == MOST_REGISTRATIONS {
             return Err(Error::invalid_usage(format!(
                 "more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones"
             )));
@@ -367,18 +370,44 @@ impl Fabric {
         }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
-        registered.push(Registered { memory, generation });
-        crate::log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
-        let fresh = HostWindows {
-            ranks: windows.ranks.clone(),
-            me: windows.me,
-            arenas: windows.arenas.clone(),
-            neighbours,
-            boards: windows.boards.clone(),
-            registered,
-        };
-        self.windows = Some(Arc::new(fresh));
+        let fresh = Some(Registered { memory, generation, life: buffer.life.clone() });
+        match registered.get_mut(number) {
+            Some(place) => *place = fresh,
+            None => registered.push(fresh),
+        }
+        let all = registered.iter().flatten().count();
+        crate::log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {all} in all");
+        self.windows = Some(Arc::new(HostWindows { neighbours, registered, ..windows.alike() }));
         Ok(())
+    }
+
+    /// Lets go of the registrations of `memory`, of which peers still know.
+    pub fn let_go(&mut self, memory: &HostRegion) {
+        let Some(windows) = &self.windows else { return };
+        let mut registered = windows.registered.clone();
+        for own in registered.iter_mut().flatten().filter(|own| own.memory[windows.me].base() == memory.base()) {
+            own.life = Weak::new();
+        }
+        self.windows = Some(Arc::new(HostWindows { registered, ..windows.alike() }));
+    }
+
+    /// A bit for each registration of which this rank has let go, or that is none; `None` where there are none.
+    pub fn registrations_let_go(&self) -> Option<Vec<u8>> {
+        let registered = &self.windows.as_ref()?.registered;
+        let mut gone = vec![0; registered.len().div_ceil(8)];
+        for (number, one) in registered.iter().enumerate() {
+            let is_gone = one.as_ref().is_none_or(|one| one.life.strong_count() == 0);
+            gone[number / 8] |= u8::from(is_gone) << (number % 8);
+        }
+        registered.iter().any(Option::is_some).then_some(gone)
+    }
+
+    /// Forgets the registrations that `is_gone` names.
+    pub fn unregister(&mut self, is_gone: impl Fn(usize) -> bool) {
+        let Some(windows) = &self.windows else { return };
+        let of = |(number, one): (usize, &Option<Registered>)| one.clone().filter(|_| !is_gone(number));
+        let registered = windows.registered.iter().enumerate().map(of).collect();
+        self.windows = Some(Arc::new(HostWindows { registered, ..windows.alike() }));
     }
 
     /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so

@@ -1,7 +1,7 @@
 //! Who this process is to its peers: which host, which process.
 
 use crate::error::Result;
-use crate::sync::primitive::OnceLock;
+use crate::sys::fork::PerProcess;
 use crate::sys::{host, random};
 
 /// A number that is equal on two ranks that can share memory: a hash of the host's name and boot, or of `NCCL_HOSTID`
@@ -24,7 +24,18 @@ pub fn host_id(chosen: Option<&str>) -> Result<u64> {
     Ok(u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place])))
 }
 
-/// A random number that all threads of this process share: unlike a process id, it is not the same in two containers.
+/// A number that is equal on two ranks which mean the same process by one number: a hash of the boot and the process
+/// namespace. 0 where the system does not tell.
+pub fn process_space() -> u64 {
+    let (Ok(Some(boot)), Ok(namespace)) = (host::known_boot_id(), std::fs::read_link("/proc/self/ns/pid")) else {
+        return 0;
+    };
+    let hash = blake3::hash(format!("rsccl processes {boot} {}", namespace.display()).as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
+}
+
+/// A random number that all threads of this process share: unlike a process id, it is not the same in two containers. A
+/// forked child has one of its own.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the kernel has no randomness.
@@ -37,12 +48,8 @@ pub fn process_token() -> Result<u64> {
 /// # Errors
 /// As [`process_token`].
 pub(super) fn token() -> Result<&'static u64> {
-    static TOKEN: OnceLock<u64> = OnceLock::new();
-    if let Some(token) = TOKEN.get() {
-        return Ok(token);
-    }
-    let fresh = u64::from_le_bytes(random::bytes()?);
-    Ok(TOKEN.get_or_init(|| fresh))
+    static TOKEN: PerProcess<u64> = PerProcess::new();
+    TOKEN.get_or_try_init(|| Ok(u64::from_le_bytes(random::bytes()?)))
 }
 
 #[cfg(test)]
@@ -54,5 +61,14 @@ mod tests {
         assert_eq!(host_id(None).unwrap(), host_id(None).unwrap());
         assert_ne!(host_id(None).unwrap(), host_id(Some("rack 2")).unwrap());
         assert_eq!(process_token().unwrap(), process_token().unwrap());
+    }
+
+    /// Regression: forked workers had their parent's token, and took each other for its threads.
+    #[test]
+    #[cfg(not(loom))]
+    fn a_forked_child_has_a_token_of_its_own() {
+        let mine = process_token().unwrap();
+        assert!(crate::sys::fork::in_child(|| process_token().is_ok_and(|own| own != mine)));
+        assert_eq!(process_token().unwrap(), mine);
     }
 }

@@ -11,7 +11,8 @@ use crate::bootstrap::Bootstrap;
 use crate::device::{Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::transport::links::Way;
 use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
@@ -32,7 +33,7 @@ struct LocalOffer {
 /// The one table of the process: threads that join one communicator have nothing else in common. Its keys are random,
 /// so that communicators do not meet, and its entries end with the fabric that made them.
 fn table() -> MutexGuard<'static, HashMap<u64, (LocalOffer, usize)>> {
-    static TABLE: OnceLock<Mutex<HashMap<u64, (LocalOffer, usize)>>> = OnceLock::new();
+    static TABLE: PerProcess<Mutex<HashMap<u64, (LocalOffer, usize)>>> = PerProcess::new();
     TABLE.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -13,8 +13,10 @@ pub struct PeerInfo {
     pub host: u64,
     /// A random number of the process: equal where two ranks are threads of one process.
     pub process: u64,
-    /// The process's id, for messages.
+    /// The process's id.
     pub pid: u32,
+    /// Equal where two ranks mean the same process by one id; 0 where a rank's system does not tell.
+    pub space: u64,
     /// Processors that the rank may run on.
     pub cores: u32,
     /// A hash of the settings that must be equal on all ranks.
@@ -44,6 +46,7 @@ impl PeerInfo {
         for (place, switch) in self.switches.iter().enumerate() {
             bytes[56 + 8 * place..64 + 8 * place].copy_from_slice(&switch.to_le_bytes());
         }
+        bytes[PeerInfo::BYTES - 8..].copy_from_slice(&self.space.to_le_bytes());
         let ThreadHome { socket, node, cache } = self.home;
         for (place, id) in [socket, node, cache].into_iter().enumerate() {
             bytes[36 + 4 * place..40 + 4 * place].copy_from_slice(&id.unwrap_or(NO_HOME).to_le_bytes());
@@ -68,11 +71,12 @@ impl PeerInfo {
         let home = ThreadHome { socket: home(36), node: home(40), cache: home(44) };
         let (host, process, settings, tuning) = (word64(8), word64(16), word64(24), word64(48));
         let switches = std::array::from_fn(|place| word64(56 + 8 * place));
-        Ok(PeerInfo { rank, pid, cores, host, process, settings, tuning, home, switches })
+        let space = word64(PeerInfo::BYTES - 8);
+        Ok(PeerInfo { rank, pid, space, cores, host, process, settings, tuning, home, switches })
     }
 
     /// Bytes of [`PeerInfo::encode`].
-    pub const BYTES: usize = 56 + 8 * SWITCH_LAYERS;
+    pub const BYTES: usize = 56 + 8 * SWITCH_LAYERS + 8;
 }
 
 /// What stands for a socket, node or cache that a rank does not have; no system counts so far.
@@ -91,6 +95,7 @@ mod tests {
             host,
             process: 1 << 40,
             pid: 77,
+            space: 1 << 60,
             cores: 2,
             settings: 9,
             tuning: 7 << 40,

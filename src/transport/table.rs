@@ -284,8 +284,18 @@ mod tests {
     #[test]
     fn the_first_transport_that_can_connects_and_the_others_say_why_not() {
         let (rank, home) = (Rank::new(0), ThreadHome::default());
-        let me =
-            PeerInfo { rank, host: 1, process: 1, pid: 1, cores: 1, settings: 0, tuning: 0, home, switches: [0; 4] };
+        let me = PeerInfo {
+            rank,
+            host: 1,
+            process: 1,
+            pid: 1,
+            space: 0,
+            cores: 1,
+            settings: 0,
+            tuning: 0,
+            home,
+            switches: [0; 4],
+        };
         let sibling = PeerInfo { rank: Rank::new(1), ..me };
         let neighbour = PeerInfo { process: 2, ..sibling };
         let stranger = PeerInfo { host: 2, ..neighbour };

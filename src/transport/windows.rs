@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::device::{Generation, HostRegion};
 use crate::error::Result;
-use crate::sync::primitive::{Arc, AtomicUsize, Ordering};
+use crate::sync::primitive::{Arc, AtomicUsize, Ordering, Weak};
 use crate::sys::alive::Process;
 use crate::transport::Arena;
 use crate::transport::peer_reads::PeerReads;
@@ -25,8 +25,8 @@ pub struct HostWindows {
     /// Where threads of one process say where their user buffers are; present where all ranks of the host are one
     /// process.
     pub boards: Option<Vec<UserBoard>>,
-    /// Registered buffers: for each registration, every host rank's memory.
-    pub registered: Vec<Registered>,
+    /// Registered buffers, by number: for each registration, every host rank's memory. `None`: one that was given back.
+    pub registered: Vec<Option<Registered>>,
 }
 
 /// By what a rank of my host reaches memory that I have shared.
@@ -60,6 +60,17 @@ pub struct Registered {
     pub memory: Vec<HostRegion>,
     /// What of my own memory the others have mapped.
     pub generation: Generation,
+    /// As long as my own buffer: gone where I have let go of the registration.
+    pub life: Weak<()>,
+}
+
+/// A buffer, for communicators that know it longer than it lives.
+#[derive(Debug, Clone)]
+pub struct KnownBuffer {
+    /// The memory, to hand it to peers.
+    pub memory: HostRegion,
+    /// Of the buffer.
+    pub life: Weak<()>,
 }
 
 /// A place in a registered buffer, as it is announced: which registration, and how far in.
@@ -140,6 +151,18 @@ impl UserPointers {
 }
 
 impl HostWindows {
+    /// The same without registered buffers.
+    pub(super) fn alike(&self) -> HostWindows {
+        HostWindows {
+            ranks: self.ranks.clone(),
+            me: self.me,
+            arenas: self.arenas.clone(),
+            neighbours: self.neighbours.clone(),
+            boards: self.boards.clone(),
+            registered: Vec::new(),
+        }
+    }
+
     /// The place of `rank` among the host's ranks.
     ///
     /// # Panics
@@ -165,6 +188,7 @@ impl HostWindows {
     pub fn lend(&self, range: Range<*const u8>) -> Option<Loan<'_>> {
         let (start, end) = (range.start.addr(), range.end.addr());
         self.registered.iter().enumerate().find_map(|(window, registered)| {
+            let registered = registered.as_ref().filter(|registered| registered.life.strong_count() > 0)?;
             let memory = &registered.memory[self.me];
             let base = memory.base().as_ptr().addr();
             if start < base || end > base + memory.bytes() {
@@ -179,7 +203,7 @@ impl HostWindows {
 
     /// What a peer announced as a pointer into my mapping of its buffer, if `bytes` there lie inside it.
     pub fn resolve(&self, place: usize, announced: UserRange, bytes: usize) -> Option<NonNull<u8>> {
-        let memory = self.registered.get(usize::from(announced.window))?.memory.get(place)?;
+        let memory = self.registered.get(usize::from(announced.window))?.as_ref()?.memory.get(place)?;
         let offset = usize::try_from(announced.offset).ok()?;
         let end = offset.checked_add(bytes)?;
         (end <= memory.bytes()).then(|| memory.at(offset, bytes))

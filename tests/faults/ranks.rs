@@ -97,6 +97,15 @@ impl Rank {
         assert_eq!(line, what, "rank {}: {}", self.number, self.log());
     }
 
+    /// Waits for a line that says `what`, after others that the running command says.
+    pub(crate) fn await_line(&self, what: &str) {
+        let mut line = self.line(what);
+        while line == "turn" {
+            line = self.line(what);
+        }
+        assert_eq!(line, what, "rank {}: {}", self.number, self.log());
+    }
+
     /// The answer to a command that has begun.
     pub(crate) fn answer(&self) -> Answer {
         loop {
@@ -245,7 +254,7 @@ pub(crate) struct Job {
     pub(crate) ranks: Vec<Rank>,
     /// The id that rank 0 made, in hex.
     pub(crate) id: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Job {
@@ -263,7 +272,7 @@ impl Job {
         };
         let ranks: Vec<Rank> = (0..ranks).map(rank).collect();
         ranks.iter().for_each(|rank| rank.expect_line("ready"));
-        Job { ranks, id: String::new(), _folder: folder }
+        Job { ranks, id: String::new(), folder }
     }
 
     /// [`Job::start`], and all join by an id of rank 0.
@@ -335,6 +344,24 @@ impl Job {
     pub(crate) fn kill(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         drop(self.ranks.remove(place));
+    }
+
+    /// Removes one rank from the job and kills its process, and not the children of that: they live as long as what is
+    /// returned.
+    pub(crate) fn kill_alone(&mut self, number: usize) -> Rank {
+        let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
+        let rank = self.ranks.remove(place);
+        let process = libc::pid_t::try_from(rank.process()).expect("a process number");
+        // SAFETY: the process is not reaped before the rank is dropped.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+        rank
+    }
+
+    /// A new folder of this name, which goes with the job.
+    pub(crate) fn folder(&self, name: &str) -> String {
+        let folder = self.folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder.to_string_lossy().into_owned()
     }
 
     /// All drop their communicators; nothing of them is left. `before` is what each held when it started.

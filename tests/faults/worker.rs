@@ -49,6 +49,17 @@
 //! placement              where the rank is
 //! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
+//! rounds KIND COUNT FOLDER  so many rounds of making, using and ending something: `rounds.rs`
+//! held                   what this process holds: open files, threads, mappings, bytes of the heap
+//! idle                   forks a child that does nothing
+//! workers COUNT FOLDER   forks so many children, which make a communicator that meets in the folder; waits for them
+//! workers_between COUNT FOLDER
+//!                        the same; this process has a communicator of its own before each fork
+//! workers_tcp COUNT FOLDER
+//!                        the same; they meet in a store that this process serves
+//! server COUNT FOLDER    forks a child that does the same, and has communicators of its own
+//! inherit FOLDER         forks a child that uses what it has inherited, drops it and ends
+//! beside COMMAND         one of `idle`, `clone` (a bare one) and `workers` from another thread, at once, whatever runs; says `beside ok` or `beside error TEXT`
 //! finalize               says goodbye
 //! drop                   drops all communicators and buffers
 //! panic                  drops all communicators while it unwinds
@@ -56,6 +67,10 @@
 //! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`;
 //! each such line follows a mark, since the test runner writes to the same stream.
 
+#[path = "forked.rs"]
+mod forked;
+#[path = "rounds.rs"]
+mod rounds;
 #[cfg(feature = "cuda")]
 #[path = "own_memory.rs"]
 mod own_memory;
@@ -101,12 +116,16 @@ pub(crate) fn run() {
     let reader = thread::spawn("commands", move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { return };
-            match line.strip_prefix("abort ") {
-                Some(reason) => {
+            match line.split_once(' ') {
+                Some(("abort", reason)) => {
                     let handle = abort.lock().unwrap_or_else(PoisonError::into_inner);
                     handle.as_ref().expect("there is a communicator").abort(reason);
                 }
-                None => sender.send(line).expect("the worker takes commands until there are no more"),
+                Some(("beside", command)) => match fork_beside(command) {
+                    Ok(()) => say("beside ok"),
+                    Err(error) => say(&format!("beside error {}", error.to_string().replace('\n', " "))),
+                },
+                _ => sender.send(line).expect("the worker takes commands until there are no more"),
             }
         }
     });
@@ -277,6 +296,31 @@ impl Worker {
                 let here = self.comm().local()?;
                 self.adopt_made(here)
             }
+            ["rounds", kind, count, folder] => {
+                let stream = self.stream.as_ref().filter(|_| kind == "window");
+                rounds::run(self.comm(), kind, number(count), folder.as_ref(), stream).map(|()| String::new())
+            }
+            ["held"] => Ok(rounds::held()),
+            ["workers", count, folder] => {
+                forked::workers(number(count), folder.as_ref(), || Ok(())).map(|()| String::new())
+            }
+            ["workers_between", count, folder] => {
+                let own = || rsccl::local::run(2, |comm| comm.barrier()).map(drop);
+                forked::workers(number(count), folder.as_ref(), own).map(|()| String::new())
+            }
+            ["workers_tcp", count, folder] => {
+                forked::workers_over_tcp(number(count), folder.as_ref()).map(|()| String::new())
+            }
+            ["server", count, folder] => forked::server(number(count), folder.as_ref()).map(|()| String::new()),
+            ["inherit", folder] => {
+                let mut children = forked::Children::new(folder.as_ref());
+                children.fork(|| {
+                    let refused = self.comms.iter().all(forked::is_refused);
+                    self.clear();
+                    checked(refused, "what a child does with its parent's communicator").map(drop)
+                });
+                children.reap().map(|()| String::new())
+            }
             ["spare", count] => spare(number(count)).map(|()| String::new()),
             ["placement"] => self.comm().placement().map(|placement| placement.to_string()),
             ["shrink", excluded] => {
@@ -395,6 +439,22 @@ impl Worker {
         let (root, placement) = (comm.size() - 1, Placement::OutOfPlace);
         let case = Case { program, data_type: DataType::F32, op, root, elements, placement, skew: 0 };
         checked_case(comm, &case, &Placed::Device(stream.clone()), self.calls)
+    }
+}
+
+/// What another thread does at once.
+fn fork_beside(command: &str) -> Result<()> {
+    match command.split_whitespace().collect::<Vec<_>>()[..] {
+        ["idle"] => {
+            forked::idle();
+            Ok(())
+        }
+        ["clone"] => {
+            forked::bare_clone();
+            Ok(())
+        }
+        ["workers", count, folder] => forked::workers(number(count), folder.as_ref(), || Ok(())),
+        _ => panic!("no such command: {command}"),
     }
 }
 

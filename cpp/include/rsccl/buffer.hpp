@@ -59,7 +59,7 @@ class GpuBytes {
 /// fixed size.
 ///
 /// Registered by Communicator::register_buffer, large collectives of one host work in it in place: nothing is copied on the way.
-/// Moved-from buffers are empty.
+/// Moved-from buffers are empty. A child that the process forks has the same memory, not a copy of it.
 template <class T>
 class buffer {
     static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer: for what is only moved, make it a buffer of std::byte");

@@ -119,7 +119,7 @@ class Collectives {
     template <class S, class R>
     Result broadcast_into(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::broadcast, "send", detail::count_in(send), detail::count_in(recv));
         }
         return broadcast(detail::data_of(send), detail::output_of(recv), detail::count_in(recv), type<R>, root, stream);
@@ -134,7 +134,7 @@ class Collectives {
     template <class S, class R>
     Result reduce(S&& send, R&& recv, ReduceOp op, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::reduce, "recv", detail::count_in(recv), detail::count_in(send));
         }
         return reduce(detail::data_of(send), detail::output_of(recv), detail::count_in(send), type<R>, op, root, stream);
@@ -207,7 +207,7 @@ class Collectives {
     template <class S, class R>
     Result gather(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::gather, "recv", detail::count_in(recv), times(Kind::gather, detail::count_in(send)));
         }
         return gather(detail::data_of(send), detail::output_of(recv), detail::count_in(send), type<R>, root, stream);
@@ -222,7 +222,7 @@ class Collectives {
     template <class S, class R>
     Result scatter(S&& send, R&& recv, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        if (root == self().rank()) {
+        if (root == self().rank_now()) {
             expect(Kind::scatter, "send", detail::count_in(send), times(Kind::scatter, detail::count_in(recv)));
         }
         return scatter(detail::data_of(send), detail::output_of(recv), detail::count_in(recv), type<R>, root, stream);
@@ -241,7 +241,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result all_gather_v(S&& send, R&& recv, const C& counts, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank(), Kind::all_gather_v);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank_now(), Kind::all_gather_v);
         expect(Kind::all_gather_v, "send", detail::count_in(send), mine(Kind::all_gather_v, all));
         expect(Kind::all_gather_v, "recv", detail::count_in(recv), total(Kind::all_gather_v, all));
         return all_gather_v(detail::data_of(send), detail::output_of(recv), view(all.data(), all.size()), type<R>, stream);
@@ -255,7 +255,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result reduce_scatter_v(S&& send, R&& recv, const C& counts, ReduceOp op = ReduceOp::sum, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank(), Kind::reduce_scatter_v);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank_now(), Kind::reduce_scatter_v);
         expect(Kind::reduce_scatter_v, "recv", detail::count_in(recv), mine(Kind::reduce_scatter_v, all));
         expect(Kind::reduce_scatter_v, "send", detail::count_in(send), total(Kind::reduce_scatter_v, all));
         return reduce_scatter_v(detail::data_of(send), detail::output_of(recv), view(all.data(), all.size()), type<R>, op, stream);
@@ -273,14 +273,14 @@ class Collectives {
     template <class S, class R>
     Result all_to_all_v(S&& send, R&& recv, const SendRecvCounts& counts, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
-        counts.check(self().rank(), Kind::all_to_all_v);
+        counts.check(self().rank_now(), Kind::all_to_all_v);
         expect(Kind::all_to_all_v, "send", detail::count_in(send), total(Kind::all_to_all_v, counts.send()));
         expect(Kind::all_to_all_v, "recv", detail::count_in(recv), total(Kind::all_to_all_v, counts.recv()));
         return all_to_all_v(detail::data_of(send), detail::output_of(recv), counts, type<R>, stream);
     }
     /// all_to_all_v() of memory; the counts are read before the call returns.
     Result all_to_all_v(const void* send, void* recv, const SendRecvCounts& counts, DataType data_type, Stream stream = {}) const {
-        counts.check(self().rank(), Kind::all_to_all_v);
+        counts.check(self().rank_now(), Kind::all_to_all_v);
         const auto all = [](const std::vector<std::size_t>& of) { return view(of.data(), of.size()); };
         return submit_v(Kind::all_to_all_v, {send, recv}, data_type, {all(counts.send()), all(counts.recv())}, ReduceOp::sum, stream);
     }
@@ -299,8 +299,8 @@ class Collectives {
     Result gather_v(S&& send, R&& recv, const C& counts, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
         std::vector<std::size_t> all;
-        if (root == self().rank()) {
-            all = detail::counts_of(counts, self().rank(), Kind::gather_v);
+        if (root == self().rank_now()) {
+            all = detail::counts_of(counts, self().rank_now(), Kind::gather_v);
             expect(Kind::gather_v, "send", detail::count_in(send), mine(Kind::gather_v, all));
             expect(Kind::gather_v, "recv", detail::count_in(recv), total(Kind::gather_v, all));
         }
@@ -318,8 +318,8 @@ class Collectives {
     Result scatter_v(S&& send, R&& recv, const C& counts, int root, detail::StreamFor<S, R> stream = {}) const {
         check<S, R>();
         std::vector<std::size_t> all;
-        if (root == self().rank()) {
-            all = detail::counts_of(counts, self().rank(), Kind::scatter_v);
+        if (root == self().rank_now()) {
+            all = detail::counts_of(counts, self().rank_now(), Kind::scatter_v);
             expect(Kind::scatter_v, "recv", detail::count_in(recv), mine(Kind::scatter_v, all));
             expect(Kind::scatter_v, "send", detail::count_in(send), total(Kind::scatter_v, all));
         }
@@ -499,33 +499,33 @@ class Collectives {
 
     void expect(Kind call, const char* name, std::size_t length, std::size_t expected) const {
         if (length != expected) {
-            detail::refuse_length(self().rank(), call, name, length, expected);
+            detail::refuse_length(self().rank_now(), call, name, length, expected);
         }
     }
     /// `count` for each rank.
     std::size_t times(Kind call, std::size_t count) const {
-        const auto ranks = static_cast<std::size_t>(self().size());
+        const auto ranks = static_cast<std::size_t>(self().size_now());
         if (count > static_cast<std::size_t>(-1) / ranks) {
-            detail::refuse_total(self().rank(), call, count, self().size());
+            detail::refuse_total(self().rank_now(), call, count, self().size_now());
         }
         return count * ranks;
     }
     /// The count of one of as many blocks as ranks.
     std::size_t block(Kind call, std::size_t length) const {
-        const auto ranks = static_cast<std::size_t>(self().size());
+        const auto ranks = static_cast<std::size_t>(self().size_now());
         if (length % ranks != 0) {
-            detail::refuse_blocks(self().rank(), call, length, self().size());
+            detail::refuse_blocks(self().rank_now(), call, length, self().size_now());
         }
         return length / ranks;
     }
     /// Where my block of `count` elements begins.
-    std::size_t mine(std::size_t count) const { return count * static_cast<std::size_t>(self().rank()); }
+    std::size_t mine(std::size_t count) const { return count * static_cast<std::size_t>(self().rank_now()); }
     /// My count among `counts`.
     std::size_t mine(Kind call, const std::vector<std::size_t>& counts) const {
-        if (counts.size() != static_cast<std::size_t>(self().size())) {
-            detail::refuse_counts(self().rank(), call, counts.size(), self().size());
+        if (counts.size() != static_cast<std::size_t>(self().size_now())) {
+            detail::refuse_counts(self().rank_now(), call, counts.size(), self().size_now());
         }
-        return counts[static_cast<std::size_t>(self().rank())];
+        return counts[static_cast<std::size_t>(self().rank_now())];
     }
     /// All counts together.
     std::size_t total(Kind call, const std::vector<std::size_t>& counts) const {
@@ -533,7 +533,7 @@ class Collectives {
         std::size_t sum = 0;
         for (const std::size_t count : counts) {
             if (count > static_cast<std::size_t>(-1) - sum) {
-                detail::refuse_total(self().rank(), call, count, self().size());
+                detail::refuse_total(self().rank_now(), call, count, self().size_now());
             }
             sum += count;
         }

@@ -63,6 +63,8 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
     friend class Communicator;
     friend class Collectives<Starter, Request, detail::Lifetime::outlives>;
     explicit Starter(detail::State& state) noexcept : state_(&state) {}
+    int rank_now() const;
+    int size_now() const;
     Request submit(const detail::Call& call) const;
     detail::State* state_;
 };
@@ -78,7 +80,9 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
 /// It can be moved and not copied. A moved-from or default-made communicator is empty: calls throw InvalidUsage.
 ///
 /// It belongs to the process that made it. In a child that fork() has made calls throw InvalidUsage, and the destructors of it and of
-/// its requests do nothing; a child makes a communicator of its own.
+/// its requests do nothing; a child makes a communicator of its own, whatever its parent has had or has. A child does not keep its
+/// parent's connections open: if the parent ends, the other ranks know that at once. (A child of `_Fork` or a bare clone does; it must
+/// run another program at once.)
 ///
 /// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
 /// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong. Of a
@@ -124,10 +128,11 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Whether it is a communicator: neither empty nor finalized.
     explicit operator bool() const noexcept;
-    /// My rank, below size().
+    /// My rank, below size(). Of a child that a non-blocking split is making: waits until it is made; where that fails, rank and size
+    /// are 0.
     /// @throws InvalidUsage on an empty communicator
     int rank() const;
-    /// The number of ranks.
+    /// The number of ranks; waits as rank() does.
     /// @throws InvalidUsage on an empty communicator
     int size() const;
 
@@ -154,10 +159,10 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// `recv_counts` of all_to_all_v(). All ranks call it.
     /// @throws InvalidArgument where there is not one count for each rank
     template <class C = std::initializer_list<std::size_t>>
-    std::vector<std::size_t> exchange_counts(const C& send_counts) const {
-        const std::vector<std::size_t> sent = detail::counts_of(send_counts, rank(), detail::Kind::all_to_all_v);
-        if (sent.size() != static_cast<std::size_t>(size())) {
-            detail::refuse_counts(rank(), detail::Kind::all_to_all_v, sent.size(), size());
+    std::vector<std::size_t> exchange_counts(const C& send_counts) {
+        const std::vector<std::size_t> sent = detail::counts_of(send_counts, rank_now(), detail::Kind::all_to_all_v);
+        if (sent.size() != static_cast<std::size_t>(size_now())) {
+            detail::refuse_counts(rank_now(), detail::Kind::all_to_all_v, sent.size(), size_now());
         }
         std::vector<std::size_t> received(sent.size());
         all_to_all(sent, received);
@@ -201,7 +206,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     [[nodiscard]] std::optional<Error> async_error() const;
     /// Waits for requests that are under way, says goodbye to the other ranks and frees everything. They go on with what they have
     /// begun; a collective that would need this rank is an error there. The communicator is finalized afterwards: calls throw
-    /// InvalidUsage.
+    /// InvalidUsage. Of a communicator whose non-blocking split or shrink is under way it throws InProgress at once: call it again when
+    /// async_error() says that it is over. The destructor waits for that.
     /// @throws Error that had ended the communicator before
     void finalize();
 
@@ -216,13 +222,23 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Lets the other ranks work in `memory` during collectives, so that large ones need no copies. Collective: all ranks register, in
     /// the same order; lengths may differ. A call whose ranks use unregistered buffers works all the same, through scratch, and so does
-    /// every call of a communicator over several hosts or of more than 64 ranks, where registering does nothing. The memory stays
-    /// mapped until the communicator ends.
+    /// every call of a communicator over several hosts or of more than 64 ranks, where registering does nothing.
+    ///
+    /// The memory stays mapped, here and by the other ranks, until deregister_buffer(), or the end of the communicator. Buffers that
+    /// all ranks have destroyed are given back when they next register or deregister one.
     /// @throws InvalidArgument for a moved-from buffer
-    /// @throws InvalidUsage for more than 1,024 registrations
+    /// @throws InvalidUsage for more than 1,024 registrations at a time
     template <class T>
     void register_buffer(buffer<T>& memory) const {
-        register_memory(memory.bytes_);
+        register_memory(memory.bytes_, false);
+    }
+    /// Takes a buffer back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all ranks call it, each with
+    /// its buffer of the same register_buffer(). Until all have, the memory stays mapped. A buffer that was not registered changes
+    /// nothing. What the buffer holds stays.
+    /// @throws InvalidArgument for a moved-from buffer
+    template <class T>
+    void deregister_buffer(buffer<T>& memory) const {
+        register_memory(memory.bytes_, true);
     }
 
     /// Lets the ranks of other processes and GPUs work in `memory` in place (NCCL: `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`).
@@ -270,8 +286,11 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     friend class Collectives<Communicator, void, detail::Lifetime::call>;
     friend struct detail::Access;
     explicit Communicator(std::shared_ptr<detail::State> state) noexcept;
+    // Of a call, which does not wait for a child that is being made: throws InProgress.
+    int rank_now() const;
+    int size_now() const;
     void submit(const detail::Call& call) const;
-    void register_memory(detail::SharedBytes& memory) const;
+    void register_memory(detail::SharedBytes& memory, bool takes_back) const;
     Window register_window(const detail::GpuBytes& memory) const;
     std::shared_ptr<detail::State> state_;
 };

@@ -36,20 +36,20 @@ class Group {
         Member(const Member&) = default;
         /// A copy is a member of the same group.
         Member& operator=(const Member&) = default;
-        /// My rank on that communicator.
-        int rank() const noexcept { return rank_; }
-        /// The ranks of that communicator.
-        int size() const noexcept { return size_; }
+        /// My rank on that communicator; waits as that of the communicator does.
+        int rank() const noexcept;
+        /// The ranks of that communicator; waits likewise.
+        int size() const noexcept;
 
       private:
         friend class Group;
         friend class Collectives<Member, void, detail::Lifetime::outlives>;
         Member(Group& group, const Communicator& communicator);
+        int rank_now() const;
+        int size_now() const;
         void submit(const detail::Call& call) const;
         Group* group_;
         std::shared_ptr<detail::State> state_; // the one that it was made on, whatever becomes of the Communicator
-        int rank_;
-        int size_;
     };
 
     /// An empty group.

@@ -99,16 +99,16 @@ impl FileStore {
         Ok(())
     }
 
-    /// Takes the lock that every change holds; dropping the file releases it.
-    fn lock(&self, wait: &Wait) -> Result<File> {
+    /// Takes the lock that every change holds.
+    fn lock(&self, wait: &Wait) -> Result<Locked> {
         let path = self.folder.join("lock");
         let mut options = OpenOptions::new();
-        let file = open::file_with(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
+        let file = open::lock_file(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok(Locked(file)),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {}
                 Err(TryLockError::Error(error)) => return Err(self.named("locking", &path, error)),
@@ -264,6 +264,19 @@ impl Mark {
     fn may_be_of_this_job(&self) -> bool {
         let has_ended = self.writer.as_ref().is_some_and(|writer| matches!(writer.life(), Ok(Life::Ended)));
         !has_ended && self.left.elapsed().is_ok_and(|age| age < MARK_LIFE)
+    }
+}
+
+/// The lock of a store, as long as this lives.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    /// Not by closing the file alone: a child of a bare `clone` may have a copy of it.
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            log::trace!(Bootstrap, "the lock of the file store goes with its file: {error}");
+        }
     }
 }
 

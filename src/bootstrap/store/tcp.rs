@@ -33,17 +33,22 @@ use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::sync::primitive::Mutex;
+use crate::sync::primitive::{Mutex, MutexGuard};
 use crate::sys::clock;
+use crate::sys::fork::PerProcess;
 use crate::sys::poller::{Poller, Ready};
 use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
 
 /// A store that one process serves at a known address. The server belongs to the `TcpStore` that [`TcpStore::serve`]
-/// yields and ends with it. Calls from several threads on one `TcpStore` run one after the other.
+/// yields and ends with it. Calls from several threads on one `TcpStore` run one after the other. A forked child may
+/// use its parent's: it connects anew.
 #[derive(Debug)]
 pub struct TcpStore {
-    client: Mutex<Client>,
+    client: PerProcess<Mutex<Client>>,
+    /// Of clients.
+    place: ServicePlace,
+    options: Options,
     served: Option<Served>,
     /// Declared last, so that the client is dropped first.
     _thread: Option<ServiceThread>,
@@ -115,8 +120,7 @@ impl TcpStore {
             Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
         };
         let thread = ServiceThread::start("rsccl store", listeners, rules, run)?;
-        let client = Mutex::new(Client::new(ServicePlace::Known(vec![near]), terms, options)?);
-        Ok(TcpStore { client, served: Some(served), _thread: Some(thread) })
+        TcpStore::of(ServicePlace::Known(vec![near]), options, Some((served, thread)))
     }
 
     /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it
@@ -125,8 +129,20 @@ impl TcpStore {
     /// # Errors
     /// [`Kind::System`] if the system has no descriptor left.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
-        let place = ServicePlace::Host(place.clone(), options.family);
-        Ok(TcpStore { client: Mutex::new(Client::new(place, terms(options), options)?), served: None, _thread: None })
+        TcpStore::of(ServicePlace::Host(place.clone(), options.family), options, None)
+    }
+
+    fn of(place: ServicePlace, options: &Options, served: Option<(Served, ServiceThread)>) -> Result<TcpStore> {
+        let (served, thread) = served.unzip();
+        let store = TcpStore { client: PerProcess::new(), place, options: options.clone(), served, _thread: thread };
+        store.client().map(drop)?;
+        Ok(store)
+    }
+
+    /// The client of this process.
+    fn client(&self) -> Result<MutexGuard<'_, Client>> {
+        let make = || Client::new(self.place.clone(), terms(&self.options), &self.options).map(Mutex::new);
+        Ok(self.client.get_or_try_init(make)?.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// An address of the store, if this is the process that serves it.
@@ -135,7 +151,7 @@ impl TcpStore {
     }
 
     fn request(&self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
-        self.client.lock().unwrap_or_else(std::sync::PoisonError::into_inner).request(kind, payload, words, wait)
+        self.client()?.request(kind, payload, words, wait)
     }
 }
 
