@@ -14,6 +14,7 @@ pub mod futex;
 #[path = "sys/futex_model.rs"]
 pub mod futex;
 pub mod gpus;
+pub(crate) mod handed_down;
 pub mod host;
 pub mod identity;
 mod inherited;
@@ -28,7 +29,6 @@ pub mod numa;
 pub mod nvml;
 pub mod open;
 pub mod peer_memory;
-pub(crate) mod per_process;
 pub mod poller;
 pub mod ports;
 pub mod prefetch;

@@ -96,6 +96,7 @@ const OTHERS: &[Other] = &[
     ("Request", "is_finished", Named("test")),
     ("UniqueId", "as_bytes", Named("bytes")),
     ("Store", "give_up", Nothing("a rank waits for a key of a C++ store until its deadline")),
+    ("Store", "begin", Nothing("with give_up")),
     ("UniqueId", "generate_held", Nothing("for from_mpi, which has PreparedInit")),
     ("UniqueId", "fixed", Nothing("NCCL_COMM_ID and Config::comm_id say it")),
     ("UniqueId", "is_fixed", Nothing("for the library's own set-up")),
@@ -239,7 +240,16 @@ fn every_call_of_the_headers_takes_a_stream() {
 fn the_test_of_what_does_not_block_has_every_method() {
     let list = read(&root().join("cpp/tests/nonblocking.cpp"));
     let has = |name: &str| list.contains(&format!("\"{name}\"")) || list.contains(&format!("FORMS({name},"));
-    let own = ["submit", "submit_v", "submit_rooted_v", "register_memory", "rank_now", "size_now", "operator"];
+    let own = [
+        "submit",
+        "submit_v",
+        "submit_rooted_v",
+        "register_memory",
+        "rank_now",
+        "size_now",
+        "operator",
+        "RSCCL_REFUSE_POINTERS",
+    ];
     let inner = ["expect", "times", "block", "mine", "total", "check", "self", "type", "C", "Collectives"];
     let is_asked = |item: &Declared| {
         let name = item.name.as_str();

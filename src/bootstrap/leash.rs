@@ -119,8 +119,12 @@ impl LeashedThread {
 
 impl Drop for LeashedThread {
     fn drop(&mut self) {
-        // A forked child does not have the thread, and the bell is its parent's.
-        let Some(thread) = self.thread.take().filter(|_| self.birthplace.is_here()) else { return };
+        let Some(thread) = self.thread.take() else { return };
+        if !self.birthplace.is_here() {
+            // A forked child does not have the thread, which nobody can detach then, and the bell is its parent's.
+            std::mem::forget(thread);
+            return;
+        }
         self.leash.order(END);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {

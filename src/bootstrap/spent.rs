@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::UniqueId;
-use crate::sys::per_process::PerProcess;
+use crate::sys::handed_down::HandedDown;
 
 /// Notes that the ranks of `id` have failed to meet.
 pub(super) fn note(id: &UniqueId) {
@@ -21,7 +21,7 @@ pub(super) fn holds(id: &UniqueId) -> bool {
 }
 
 /// The numbers of the latest ids. They are random, so an id of another try is never among them.
-static SPENT: PerProcess<VecDeque<u64>> = PerProcess::new(VecDeque::new, VecDeque::clone);
+static SPENT: HandedDown<VecDeque<u64>> = HandedDown::new(VecDeque::new, VecDeque::clone);
 
 /// A store holds one id under each key: of a few keys, and ranks that are threads, the latest are enough.
 const MOST_SPENT: usize = 256;

@@ -173,6 +173,19 @@ impl<T: Send> PerProcess<T> {
     }
 }
 
+impl<T: Send + Sync> PerProcess<T> {
+    /// As [`PerProcess::get_or_init`]; `make` gets the parent's value as the fork has left it: a lock may be held for
+    /// ever, by a thread that this process does not have.
+    pub fn get_or_inherit(&self, make: impl FnOnce(Option<&T>) -> T) -> &T {
+        // Acquire: see `get`.
+        let found = self.owned.load(Ordering::Acquire);
+        // SAFETY: null, or a box that lives as long as `self`.
+        let found = unsafe { found.as_ref() };
+        let parent = found.filter(|found| !found.birthplace.is_here()).map(|found| &found.value);
+        self.get_or_init(|| make(parent))
+    }
+}
+
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let owned = *self.owned.get_mut();

@@ -4,8 +4,8 @@ use crate::sync::primitive::statics::MutexGuard;
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::sys::handed_down::HandedDown;
 use crate::sys::open;
-use crate::sys::per_process::PerProcess;
 
 /// Room for descriptors of one holder: while it lives, the soft limit of open files is high enough for those of all
 /// holders of this process.
@@ -68,8 +68,8 @@ struct Raised {
     set: u64,
 }
 
-static NEED: PerProcess<Need> =
-    PerProcess::new(|| Need { total: 0, raised: None }, |parent| Need { total: parent.total, raised: parent.raised });
+static NEED: HandedDown<Need> =
+    HandedDown::new(|| Need { total: 0, raised: None }, |parent| Need { total: parent.total, raised: parent.raised });
 
 fn lock() -> MutexGuard<'static, Need> {
     NEED.lock()

@@ -5,7 +5,7 @@
 //! container) that is 0, 1 or 2: a line that any part of the program prints would then go into a connection between
 //! ranks, or end the program by SIGPIPE. So what has one of these numbers gets another, which leaves them closed.
 //!
-//! A forked child gets dead ends in place of the sockets that are made here ([`inherited`](super::inherited)).
+//! A forked child gets dead ends in place of the sockets that are made here (`sys::inherited`).
 //!
 //! What is read whole inside one call, such as a file of `/proc`, may have any number: nothing can be written to it.
 

@@ -21,8 +21,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::sys::handed_down::HandedDown;
 use crate::sys::limits;
-use crate::sys::per_process::PerProcess;
 
 /// Fails if `bytes` more of memory cannot be had. Small requests are not looked up.
 ///
@@ -66,7 +66,7 @@ impl Drop for PromisedFile {
 
 /// The files of all promises, by descriptor, with their lengths. The memory is the process's, and so is this; a forked
 /// child has its parent's.
-static PROMISED: PerProcess<BTreeMap<RawFd, u64>> = PerProcess::new(BTreeMap::new, BTreeMap::clone);
+static PROMISED: HandedDown<BTreeMap<RawFd, u64>> = HandedDown::new(BTreeMap::new, BTreeMap::clone);
 
 fn promised() -> MutexGuard<'static, BTreeMap<RawFd, u64>> {
     PROMISED.lock()

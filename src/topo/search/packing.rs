@@ -5,7 +5,7 @@
 //! it is. Then channels are taken out one by one and put back on the ways that are cheapest now, as long as that makes
 //! the fullest links less full. Of few GPUs the cheapest way is found exactly, and prices then prove what any channels
 //! can carry at most (duality of linear programs): the search ends where that is reached. Of up to six GPUs all
-//! channels are looked at in the end ([`exact`]), so that what is found is the best of up to 16 channels, unless the
+//! channels are looked at in the end (`exact`), so that what is found is the best of up to 16 channels, unless the
 //! steps are used up before.
 //!
 //! Everything is whole numbers, and the search is bounded by steps and not by time: equal machines have equal channels
