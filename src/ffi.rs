@@ -22,7 +22,7 @@ use std::time::Duration;
 use crate::bootstrap::UniqueId;
 use crate::comm::{AbortHandle, Buffer, Communicator, Detached, Pending};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
 use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
 
@@ -607,14 +607,19 @@ fn discard(comm: &Comm, deserted: bool) {
         return;
     }
     if deserted {
-        let known = async_error(comm);
-        if known.is_null() {
+        // A split that is under way is no failure: the abort ends it too.
+        let has_failed = |error: Error| error.kind() != Kind::InProgress;
+        let mut is_over = true;
+        failure::drop_failure(comm.on(|detached| {
+            is_over = detached.async_error().is_some_and(has_failed);
+            Ok(())
+        }));
+        if !is_over {
             failure::drop_failure(guard(|| {
                 comm.end("an exception left the scope of its communicator");
                 Ok(())
             }));
         }
-        failure::drop_failure(known);
     }
     // A destructor has nobody to tell; of a mismatch it tells on standard error.
     failure::drop_failure(comm.on(Detached::discard));

@@ -5,7 +5,7 @@
 //! forms of MPI beside them, and errors with names in them in place of hangs.
 //!
 //! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a launcher
-//! (`srun`, `mpirun`, `torchrun`) does. It works on host memory on Linux, and on GPUs (`cuda`; tested on virtual ones).
+//! (`srun`, `mpirun`, `torchrun`) does. It works on host memory on Linux, and on GPUs (`cuda`; tested on one real GPU and several virtual ones).
 //!
 //! ## A program
 //!

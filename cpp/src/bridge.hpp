@@ -98,7 +98,6 @@ struct State {
 };
 
 // Says that counts are null.
-[[noreturn]] void refuse_null_counts(std::optional<int> rank);
 
 // The counts of a call on `state`; throws where they are null and their number is not 0.
 inline rust::Slice<const std::size_t> counts(View<const std::size_t> all, const State& state) {

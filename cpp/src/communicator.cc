@@ -456,8 +456,8 @@ bool Request::test() {
 // ---- groups
 
 struct Group::Batch {
+    std::vector<std::shared_ptr<detail::State>> states; // what the batch points to lives longer than it
     rust::Box<ffi::Batch> batch = ffi::batch();
-    std::vector<std::shared_ptr<detail::State>> states; // what the batch points to lives as long as it
     bool any = false;
 };
 

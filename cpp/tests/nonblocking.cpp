@@ -216,7 +216,10 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
                 }
             }
             (void)child->start();
-            must_be_in_progress("finalize", [](Communicator& other) { other.finalize(); }, comm);
+            for (Communicator* other : {&*child, &comm}) {
+                must_be_in_progress("finalize", [](Communicator& one) { one.finalize(); }, *other);
+            }
+            must_be_in_progress("shrink", [](Communicator& one) { (void)one.shrink({1}); }, *child);
             done.set_value();
             require(child->rank() == 0 && child->size() == 2, "rank and size wait");
             settle(*child);

@@ -207,11 +207,20 @@ impl Detached {
     /// [`Detached::close`] for a caller who may call again: where a thread makes a child, it does not wait for that.
     ///
     /// # Errors
-    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way.
+    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way, of the parent and
+    /// of the child.
     #[cfg(feature = "cpp")]
     pub(crate) fn close_now(&self) -> Result<()> {
         self.communicator.check_process()?;
-        if self.communicator.status.makes_child() { Err(self.communicator.at(away())) } else { self.close() }
+        let status = &self.communicator.status;
+        if status.makes_child() {
+            return Err(self.communicator.at(away()));
+        }
+        // Only a split does not know it before all ranks have come.
+        if status.is_starting() && status.world().is_none() {
+            return Err(starting());
+        }
+        self.close()
     }
 
     /// Waits for the requests that are under way, and closes a communicator that nobody finalizes.

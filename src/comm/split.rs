@@ -156,16 +156,17 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn shrink(&self, excluded: &[u32]) -> Result<Communicator> {
-        if excluded.is_empty() || excluded.contains(&self.rank()) {
+        // Of a child that is being made this is an error at once, where `rank` and `size` wait.
+        let world = self.world()?;
+        if excluded.is_empty() || excluded.contains(&world.rank.get()) {
             let message = "the list of excluded ranks must not be empty, nor hold the calling rank";
             return Err(self.at(Error::invalid_argument(message)));
         }
-        if let Some(stranger) = excluded.iter().find(|rank| **rank >= self.size()) {
-            let message = format!("excluded rank {stranger} is out of range: the world has {} ranks", self.size());
+        if let Some(stranger) = excluded.iter().find(|rank| **rank >= world.size) {
+            let message = format!("excluded rank {stranger} is out of range: the world has {} ranks", world.size);
             return Err(self.at(Error::invalid_argument(message)));
         }
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
-        let world = self.world()?;
         if self.with_survivor(|engine| Ok(engine.session.settings.blocking))? {
             let abort = AbortFlag::new();
             let made = self.with_survivor(|engine| shrink_off(engine, &excluded, Ok(&abort)))?;

@@ -78,7 +78,7 @@ struct Call {
 /// output may be one buffer where the call's in-place form allows it; a null pointer goes with a count of 0 or where the rank's
 /// buffer is not looked at.
 ///
-/// Buffers come first, then counts, type, operator, and root or peer, and last a Stream. Calls are const: they change nothing of a
+/// Buffers come first, then counts, type, operator, and root or peer, and last a Stream; send_recv() has MPI's order. Calls are const: they change nothing of a
 /// communicator that its holder could ask for. That does not make them safe beside each other on two threads.
 ///
 /// @throws InvalidArgument (all calls) for what this rank alone can see to be wrong: lengths, null, root or peer that is no rank, an

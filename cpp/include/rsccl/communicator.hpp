@@ -85,8 +85,9 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
 /// run another program at once.)
 ///
 /// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
-/// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong. Of a
-/// mismatch that no call has thrown, the destructor tells on standard error.
+/// communicator's scope it aborts, so that nobody waits for this rank. Of a child that a non-blocking split is still making it waits
+/// until all ranks have come to the split, or its deadline. It does not throw: finalize() says what went wrong. Of a mismatch that
+/// no call has thrown, the destructor tells on standard error.
 class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail::Lifetime::call> {
   public:
     /// No communicator.
@@ -159,7 +160,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// `recv_counts` of all_to_all_v(). All ranks call it.
     /// @throws InvalidArgument where there is not one count for each rank
     template <class C = std::initializer_list<std::size_t>>
-    std::vector<std::size_t> exchange_counts(const C& send_counts) {
+    std::vector<std::size_t> exchange_counts(const C& send_counts) const {
         const std::vector<std::size_t> sent = detail::counts_of(send_counts, rank_now(), detail::Kind::all_to_all_v);
         if (sent.size() != static_cast<std::size_t>(size_now())) {
             detail::refuse_counts(rank_now(), detail::Kind::all_to_all_v, sent.size(), size_now());

@@ -60,8 +60,8 @@ class Group {
     Group& operator=(const Group&) = delete;
 
     /// Adds a call on `communicator`: `calls.on(comm).send(buffer, peer)`. What it yields must not outlive the group.
-    /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; calls throw it for one that was
-    ///   finalized
+    /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; end() throws it for one that
+    ///   was finalized
     Member on(const Communicator& communicator) { return Member(*this, communicator); }
 
     /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.

@@ -351,7 +351,7 @@ enum class Kind : std::uint8_t;
 /// Says that a count is negative.
 [[noreturn]] void refuse_negative_count(int rank, Kind call);
 /// Says that counts are null, and not none.
-[[noreturn]] void refuse_null_counts(int rank);
+[[noreturn]] void refuse_null_counts(std::optional<int> rank);
 
 template <class C, class = void>
 struct CountIn {
