@@ -162,6 +162,12 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// may return nothing.
     fn poll(&self) -> Vec<Event>;
 
+    /// Whether a connection with `peer` is open here, over which it says goodbye if it leaves. Of other ranks the news
+    /// come by way of ranks between, which pass it on in their calls only.
+    fn is_linked(&self, _peer: Rank) -> bool {
+        false
+    }
+
     /// Says goodbye, with a word for the peers: they see [`Event::Left`]. If a bootstrap is dropped without this call,
     /// they see [`Event::Died`].
     fn leave(&self, word: u64);

@@ -503,6 +503,10 @@ impl Bootstrap for NetBootstrap {
         self.control.try_lock().map_or_else(Vec::new, |mut control| control.poll())
     }
 
+    fn is_linked(&self, peer: Rank) -> bool {
+        self.control.try_lock().is_some_and(|control| control.has_link(peer))
+    }
+
     fn leave(&self, word: u64) {
         self.control.lock().close(word, CLOSE_TIMEOUT);
     }

@@ -39,7 +39,7 @@ impl Away {
         }
     }
 
-    /// Waits for the engine; the deadline of init bounds that.
+    /// Waits for the engine; its deadline bounds that.
     pub(super) fn wait(self) -> Home {
         match self.back.recv() {
             Ok(back) => self.come_home(back),

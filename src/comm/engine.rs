@@ -553,7 +553,8 @@ impl Engine {
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
     /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
     /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
-    /// stuck in another call or has failed.
+    /// stuck in another call or has failed. The last rank may have come at the last moment: that wait has the whole
+    /// time again.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
@@ -583,7 +584,8 @@ impl Engine {
                 mover.fabric.attend(bootstrap).map(drop)
             };
             let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
-            return bootstrap.meet(call, &meeting, Some(senders)).map(|()| wait);
+            bootstrap.meet(call, &meeting, Some(senders))?;
+            return Ok(wait.until(session.wait().deadline));
         }
         let mut backoff = Backoff::new(mover.patience);
         let mut turn = || {
@@ -597,7 +599,8 @@ impl Engine {
             Ok(())
         };
         let meanwhile = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
-        bootstrap.meet(call, &meeting, Some(meanwhile)).map(|()| wait)
+        bootstrap.meet(call, &meeting, Some(meanwhile))?;
+        Ok(wait.until(session.wait().deadline))
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
@@ -808,10 +811,10 @@ const GROUP_OF_MESSAGES: &str = "group of messages";
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
-/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
-/// connection.
 /// How much later than the watch the meeting itself gives up.
 const WATCH_FIRST: Duration = Duration::from_secs(1);
+/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
+/// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);
 /// Messages that the error of a request names.
 const NAMED_MESSAGES: usize = 8;

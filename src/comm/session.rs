@@ -111,7 +111,9 @@ impl Session {
     /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
     /// tell that at once, unless a process that the rank has made by a bare `clone` has copies of them.
     pub(crate) fn look_at_processes(&self) {
-        let ended = self.processes.iter().filter(|(_, process)| process.has_ended());
+        // A goodbye of a rank without a connection to this one may be long on its way.
+        let is_heard = |rank: Rank| self.bootstrap.is_linked(rank);
+        let ended = self.processes.iter().filter(|(rank, process)| process.has_ended() && is_heard(*rank));
         let ended: Vec<Rank> = ended.map(|(rank, _)| *rank).collect();
         let mut peers = self.peers();
         for rank in peers.ended(ended) {
@@ -246,8 +248,9 @@ impl Session {
                 }
             }
             // The late rank may wait in MPI for a message of this rank, which MPI moves only inside its own calls.
+            // A peer that tells of its time-out has said so.
             Kind::Timeout if self.settings.beside_mpi && !self.has_hook.load(Ordering::Relaxed) => {
-                error.advising(MPI_RESTS)
+                if error.to_string().contains(MPI_RESTS) { error } else { error.advising(MPI_RESTS) }
             }
             _ => error,
         }

@@ -207,9 +207,7 @@ pub(super) fn split_off(
     wanted: Result<(Option<u32>, i64, &AbortFlag)>,
     background: &mut dyn Background,
 ) -> Agreed<Option<Engine>> {
-    let met = engine.meet("split", background).map_err(|error| error.during("split"))?;
-    // All ranks have come, perhaps at the last moment: what follows has the whole time again.
-    let wait = met.until(engine.wait().deadline);
+    let wait = engine.meet("split", background).map_err(|error| error.during("split"))?;
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
     let birth = Birth { engine, parent_abort: Some(wait.abort.clone()) };
     let (part, passed) = match wanted {

@@ -25,6 +25,8 @@ pub struct Patience {
     ranks: u32,
     /// Whether it is for waits for one rank alone.
     for_one: bool,
+    /// Whether waits have learnt last that the other rank runs when this one yields.
+    shares: bool,
     /// How many waits have yielded since it last looked how many processors there are.
     unlooked: u32,
 }
@@ -51,8 +53,8 @@ impl Patience {
 
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
-        let (shared, crowd, ranks, for_one, unlooked) = (0, 1, 0, false, 0);
-        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, unlooked }
+        let (shared, crowd, ranks, for_one, shares, unlooked) = (0, 1, 0, false, false, 0);
+        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, shares, unlooked }
     }
 
     /// Decides by the number of processors: as at the start of a job where it has changed, and nothing where it has
@@ -65,6 +67,7 @@ impl Patience {
         }
         self.crowd = crowd;
         self.shared = 0;
+        self.shares = false;
         self.most_spins = match (self.is_crowded(), self.for_one) {
             (true, false) => LEAST_SPINS,
             (true, true) => ONE_RANK_SPINS,
@@ -85,7 +88,7 @@ impl Patience {
         self.unlooked += 1;
         if self.unlooked >= LOOK_AT_PROCESSORS {
             self.unlooked = 0;
-            if self.is_crowded() || self.spins <= self.most_spins / SHARED_FRACTION {
+            if self.is_crowded() || self.shares {
                 self.fit(cpu::allowed());
             }
         }
@@ -142,7 +145,9 @@ impl Patience {
         self.shared = if soon { self.shared.wrapping_add(1) } else { 0 };
         if !spun_out || vain {
             self.spins = self.spins.saturating_mul(2).min(self.most_spins);
+            self.shares = false;
         } else if soon {
+            self.shares = true;
             self.spins = (self.spins / 2).max(LEAST_SPINS);
         }
         self.follow_processors(wait);
@@ -273,8 +278,6 @@ const SOON_YIELDS: u32 = 4;
 /// After how many waits that have yielded the number of processors is looked at: a system call, a third of a
 /// microsecond, for that many waits of a microsecond at least each.
 const LOOK_AT_PROCESSORS: u32 = 8;
-/// Where waits look at most this fraction of what they may, the two ranks seem to share a processor.
-const SHARED_FRACTION: u32 = 8;
 /// On a processor that seems shared, one in this many waits sleeps at once.
 const SHARED_WAITS: u32 = 64;
 /// How often a rank yields before it sleeps if ranks share processors: enough for each of them to run a few times.
@@ -425,6 +428,13 @@ mod tests {
             alone.learn(&wait);
         }
         assert!(!alone.is_crowded() && alone.spins >= SPINS / 2, "{alone:?}");
+        // Nor is it shared because the other rank came late, and this one slept.
+        for _ in 0..20 {
+            note_sleeper();
+            alone.heed_sleepers();
+            alone.learn(&waited(alone, alone.spins + SOON_YIELDS + 1));
+        }
+        assert!(!alone.is_crowded(), "{alone:?}");
         cpu::bind_to_all(&all).unwrap();
     }
 

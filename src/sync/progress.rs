@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex};
+use crate::sys::clock;
 
 /// A function that is called repeatedly while a call on a communicator waits. It is for another library (MPI) that
 /// moves its messages only inside its own calls.
@@ -60,7 +61,10 @@ impl Progress {
     /// done.
     pub(crate) fn turn(&self) -> Result<()> {
         let Ok(_taken) = self.0.taken.try_lock() else { return Ok(()) };
-        match catch_unwind(AssertUnwindSafe(|| (self.0.call)())) {
+        let called = catch_unwind(AssertUnwindSafe(|| (self.0.call)()));
+        // The program's own time is none in which this process stood still.
+        clock::begin_wait();
+        match called {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Error::aborted(format!("the progress hook failed: {error}"))),
             Err(_) => Err(Error::aborted("the progress hook panicked")),

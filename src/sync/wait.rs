@@ -164,10 +164,7 @@ impl Wait {
     pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
         clock::look();
         self.abort.check()?;
-        if self.progress.is_some() {
-            progress::turn(self.progress.as_ref())?;
-            clock::begin_wait();
-        }
+        progress::turn(self.progress.as_ref())?;
         if self.deadline.passed(clock::now()) {
             Err(Error::timeout(format!("timed out after {}: {}", self.deadline.limit, waiting_for())))
         } else {

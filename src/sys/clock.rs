@@ -19,12 +19,17 @@ pub fn now() -> Instant {
 
 /// This thread begins to wait, or comes back from work of the program's.
 pub(crate) fn begin_wait() {
-    LAST_LOOK.set(Some(read()));
+    let now = read();
+    // What is counted from the first wait of the process on includes that wait.
+    since_start(now);
+    LAST_LOOK.set(Some(now));
 }
 
 /// This thread, which waits, sleeps for `time` at most until its next look.
 pub(crate) fn may_sleep(time: Duration) {
-    LAST_LOOK.set(read().checked_add(time));
+    let now = read();
+    since_start(now);
+    LAST_LOOK.set(now.checked_add(time));
 }
 
 /// This thread looks at what it waits for.

@@ -135,8 +135,9 @@ fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     };
     let widths: Vec<Bandwidth> = gpus.iter().map(switched).collect::<Option<_>>()?;
     let least = widths.into_iter().min()?;
-    let count =
-        usize::try_from(least.0.checked_div(gpus.iter().filter_map(|gpu| unit(system, *gpu)).max()?.0)?).ok()?.max(1);
+    let count = usize::try_from(least.0.checked_div(gpus.iter().filter_map(|gpu| unit(system, *gpu)).max()?.0)?)
+        .ok()?
+        .clamp(1, MAX_CHANNELS);
     let rotated = |channel: usize| {
         let mut order = gpus.to_vec();
         order.rotate_left(channel % gpus.len());

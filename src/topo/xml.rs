@@ -278,6 +278,7 @@ impl<'a> ElementReader<'a> {
         let text = element.attribute("link_speed").unwrap_or_default();
         let speed = PciSpeed::parse(text);
         if speed.is_none() {
+            let text = wire::cut(text, SHOWN_BYTES);
             self.notes.about(bus_id, format!("the speed of its link is {text:?}: PCIe 3 (8 GT/s) is assumed"));
         }
         speed
@@ -417,7 +418,9 @@ impl<'a> ElementReader<'a> {
         if let (Some(first), false) = (self.bus_ids.get(&(host, bus_id.to_owned())), bus_id.starts_with("ffff:")) {
             // RCCL takes files that give one bus id to each port of a switch.
             if !(*first && is_bridge) {
-                return Err(self.source.wrong(element, &format!("a second device {bus_id} on one host")));
+                return Err(self
+                    .source
+                    .wrong(element, &format!("a second device {} on one host", wire::cut(bus_id, SHOWN_BYTES))));
             }
             self.notes.about(bus_id, "a second bridge of this bus id: it is taken for another one");
         }
@@ -430,7 +433,8 @@ impl<'a> ElementReader<'a> {
     }
 
     pub(super) fn unknown(&mut self, element: Node<'_, '_>) {
-        self.notes.add(format!("<{}> is not known here and left out", element.tag_name().name()));
+        let name = wire::cut(element.tag_name().name(), SHOWN_BYTES);
+        self.notes.add(format!("<{name}> is not known here and left out"));
     }
 }
 

@@ -109,7 +109,7 @@ fn astray(rank: &Rank) {
     let world = universe.world();
     let copy = world.duplicate();
     let mut config = Config::default();
-    config.init_timeout = Duration::from_millis(1500);
+    config.timeout = Duration::from_millis(3000);
     let comm = or_abort(communicator(&world, &config));
     let error = comm.check(if rank.number == 1 { &copy } else { &world }).expect_err("they differ");
     rank.say_error("error", &error);

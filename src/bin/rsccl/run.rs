@@ -56,7 +56,8 @@ pub(crate) struct Arguments {
     /// Also writes each rank's output to rank-0.log, rank-1.log, .. in this folder, without prefixes
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
-    /// Passes the ranks' lines on as they are, without the rank in front. Lines of several ranks are not mixed
+    /// Passes the ranks' lines on as they are, without the rank in front. Lines of several ranks are not mixed, but where one
+    /// rests for a fifth of a second before its end, or is longer than 16 KiB
     #[arg(long)]
     no_prefix: bool,
     /// Ends the job after this many seconds, with exit code 124
@@ -81,10 +82,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let (mut groups, mut ends) = (Vec::with_capacity(arguments.ranks as usize), Ends::new()?);
     for rank in 0..arguments.ranks {
         match Group::start_on(&mut command(arguments, &meeting, rank), on(rank)) {
-            Ok(group) => {
-                ends.watch(&group);
-                groups.push(group);
-            }
+            Ok(group) => groups.push(group),
             Err(error) => {
                 let name = arguments.program[0].to_string_lossy();
                 print::complain(&format!("rsccl run: cannot start {name} as rank {rank}: {error}"));
@@ -97,6 +95,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             }
         }
     }
+    // Behind all starts, which need the descriptors more.
+    groups.iter().for_each(|group| ends.watch(group));
     let prefix = if arguments.no_prefix { Prefix::Nothing } else { Prefix::Rank };
     let wishes = Wishes { timeout: arguments.timeout, logs: logs.unwrap_or_default(), prefix };
     let code = Job::new((groups, ends), signals, wishes)?.serve()?;

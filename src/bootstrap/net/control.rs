@@ -578,7 +578,8 @@ impl ControlPlane {
         rank.get() < self.world.size && rank != self.world.rank
     }
 
-    fn has_link(&self, peer: Rank) -> bool {
+    /// Whether a connection with `peer` is open.
+    pub(super) fn has_link(&self, peer: Rank) -> bool {
         self.links.values().any(|entry| entry.link.peer() == Some(peer))
     }
 

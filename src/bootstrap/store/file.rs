@@ -263,7 +263,7 @@ impl Mark {
     /// False where the process that has left it has ended, with its job, or where it is old.
     fn may_be_of_this_job(&self) -> bool {
         let has_ended = self.writer.as_ref().is_some_and(|writer| matches!(writer.life(), Ok(Life::Ended)));
-        !has_ended && self.left.elapsed().is_ok_and(|age| age < MARK_LIFE)
+        !has_ended && self.left.elapsed().ok().is_none_or(|age| age < MARK_LIFE)
     }
 }
 

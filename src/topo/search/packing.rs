@@ -5,8 +5,8 @@
 //! it is. Then channels are taken out one by one and put back on the ways that are cheapest now, as long as that makes
 //! the fullest links less full. Of few GPUs the cheapest way is found exactly, and prices then prove what any channels
 //! can carry at most (duality of linear programs): the search ends where that is reached. Of up to six GPUs all
-//! channels are looked at in the end (`exact`), so that what is found is the best of up to 16 channels, unless the
-//! steps are used up before.
+//! channels are looked at in the end (`exact`), so that what is found is the best of up to 16 channels; but not where
+//! they are too many (many NICs), nor further than the steps last.
 //!
 //! Everything is whole numbers, and the search is bounded by steps and not by time: equal machines have equal channels
 //! on every rank.
@@ -429,9 +429,11 @@ impl<'a> Search<'a> {
     fn prices(&self, how: Pricing, least: u64) -> Vec<u64> {
         let ratios = |((_, width), load): (&(_, Bandwidth), &u64)| ((load + how.ahead) << 32) / width.0.max(1);
         let ratios: Vec<u64> = self.problem.links.iter().zip(&self.loads).map(ratios).collect();
-        let top = u128::from(ratios.iter().copied().max().unwrap_or_default().max(1));
+        // A narrow link that no channel passes, such as a NIC for management, would make all others look empty.
+        let loaded = ratios.iter().zip(&self.loads).filter(|(_, load)| **load > 0).map(|(ratio, _)| *ratio).max();
+        let top = loaded.or_else(|| ratios.iter().copied().max()).unwrap_or_default().max(1);
         let price = |(ratio, (_, width)): (&u64, &(_, Bandwidth))| {
-            let full = u64::try_from((u128::from(*ratio) << 16) / top).unwrap_or(1 << 16);
+            let full = u64::try_from((u128::from(*ratio.min(&top)) << 16) / u128::from(top)).unwrap_or(1 << 16);
             let power = (0..how.squarings).fold(full, |full, _| (full * full) >> 16);
             ((power + least) << 32) / width.0.max(1)
         };

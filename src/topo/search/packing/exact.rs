@@ -17,6 +17,8 @@ pub(super) const FEW_GPUS: usize = 6;
 /// The most ways through GPUs and ports that are looked at: those of six GPUs and three ports. There is no exact step
 /// for problems with more.
 const MOST_WAYS: usize = 720 * 9;
+/// More links than this are not looked at: memory and time grow with them.
+const MOST_LINKS: usize = 256;
 /// The most columns that are kept.
 const MOST_COLUMNS: usize = 4096;
 /// With how many columns the linear program begins, how many it takes in at a time, and how often.
@@ -61,7 +63,7 @@ impl Columns {
             }
         };
         let orders: usize = (1..=problem.size).product();
-        if problem.size > FEW_GPUS || orders * ways.len() > MOST_WAYS {
+        if problem.size > FEW_GPUS || orders * ways.len() > MOST_WAYS || problem.links.len() > MOST_LINKS {
             return None;
         }
         let mut found: Vec<(u64, Lane, Vec<u64>)> = Vec::new();
