@@ -372,6 +372,24 @@ fn channels_that_no_simple_pattern_finds_are_found() {
     }
 }
 
+/// Regression: one link that was much narrower than all others, and that no channel passed, made the search blind to how
+/// full the others were, and hosts have NICs for their management.
+#[test]
+fn a_narrow_nic_beside_the_others_takes_no_channels_away() {
+    const NIC: &str = "<pci busid=\"0000:fe:00.0\" class=\"0x020000\" link_speed=\"8.0 GT/s PCIe\" link_width=\"1\"><nic>\
+                       <net name=\"mgmt\" dev=\"77\" speed=\"1000\" port=\"1\" guid=\"9999\" maxconn=\"1000\" gdr=\"0\"/>\
+                       </nic></pci></cpu>";
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, path) in machines("tests/data/hives") {
+        let text = std::fs::read_to_string(&path).expect("a file").replacen("</cpu>", NIC, 1);
+        let with = folder.path().join(&name);
+        std::fs::write(&with, text).expect("a file");
+        for ((pattern, found, _), (_, beside, _)) in searched(&path).into_iter().zip(searched(&with)) {
+            assert!(beside >= found, "{name}: {pattern}: {found}, and {beside} beside the NIC");
+        }
+    }
+}
+
 /// Machines whose channels carry less than nine tenths of the bound, and why.
 const SHORT: [(&str, &str, &str); 4] = [
     ("eight-packages", "rings", PACKAGE_RINGS),
