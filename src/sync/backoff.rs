@@ -147,7 +147,8 @@ impl Patience {
             self.spins = self.spins.saturating_mul(2).min(self.most_spins);
             self.shares = false;
         } else if soon {
-            self.shares = true;
+            // With the most looks it is not known whether the yield was in vain.
+            self.shares |= self.spins < self.most_spins;
             self.spins = (self.spins / 2).max(LEAST_SPINS);
         }
         self.follow_processors(wait);
