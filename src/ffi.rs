@@ -608,10 +608,9 @@ fn discard(comm: &Comm, deserted: bool) {
     }
     if deserted {
         // A split that is under way is no failure: the abort ends it too.
-        let has_failed = |error: Error| error.kind() != Kind::InProgress;
         let mut is_over = true;
         failure::drop_failure(comm.on(|detached| {
-            is_over = detached.async_error().is_some_and(has_failed);
+            is_over = detached.async_error().is_some_and(|error| error.kind() != Kind::InProgress);
             Ok(())
         }));
         if !is_over {

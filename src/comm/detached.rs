@@ -207,8 +207,8 @@ impl Detached {
     /// [`Detached::close`] for a caller who may call again: where a thread makes a child, it does not wait for that.
     ///
     /// # Errors
-    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way, of the parent and
-    /// of the child.
+    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way, of the parent
+    /// and of the child.
     #[cfg(feature = "cpp")]
     pub(crate) fn close_now(&self) -> Result<()> {
         self.communicator.check_process()?;

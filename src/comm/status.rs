@@ -50,7 +50,7 @@ impl Status {
         self.world.get().copied().flatten()
     }
 
-    /// Waits until the communicator is made; the deadline of what makes it bounds that. `None` where it could not be made.
+    /// Waits until the communicator is made; the deadline of that bounds it. `None` where it could not be made.
     pub(super) fn await_world(&self) -> Option<World> {
         *self.world.wait()
     }
