@@ -312,7 +312,9 @@ fi
 gpu_example() {
     "$last" -std=c++17 $strict -O1 "$root/examples/cpp/07_gpu.cpp" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl \
         -o "$work/bin/gpu-example"
-    "$root/tests/vcuda/run" 2-nvswitch -- "$prefix/bin/rsccl" run -n 2 "$work/bin/gpu-example" | tee "$work/gpu-example-said"
+    # Without the command, which this prefix has not.
+    RSCCL_STORE=file://$work/gpu-example-store RSCCL_WORLD_SIZE=2 "$root/tests/vcuda/run" 2-nvswitch -- \
+        bash -c 'RSCCL_RANK=0 "$0" & RSCCL_RANK=1 "$0" && wait $!' "$work/bin/gpu-example" | tee "$work/gpu-example-said"
     grep -q '2 ranks on GPUs: every sum is 3' "$work/gpu-example-said"
 }
 export -f gpu_example
