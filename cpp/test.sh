@@ -314,7 +314,7 @@ gpu_example() {
         -o "$work/bin/gpu-example"
     # Without the command, which this prefix has not.
     RSCCL_STORE=file://$work/gpu-example-store RSCCL_WORLD_SIZE=2 "$root/tests/vcuda/run" 2-nvswitch -- \
-        bash -c 'RSCCL_RANK=0 "$0" & RSCCL_RANK=1 "$0" && wait $!' "$work/bin/gpu-example" | tee "$work/gpu-example-said"
+        bash -c 'RSCCL_RANK=0 "$0" & RSCCL_RANK=1 "$0"; status=$?; wait $! && exit $status' "$work/bin/gpu-example" | tee "$work/gpu-example-said"
     grep -q '2 ranks on GPUs: every sum is 3' "$work/gpu-example-said"
 }
 export -f gpu_example
