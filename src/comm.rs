@@ -145,8 +145,9 @@ use status::{Making, Status};
 ///
 /// This takes `fork` of the C library, which Python calls too; children of `system()` and `posix_spawn` run another
 /// program at once. A child that was made otherwise (`_Fork`, a bare `clone`) keeps the connections of its parent open
-/// until it runs another program or ends. If the parent dies meanwhile, ranks of its host find that in the calls that
-/// wait for it, a second later; ranks of other hosts, and ranks in an init, wait until their deadlines.
+/// until it runs another program or ends. If the parent dies meanwhile, ranks of its host that have a control
+/// connection with it find that in calls that wait, a second later; where there are none, and in an init, ranks wait
+/// until their deadlines.
 pub struct Communicator {
     status: Arc<Status>,
     birthplace: Birthplace,
