@@ -4,63 +4,32 @@
 //! meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
-mod across;
 mod all_reduce_value;
 mod background_split;
-mod call_log;
-mod call_mover;
-mod channel_search;
-mod gpu_distance;
-mod choose;
 mod collectives;
-mod copy_engines;
-mod crossings;
-mod culprit;
 mod described;
 mod detached;
-mod device_messages;
-mod device_sharing;
-mod device_ways;
-mod engine;
 mod exchange_counts;
-mod failure_watch;
-mod far_ends;
-mod filters;
 mod group;
 mod init;
 mod last_words;
 mod launched;
-mod line_ways;
 mod meeting;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
-mod monitor;
-mod on_device;
 mod on_stream;
 mod origin;
 mod owned;
 mod panics;
-mod peer_status;
-mod peer_ways;
 mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
-mod programs;
-mod proxy;
-mod registrations;
 mod request;
 mod scope;
-mod session;
-mod sharers;
-pub(crate) mod settings;
 mod split;
-mod staging;
-mod stall;
 mod stand_in;
 mod status;
-pub(crate) mod this_host;
-mod visible_gpus;
 mod waiting_hooks;
 mod window;
 // They fork, and loom's threads cannot.
@@ -80,12 +49,12 @@ use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::{Rank, World};
 
+pub use crate::engine::choose::Chosen;
 pub use crate::exec::{
     Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message,
 };
 #[cfg(feature = "cuda")]
 pub use crate::exec::{CudarcSlice, CudarcSliceMut};
-pub use choose::Chosen;
 pub use detached::Detached;
 #[cfg(feature = "cpp")]
 pub(crate) use detached::Pending;
@@ -101,11 +70,10 @@ pub use placement::{DeviceChoice, Locality, Placement};
 pub(crate) use prepared_init::PreparedInit;
 pub use request::Request;
 pub use scope::Scope;
-pub(crate) use settings::Settings;
 pub use window::Window;
 
+use crate::engine::Engine;
 use background_split::Away;
-use engine::Engine;
 use panics::Unwinding;
 use status::{Making, Status};
 

@@ -71,6 +71,10 @@ pub mod types; // ranks, element types, operators, names
 pub mod plan; // a collective as data, and the proof of it
 pub mod log; // what `NCCL_DEBUG` asks for
 
+mod engine; // running a call
+mod reach; // whose memory of devices is reached, and how
+mod session; // what a rank knows of its communicator
+
 mod tune; // which algorithm, by a model of its cost
 mod topo; // who is near whom
 
@@ -113,16 +117,18 @@ pub mod internals {
     pub mod config {
         pub use crate::config::nearest::nearest;
     }
-    pub mod comm {
-        pub mod settings {
-            pub use crate::comm::settings::check;
-        }
-        pub mod this_host {
-            pub use crate::comm::this_host::*;
-        }
-    }
     pub mod device {
         pub use crate::device::*;
+    }
+    pub mod reach {
+        pub mod this_host {
+            pub use crate::reach::this_host::*;
+        }
+    }
+    pub mod session {
+        pub mod settings {
+            pub use crate::session::settings::check;
+        }
     }
     pub mod sys {
         pub use crate::sys::{

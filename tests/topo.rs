@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rsccl::internals::comm::this_host;
+use rsccl::internals::reach::this_host;
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::search::domain::Domain;
 use rsccl::internals::topo::system::System;

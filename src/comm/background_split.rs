@@ -6,9 +6,9 @@
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
 
-use crate::comm::engine::Engine;
 use crate::comm::status::Borrowing;
 use crate::comm::{Communicator, Home};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::AbortFlag;
 use crate::sys::thread;

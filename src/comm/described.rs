@@ -1,7 +1,7 @@
 //! Calls that are described at run time, how they are run, and the buffers that are registered for them.
 
-use crate::comm::choose::Question;
 use crate::comm::{Chosen, Communicator};
+use crate::engine::choose::Question;
 use crate::error::Result;
 use crate::exec::{Buffer, Call, CallCount, Message, NoBackground, wrong_counts};
 use crate::types::{Collective, DataType, Element};

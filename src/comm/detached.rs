@@ -7,7 +7,6 @@
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::comm::engine::Engine;
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
 use crate::comm::request::{Outcome, Promise};
@@ -21,6 +20,7 @@ use crate::comm::{Buffer, Communicator, Placement, forked, group, last_words, pl
 use crate::comm::{Call, Message};
 #[cfg(feature = "cpp")]
 use crate::comm::{away, starting};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};

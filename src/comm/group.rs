@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 
 use crate::comm::collectives::Submit;
-use crate::comm::engine::Engine;
 use crate::comm::panics::as_error;
 use crate::comm::request::Promise;
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::check_messages;
 use crate::comm::{Call, Communicator, Message};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, DeviceStream, NoBackground, Order};
 use crate::sys::thread::{self, Unstarted};

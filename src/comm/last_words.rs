@@ -3,7 +3,7 @@
 //! Most errors need no words here. A call has returned them, or the other ranks get them. A mismatch that only the last
 //! look finds is another matter: all calls of all ranks have returned well, and results are wrong.
 
-use crate::comm::engine::Engine;
+use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::log;
 

@@ -1,15 +1,16 @@
 //! Communicators of processes that a launcher started: its variables say which rank this is and where the ranks meet.
 
 use crate::bootstrap::Options;
+use crate::comm::Communicator;
 use crate::comm::meeting::LaunchMeeting;
 use crate::comm::origin::Origin;
-use crate::comm::settings::bootstrap_options;
 use crate::comm::stand_in::{RankMark, StandIn};
-use crate::comm::{Communicator, Settings};
 use crate::config::launch::Launch;
 use crate::config::{Config, Environment};
 use crate::error::Result;
 use crate::log;
+use crate::session::settings::Settings;
+use crate::session::settings::bootstrap_options;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
 
 impl Communicator {

@@ -2,9 +2,10 @@
 
 use crate::bootstrap::{Bootstrap, LocalBootstrap};
 use crate::comm::origin::Origin;
-use crate::comm::{AbortHandle, Communicator, Settings};
+use crate::comm::{AbortHandle, Communicator};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::session::settings::Settings;
 use crate::sys::thread;
 
 /// Runs `body` on `ranks` threads, each with its rank's communicator, and returns what they return in rank order.

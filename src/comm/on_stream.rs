@@ -1,8 +1,8 @@
 //! Collectives on a stream of a device.
 
 use crate::comm::collectives::Submit;
-use crate::comm::engine::Engine;
 use crate::comm::{Call, Communicator, Message};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::exec::{DeviceStream, NoBackground, Order};
 use crate::types::World;

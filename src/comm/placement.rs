@@ -5,11 +5,11 @@ use std::path::Path;
 
 use crate::bootstrap::Agreed;
 use crate::comm::Communicator;
-use crate::comm::engine::Engine;
-use crate::comm::visible_gpus::{SplitGpus, visible};
 use crate::config::{Environment, VisibleDevices};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
+use crate::reach::visible_gpus::{SplitGpus, visible};
 use crate::sys::gpus;
 use crate::sys::{host, numa};
 use crate::topo::Topology;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::bootstrap::{NetBootstrap, Options, Root, UniqueId};
+use crate::comm::Communicator;
 use crate::comm::origin::Origin;
-use crate::comm::settings::bootstrap_options;
-use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::Result;
+use crate::session::settings::Settings;
+use crate::session::settings::bootstrap_options;
 use crate::sync::TimeLimit;
 use crate::types::{Rank, World};
 

@@ -9,13 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
 
 use crate::comm::collectives::Submit;
-use crate::comm::engine::Engine;
 use crate::comm::group::Steps;
 use crate::comm::panics::panicked;
 use crate::comm::request::{Promise, Request};
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, check_message, check_messages, work};
 use crate::comm::{Call, Communicator, Message, forked};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::primitive::AtomicBool;
 use crate::sys::fork::Birthplace;

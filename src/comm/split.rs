@@ -1,10 +1,10 @@
 //! Communicators from communicators: split and shrink.
 
 use crate::bootstrap::{Agreed, Child, in_child, in_parent};
-use crate::comm::call_log::List;
-use crate::comm::engine::Engine;
 use crate::comm::origin::Origin;
 use crate::comm::{Communicator, Home, init, unusable};
+use crate::engine::Engine;
+use crate::engine::call_log::List;
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
 use crate::log;

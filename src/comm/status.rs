@@ -153,10 +153,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::session::Session;
     use crate::comm::{Communicator, local};
     use crate::config::Config;
     use crate::error::Kind;
+    use crate::session::Session;
     use crate::sync::{Deadline, Progress};
     use crate::sys::clock;
     use crate::types::ReduceOp;

@@ -6,5 +6,6 @@ mod errors;
 mod forks;
 mod hooks;
 mod layouts;
+mod registrations;
 mod traffic;
 mod transports;

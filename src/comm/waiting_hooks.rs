@@ -1,7 +1,7 @@
 //! Runs the program's progress hooks on the calling thread while threads of ours have the engines: some hooks (MPI
 //! below `MPI_THREAD_MULTIPLE`) work on that thread only.
 
-use crate::comm::engine::Engine;
+use crate::engine::Engine;
 use crate::sync::{AbortFlag, Progress};
 
 /// The hooks of engines that threads have, each with the abort flag of its communicator.

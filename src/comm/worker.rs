@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::Message;
-use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::panics::as_error;
 use crate::comm::request::{Outcome, Promise, is_own};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, Progress, Task, check_to_self};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};

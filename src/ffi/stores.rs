@@ -8,8 +8,8 @@ use super::{Settings, foreign, text_of, wait_of, world_of};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
-use crate::comm::settings::bootstrap_options;
 use crate::error::{Error, Result};
+use crate::session::settings::bootstrap_options;
 use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, TimeLimit};
 

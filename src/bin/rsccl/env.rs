@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use rsccl::Result;
 use rsccl::config::{CONF_FILE_DOC, Config, Environment, Kind, Launch, Note, Setting, StoreAddress, Variable};
-use rsccl::internals::comm::settings;
+use rsccl::internals::session::settings;
 use serde_json::{Value, json};
 
 use crate::{EXIT_USAGE, print};

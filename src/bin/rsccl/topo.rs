@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rsccl::config::Note;
-use rsccl::internals::comm::this_host;
+use rsccl::internals::reach::this_host;
 use rsccl::internals::sys::{open, text_file};
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::paths::PathKind;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rsccl::internals::comm::this_host::{SwitchesTold, switches_of};
+use rsccl::internals::reach::this_host::{SwitchesTold, switches_of};
 use rsccl::{Config, Result};
 use serde_json::{Value, json};
 

@@ -1,0 +1,183 @@
+//! Collectives that only move data, by the copy engines of devices in place of their processors:
+//! `NCCL_P2P_USE_CUDA_MEMCPY`. For calls in windows: each rank copies what it has for others into their memory, or what
+//! it gets out of it; the root of a rooted collective copies for all.
+//!
+//! | in the stream | why |
+//! |---|---|
+//! | a launch of a barrier, with the call's label | all inputs are there, and outputs may be written; the ranks run the same call |
+//! | a copy to or from each rank | |
+//! | the barrier again | all inputs have been read, and all outputs are there |
+
+use crate::device::Home;
+use crate::device::records::{LaunchPart, Reduction};
+use crate::engine::Engine;
+use crate::engine::device_windows::Placed;
+use crate::engine::on_device::Putting;
+use crate::error::{Error, Result};
+use crate::exec::{Begun, Buffers, Call, CallCount, Order, WindowCopy, put_copies};
+use crate::log;
+use crate::plan::Windows;
+use crate::types::{Collective, DataType, Rank, World};
+
+impl Engine {
+    /// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
+    pub(super) fn launch_copies(
+        &mut self,
+        begun: &Begun<'_>,
+        placed: Option<&Placed>,
+        (home, order): (Home, Order<'_>),
+    ) -> Result<bool> {
+        let (Begun { call, operation, world, .. }, Some(placed)) = (*begun, placed) else { return Ok(false) };
+        if !self.session.settings.copy_engines {
+            return Ok(false);
+        }
+        let (input, output) = call.buffers.places();
+        let mine = [input, output].map(|place| place.addr() as u64);
+        let bases = self.side_mut()?.windows.bases(placed, world);
+        let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
+        let (Some(enter), Some(leave)) = (self.barrier_part(begun, placed)?, self.barrier_part(begun, placed)?) else {
+            return Ok(false);
+        };
+        log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
+        self.launch_all(operation, order, |side, Putting { stream, captured, turn }| {
+            side.launch_one(world.rank, (enter, stream, captured), turn)?;
+            put_copies(stream, home, &moves)?;
+            side.launch_one(world.rank, (leave, stream, captured), turn)
+        })?;
+        Ok(true)
+    }
+
+    /// A launch in which the ranks wait for each other, and which keeps what a call in windows works in; `None` where
+    /// the user's filters want a barrier that needs connections.
+    fn barrier_part(&mut self, begun: &Begun<'_>, placed: &Placed) -> Result<Option<LaunchPart>> {
+        let Begun { call, operation, world, .. } = *begun;
+        let (collective, count) = (Collective::Barrier, CallCount::Each(0));
+        let barrier =
+            Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers: Buffers::none() };
+        let (lowered, windows) = self
+            .device_program(&barrier, false)?
+            .ok_or_else(|| Error::internal("a barrier of several ranks with nothing to do"))?;
+        if windows == Windows::None || !lowered.steps.ends.is_empty() {
+            return Ok(None);
+        }
+        let side = self.side_mut()?;
+        let folding = Reduction { data_type: DataType::U8, op: None, world: world.size };
+        let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
+        part.bases = vec![0, 0, side.peers[world.rank.index()].scratch];
+        part.keep.extend(side.windows.kept(placed));
+        part.keep.extend(call.buffers.kept());
+        Ok(Some(part))
+    }
+}
+
+/// What this rank copies: beginning with the rank behind it, so that not all work on the same one at once. `None` where
+/// the call is not made of copies. `mine` has this rank's input and output, `bases` those of each rank in which peers
+/// work.
+fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result<Option<Vec<WindowCopy>>> {
+    let size = u64::from(call.data_type.size());
+    // Where the block of each rank begins in what has those of all, and its bytes.
+    let mut end = 0_u64;
+    let blocks = world.ranks().map(|rank| {
+        let (start, bytes) = (end, call.count.of(rank).checked_mul(size)?);
+        end = start.checked_add(bytes)?;
+        Some((start, bytes))
+    });
+    let blocks: Option<Vec<(u64, u64)>> = blocks.collect();
+    let blocks = blocks.ok_or_else(|| Error::internal("blocks that no address space holds"))?;
+    let me = world.rank;
+    let (from, to) = (|rank: Rank| bases[2 * rank.index()], |rank: Rank| bases[2 * rank.index() + 1]);
+    let (before, block) = (|rank: Rank| blocks[rank.index()].0, |rank: Rank| blocks[rank.index()].1);
+    let with_all = |copy: &dyn Fn(Rank) -> (u64, u64, u64)| {
+        let ranks = (0..world.size).map(|step| me.after(step + 1, world.size));
+        ranks.map(copy).map(|(from, to, bytes)| WindowCopy { from, to, bytes }).collect::<Vec<_>>()
+    };
+    let is_root = call.root == Some(me);
+    let [input, output] = mine;
+    let mut moves = match call.collective {
+        Collective::AllGather | Collective::AllGatherV => with_all(&|rank| (input, to(rank) + before(me), block(me))),
+        Collective::AllToAll => with_all(&|rank| (from(rank) + before(me), output + before(rank), block(rank))),
+        Collective::Broadcast if is_root => with_all(&|rank| (input, to(rank), block(rank))),
+        Collective::Gather if is_root => with_all(&|rank| (from(rank), output + before(rank), block(rank))),
+        Collective::Scatter if is_root => with_all(&|rank| (input + before(rank), to(rank), block(rank))),
+        Collective::Broadcast | Collective::Gather | Collective::Scatter => Vec::new(),
+        _ => return Ok(None),
+    };
+    moves.retain(|copy| copy.from != copy.to && copy.bytes > 0);
+    Ok(Some(moves))
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::plan::{Buffer, Pattern};
+
+    fn call(collective: Collective, count: u64) -> Call<'static> {
+        let (root, count) = (collective.rooted().then(|| Rank::new(2)), CallCount::Each(count));
+        Call { collective, data_type: DataType::U32, op: None, root, count, buffers: Buffers::none() }
+    }
+
+    /// The buffers of each rank, where all of them lie in windows.
+    const BASES: [u64; 6] = [1000, 2000, 3000, 4000, 5000, 6000];
+
+    fn moves_of(rank: u32, call: &Call<'_>, bases: &[u64]) -> Option<Vec<(u64, u64, u64)>> {
+        let world = World { rank: Rank::new(rank), size: 3 };
+        let mine = [0, 1].map(|at| bases[2 * world.rank.index() + at]);
+        // Peers' buffers beyond those in which ranks work may not be asked for.
+        let known = Pattern::of(call.collective).map_or(&[][..], Pattern::symmetric_buffers);
+        let kinds = [Buffer::Input, Buffer::Output].into_iter().cycle();
+        let bases = bases.iter().zip(kinds).map(|(base, kind)| if known.contains(&kind) { *base } else { 0 });
+        let moves = moves(call, world, mine, &bases.collect::<Vec<_>>()).unwrap();
+        moves.map(|moves| moves.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect())
+    }
+
+    #[test]
+    fn each_rank_copies_what_it_gives_or_gets() {
+        let gathered = moves_of(1, &call(Collective::AllGather, 5), &BASES);
+        assert_eq!(gathered, Some(vec![(3000, 6020, 20), (3000, 2020, 20), (3000, 4020, 20)]));
+        let exchanged = moves_of(2, &call(Collective::AllToAll, 5), &BASES);
+        assert_eq!(exchanged, Some(vec![(1040, 6000, 20), (3040, 6020, 20), (5040, 6040, 20)]));
+        let counts = CallCount::PerRank(vec![3, 0, 2]);
+        let vector = |rank: u32| {
+            let call = Call { count: counts.clone(), ..call(Collective::AllGatherV, 0) };
+            moves_of(rank, &call, &BASES)
+        };
+        assert_eq!(vector(2), Some(vec![(5000, 2012, 8), (5000, 4012, 8), (5000, 6012, 8)]));
+        assert_eq!(vector(1), Some(Vec::new()));
+    }
+
+    #[test]
+    fn the_root_copies_for_all() {
+        let of_root = |collective| moves_of(2, &call(collective, 5), &BASES);
+        let sent = of_root(Collective::Broadcast);
+        assert_eq!(sent, Some(vec![(5000, 2000, 20), (5000, 4000, 20), (5000, 6000, 20)]));
+        let gathered = of_root(Collective::Gather);
+        assert_eq!(gathered, Some(vec![(1000, 6000, 20), (3000, 6020, 20), (5000, 6040, 20)]));
+        let scattered = of_root(Collective::Scatter);
+        assert_eq!(scattered, Some(vec![(5000, 2000, 20), (5020, 4000, 20), (5040, 6000, 20)]));
+        for collective in [Collective::Broadcast, Collective::Gather, Collective::Scatter] {
+            assert_eq!(moves_of(0, &call(collective, 5), &BASES), Some(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn in_place_a_rank_leaves_its_own_block() {
+        // Each input is the own block of the output.
+        let bases = [2000, 2000, 4020, 4000, 6040, 6000];
+        let gathered = moves_of(1, &call(Collective::AllGather, 5), &bases);
+        assert_eq!(gathered, Some(vec![(4020, 6020, 20), (4020, 2020, 20)]));
+        let gathered = moves_of(2, &call(Collective::Gather, 5), &bases);
+        assert_eq!(gathered, Some(vec![(2000, 6000, 20), (4020, 6020, 20)]));
+        let one = [2000, 2000, 4000, 4000, 6000, 6000];
+        let sent = moves_of(2, &call(Collective::Broadcast, 5), &one);
+        assert_eq!(sent, Some(vec![(6000, 2000, 20), (6000, 4000, 20)]));
+    }
+
+    #[test]
+    fn nothing_is_copied_of_nothing_and_arithmetic_is_no_copy() {
+        assert_eq!(moves_of(1, &call(Collective::AllGather, 0), &BASES), Some(Vec::new()));
+        for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+            assert_eq!(moves_of(1, &call(collective, 5), &BASES), None);
+        }
+    }
+}

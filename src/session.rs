@@ -1,0 +1,329 @@
+//! What a rank knows of its communicator, apart from what moves data: its world, its settings, its peers, its counters,
+//! its deadlines and its abort flag.
+//!
+//! Any thread may look at a [`Session`]: a call that waits looks at it in each slow turn, and where nobody waits,
+//! because a device or a thread of its own does the work, a monitor can. One thread at a time begins operations: it
+//! alone counts up the counters.
+
+pub mod culprit;
+pub mod failure_watch;
+mod filters;
+pub mod peer_status;
+pub mod settings;
+pub mod stall;
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::cause::failure_note;
+use crate::bootstrap::{Bootstrap, Event};
+use crate::error::{Error, Kind, Result};
+use crate::exec::History;
+use crate::log;
+use crate::session::culprit::Culprit;
+use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
+use crate::session::settings::Settings;
+use crate::session::stall::{BegunMessages, Stall};
+use crate::sync::primitive::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AbortFlag, AwaitedMessage, Deadline, NoteReader, Wait};
+use crate::sys::alive::Process;
+use crate::sys::{clock, futex};
+use crate::transport::PeerInfo;
+use crate::types::{Rank, World};
+
+/// What a rank knows of its communicator, apart from what moves data.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) world: World,
+    pub(crate) settings: Settings,
+    pub(crate) bootstrap: Box<dyn Bootstrap>,
+    pub(crate) abort: AbortFlag,
+    /// The labels of the latest collectives, to compare them with a peer's.
+    pub(crate) history: History,
+    peers: Mutex<PeerStatus>,
+    /// What this rank has told the others of its stall.
+    told: Mutex<ToldStall>,
+    /// Whether the ranks are on more than one host.
+    pub(crate) spans_hosts: bool,
+    /// Whether a hook of the program is called while a call waits. Relaxed: only words of errors depend on it.
+    pub(crate) has_hook: AtomicBool,
+    /// The processes of the other ranks that this one can see.
+    processes: Vec<(Rank, Process)>,
+    /// Collectives begun. All ranks count alike.
+    collectives: Count,
+    /// Messages begun with each peer. The two ranks of a pair count alike.
+    messages: Box<[MessageCounts]>,
+}
+
+/// What a rank has told the others of its stall.
+#[derive(Debug, Default)]
+struct ToldStall {
+    stall: Option<Stall>,
+    /// Of messages for which they wait.
+    begun: Vec<BegunMessages>,
+}
+
+/// A number that one thread counts up and any thread may read.
+#[derive(Debug, Default)]
+struct Count(AtomicU64);
+
+impl Count {
+    // Relaxed in all three: nothing else is published by the number.
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The number before, for what is counted now.
+    fn next(&self) -> u64 {
+        let number = self.get();
+        self.0.store(number + 1, Ordering::Relaxed);
+        number
+    }
+}
+
+/// Messages begun with one peer.
+#[derive(Debug, Default)]
+struct MessageCounts {
+    sent: Count,
+    received: Count,
+}
+
+impl Session {
+    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
+        let world = bootstrap.world();
+        let has_hook = AtomicBool::new(settings.progress.is_some());
+        Session {
+            world,
+            settings,
+            has_hook,
+            bootstrap,
+            abort,
+            history: History::default(),
+            peers: Mutex::new(PeerStatus::new(world)),
+            told: Mutex::default(),
+            spans_hosts: false,
+            processes: Vec::new(),
+            collectives: Count::default(),
+            messages: world.ranks().map(|_| MessageCounts::default()).collect(),
+        }
+    }
+
+    /// Watches the processes of `peers` that mean the same by a process's number as `mine`.
+    pub(crate) fn watch_processes(&mut self, mine: &PeerInfo, peers: &[PeerInfo]) {
+        let is_seen = |peer: &&PeerInfo| peer.space == mine.space && mine.space != 0 && peer.process != mine.process;
+        let process = |peer: &PeerInfo| Some((peer.rank, Process::of(i32::try_from(peer.pid).ok()?)?));
+        self.processes = peers.iter().filter(is_seen).filter_map(process).collect();
+    }
+
+    /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
+    /// tell that at once, unless a process that the rank has made by a bare `clone` has copies of them.
+    pub(crate) fn look_at_processes(&self) {
+        // A goodbye of a rank without a connection to this one may be long on its way.
+        let is_heard = |rank: Rank| self.bootstrap.is_linked(rank);
+        let ended = self.processes.iter().filter(|(rank, process)| process.has_ended() && is_heard(*rank));
+        let ended: Vec<Rank> = ended.map(|(rank, _)| *rank).collect();
+        let mut peers = self.peers();
+        for rank in peers.ended(ended) {
+            let why = "its process has ended, and a process that it has made keeps its connections open".to_owned();
+            peers.hear(Event::Died(rank, why), &self.history);
+        }
+    }
+
+    /// Collectives that this rank has begun.
+    pub(crate) fn collectives(&self) -> u64 {
+        self.collectives.get()
+    }
+
+    /// The number of a collective that begins now.
+    #[inline]
+    pub(crate) fn next_collective(&self) -> u64 {
+        self.collectives.next()
+    }
+
+    /// The number, among the messages to `peer`, of a send that begins now.
+    #[inline]
+    pub(crate) fn next_send(&self, peer: Rank) -> u64 {
+        self.messages[peer.index()].sent.next()
+    }
+
+    /// The number, among the messages from `peer`, of a receive that begins now.
+    #[inline]
+    pub(crate) fn next_receive(&self, peer: Rank) -> u64 {
+        self.messages[peer.index()].received.next()
+    }
+
+    /// A wait of the communicator's time-out that begins now.
+    pub(crate) fn wait(&self) -> Wait {
+        self.settings.timeout.wait(&self.abort)
+    }
+
+    /// Hears what peers have told, and says whether something that waits for `waiting_for` now can still end well.
+    ///
+    /// # Errors
+    /// The failure of a peer, its death, or its leaving before it has done its part.
+    pub(crate) fn look_at_peers(&self, waiting_for: WaitingFor<'_>, now: Instant) -> Result<()> {
+        let events = self.bootstrap.poll();
+        let mut peers = self.peers();
+        events.into_iter().for_each(|event| peers.hear(event, &self.history));
+        peers.check(waiting_for, now)
+    }
+
+    /// Tells the others where this rank is stuck, unless it has: a rank that waits in another call finds the
+    /// difference, and one whose deadline passes knows who waits for whom.
+    pub(crate) fn tell_stall(&self, stall: Stall) {
+        let mut told = self.told();
+        if told.stall.as_ref() != Some(&stall) {
+            self.bootstrap.publish(&stall.encode());
+            told.stall = Some(stall);
+        }
+    }
+
+    /// Tells the others of messages for which they wait and which this rank has begun: what it has sent may be lost on
+    /// the way.
+    pub(crate) fn tell_begun(&self) {
+        let begun = self.begun();
+        let mut told = self.told();
+        if !begun.is_empty() && told.begun != begun {
+            self.bootstrap.publish(&BegunMessages::encode(&begun));
+            told.begun = begun;
+        }
+    }
+
+    /// How many messages this rank has begun, where peers wait for one of them.
+    fn begun(&self) -> Vec<BegunMessages> {
+        let wanted = self.peers().wanted_of(self.world.rank);
+        let begun = wanted.into_iter().map(|AwaitedMessage { peer, number, sends, .. }| {
+            let counts = &self.messages[peer.index()];
+            let count = if sends { counts.sent.get() } else { counts.received.get() };
+            (count > number).then_some(BegunMessages { peer, sends, count })
+        });
+        let mut begun: Vec<BegunMessages> = begun.flatten().collect();
+        begun.sort_unstable_by_key(|begun| (begun.peer, begun.sends));
+        begun.dedup();
+        begun
+    }
+
+    /// Tells the others that this rank goes on, if it has told that it is stuck.
+    pub(crate) fn goes_on(&self) {
+        if self.told().stall.take().is_some() {
+            self.bootstrap.publish(stall::GOES_ON);
+        }
+    }
+
+    /// Who holds up this rank, which is stuck in `stall`.
+    pub(crate) fn culprit(&self, stall: &Stall) -> Culprit {
+        let begun = self.begun();
+        self.peers().culprit(stall, &begun)
+    }
+
+    /// What ends a collective call of the bootstrap early: a peer's failure, or a peer that is stuck in another call.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer has said already that it is stuck in another call.
+    pub(crate) fn note_reader(&self, call: BootstrapCall) -> Result<NoteReader> {
+        self.peers().reader(call)
+    }
+
+    /// Ends the communicator: the cause of `error`, of which all ranks have been told. `first_difference` reads what a
+    /// peer's flat slots say of the first call that differs.
+    pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        let error = self.cause(error, first_difference).at(self.world.rank);
+        self.publish_failure(&error);
+        self.abort.raise(error.duplicate());
+        error
+    }
+
+    /// Tells everyone of `error`, so that nobody waits for this rank any more.
+    pub(crate) fn publish_failure(&self, error: &Error) {
+        self.bootstrap.publish(&failure_note(error));
+    }
+
+    /// The error behind `error`. A data connection that breaks says nothing of why; the bootstrap's news do, which may
+    /// come a moment later.
+    pub(crate) fn cause(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        match error.kind() {
+            Kind::Mismatch => self.first_mismatch(error, first_difference),
+            Kind::Remote => {
+                let patience = if self.peers().is_cause { Duration::ZERO } else { CAUSE_PATIENCE };
+                let told = self.await_explanation(error.peer(), patience);
+                // Now we have the cause, or no better one will come: no later error waits for news again.
+                self.peers().is_cause = true;
+                match (told, error.operation()) {
+                    (Some(told), Some(operation)) => told.during(operation),
+                    (Some(told), None) => told,
+                    (None, _) => error,
+                }
+            }
+            // The late rank may wait in MPI for a message of this rank, which MPI moves only inside its own calls.
+            // A peer that tells of its time-out has said so.
+            Kind::Timeout if self.settings.beside_mpi && !self.has_hook.load(Ordering::Relaxed) => {
+                if error.to_string().contains(MPI_RESTS) { error } else { error.advising(MPI_RESTS) }
+            }
+            _ => error,
+        }
+    }
+
+    /// Waits for news that say why `peer` has gone, `patience` at most.
+    fn await_explanation(&self, peer: Option<u32>, patience: Duration) -> Option<Error> {
+        let deadline = Deadline::after(patience);
+        loop {
+            let events = self.bootstrap.poll();
+            let told = self.peers().explain(peer, events, &self.history);
+            if told.is_some() || deadline.passed(clock::now()) {
+                return told;
+            }
+            futex::nap(CAUSE_NAP);
+        }
+    }
+
+    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as
+    /// a root, goes on, and the difference shows in a later call.
+    fn first_mismatch(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        if std::mem::replace(&mut self.peers().is_cause, true) {
+            return error;
+        }
+        let named = match error.peer().map(Rank::new).and_then(first_difference) {
+            Some(named) => Some(named),
+            None if self.history.is_unnamed() => self.ask_for_the_first_difference(),
+            None => None,
+        };
+        match (named, error.operation()) {
+            (Some(named), Some(operation)) => named.during(operation),
+            (Some(named), None) => named,
+            (None, _) => error,
+        }
+    }
+
+    /// Tells the others what this rank has called, and waits a little for one that has called something else.
+    fn ask_for_the_first_difference(&self) -> Option<Error> {
+        let now = *self.history.latest(1).first()?;
+        self.bootstrap.publish(&stall::comparison_note(now, self.bootstrap.exchanges(), &self.history));
+        self.await_explanation(None, CAUSE_PATIENCE).filter(|told| told.kind() == Kind::Mismatch)
+    }
+
+    /// Says goodbye.
+    pub(crate) fn leave(&self) {
+        self.bootstrap.leave(self.collectives());
+        let (World { rank, size }, id) = (self.world, self.bootstrap.id());
+        log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
+        log::trace!(Call @ rank, "CommFinalize({id:016x})");
+    }
+
+    /// As of [`Session::peers`].
+    fn told(&self) -> MutexGuard<'_, ToldStall> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.
+    fn peers(&self) -> MutexGuard<'_, PeerStatus> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What helps where a wait for a rank that waits in MPI has timed out.
+const MPI_RESTS: &str = "where that rank waits in MPI for a message of this rank, MPI moves it only while this rank \
+                         is in a call of MPI: complete it first, or call comm.set_progress(mpi::progress())";
+/// How long a rank waits for news of a peer whose data connection broke: goodbyes and deaths travel as fast as data.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
+/// How long it sleeps between two looks for them.
+const CAUSE_NAP: Duration = Duration::from_millis(1);

@@ -1,0 +1,289 @@
+//! What the engine needs of the configuration, read and checked once.
+
+pub mod differing;
+pub mod searching;
+pub mod standing;
+pub mod tuning;
+
+use std::time::Duration;
+
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::interface::{Family, Rules};
+use crate::bootstrap::{Options, Secret};
+use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily};
+use crate::device::Sharing;
+use crate::error::{Error, Result};
+use crate::exec::PROMISED_MESSAGES;
+use crate::log;
+use crate::plan;
+use crate::session::filters;
+use crate::sync::ring::Shape;
+use crate::sync::{Progress, TimeLimit};
+use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::types::{Algorithm, Filter, Protocol};
+use searching::Searching;
+use standing::Standing;
+use tuning::Tuning;
+
+/// What the engine needs of the configuration, read and checked once.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// The communicator's name in logs.
+    pub(crate) name: String,
+    /// Whether init, split and shrink return at once.
+    pub(crate) blocking: bool,
+    /// How long an operation may wait, be it a split or a shrink.
+    pub(crate) timeout: TimeLimit,
+    /// How long init may wait.
+    pub(crate) init_timeout: TimeLimit,
+    /// What the user has given in place of the host's name and boot id.
+    pub(crate) host_id: Option<String>,
+    /// How long a wait stays awake before it parks.
+    pub(crate) awake: Duration,
+    /// What transports are forbidden.
+    pub(crate) policy: Policy,
+    /// How memory of devices is allocated that other processes map.
+    pub(crate) device_sharing: Sharing,
+    /// `NCCL_P2P_DIRECT_DISABLE`.
+    pub(crate) no_direct_pointers: bool,
+    /// `NCCL_P2P_USE_CUDA_MEMCPY`.
+    pub(crate) copy_engines: bool,
+    /// `NCCL_P2P_READ_ENABLE`; `None`: as the devices want it.
+    pub(crate) slots_at_senders: Option<bool>,
+    /// `NCCL_MNNVL_ENABLE`.
+    pub(crate) hosts_by_nvlink: HostsByNvlink,
+    /// `NCCL_P2P_LL_THRESHOLD`: bytes of the longest message between GPUs that goes as lines.
+    pub(crate) most_line_message_bytes: u64,
+    /// Sizes of rings and scratch.
+    pub(crate) sizes: Sizes,
+    /// The same bits whatever the size, algorithm or transport.
+    pub(crate) reproducible: bool,
+    /// Whether ranks of one device wait for each other on the device, as ranks of several do.
+    pub(crate) split_cohorts: bool,
+    /// Output of at least this many bytes is written past the caches.
+    pub(crate) streaming_bytes: u64,
+    /// The least and the most channels that plans may use.
+    pub(crate) channels: (u32, u32),
+    /// Which algorithms may be chosen.
+    pub(crate) algorithms: Filter<Algorithm>,
+    /// Which protocols may be chosen.
+    pub(crate) protocols: Filter<Protocol>,
+    /// Which protocols the user asks for: devices have some that host memory lacks.
+    pub(crate) asked_protocols: Filter<Protocol>,
+    /// How many ranks of a host work in each other's memory at once, where the user says so.
+    pub(crate) team_ranks: Option<usize>,
+    /// By what the rank's place on its host is found.
+    pub(crate) standing: Standing,
+    /// By what the channels between GPUs are searched for.
+    pub(crate) searching: Searching,
+    /// What things cost, where it was measured.
+    pub(crate) tuning: Option<Tuning>,
+    /// Whether windows wait for their first use.
+    pub(crate) connect_late: bool,
+    /// What the program wants moved while a call waits, when the communicator begins.
+    pub(crate) progress: Option<Progress>,
+    /// Whether the communicator was made from one of MPI's: the program may have messages of MPI under way.
+    pub(crate) beside_mpi: bool,
+}
+
+/// Whether GPUs of several hosts reach each other's memory by NVLinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HostsByNvlink {
+    Never,
+    /// It is an error where they do not.
+    Must,
+    /// Where it works.
+    Try,
+}
+
+impl HostsByNvlink {
+    /// By the value of the variable, which the registry holds to 2.
+    fn of_number(number: u32) -> HostsByNvlink {
+        match number {
+            0 => HostsByNvlink::Never,
+            1 => HostsByNvlink::Must,
+            _ => HostsByNvlink::Try,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads `config`, which has been resolved.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable.
+    pub(crate) fn read(config: &Config) -> Result<Settings> {
+        let (algorithms, protocols, asked_protocols) = read_filters(config)?;
+        let shape = |slots: u32, usual: u64| shape(slots, config.buffer_bytes.unwrap_or(usual));
+        let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
+        let most = most.clamp(1, MOST_CHANNELS);
+        let sockets = SocketOptions {
+            sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
+            send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+            receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        };
+        let scratch_bytes = usize::try_from(config.scratch_bytes)
+            .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
+        Ok(Settings {
+            name: config.name.clone(),
+            blocking: config.blocking,
+            timeout: TimeLimit { time: config.timeout, variable: Some("RSCCL_TIMEOUT_MS") },
+            init_timeout: TimeLimit { time: config.init_timeout, variable: Some("RSCCL_INIT_TIMEOUT_MS") },
+            host_id: config.host_id.clone(),
+            awake: config.spin,
+            policy: Policy {
+                no_local: config.p2p_disable,
+                no_shm: config.shm_disable,
+                no_peer_reads: config.cma_disable,
+                slow_peer_reads: config.cma_force,
+            },
+            no_direct_pointers: config.p2p_direct_disable,
+            copy_engines: config.p2p_use_cuda_memcpy,
+            slots_at_senders: config.p2p_read_enable,
+            hosts_by_nvlink: HostsByNvlink::of_number(config.mnnvl_enable),
+            most_line_message_bytes: config.p2p_ll_threshold_bytes,
+            device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
+            sizes: Sizes {
+                shape: shape(SLOTS, BUFFER_BYTES),
+                messages_in_memory: shape(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_over_sockets: shape(SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
+                scratch_bytes,
+                sockets,
+            },
+            reproducible: config.reproducible,
+            split_cohorts: split_cohorts(config)?,
+            streaming_bytes: STREAMING_BYTES,
+            channels: (least.clamp(1, most), most),
+            algorithms,
+            protocols,
+            asked_protocols,
+            team_ranks: config.team_ranks.map(|ranks| ranks as usize),
+            standing: Standing::read(config)?,
+            searching: Searching::read(config)?,
+            tuning: Tuning::read(config)?,
+            connect_late: config.runtime_connect,
+            progress: None,
+            beside_mpi: false,
+        })
+    }
+
+    /// A number that is equal on two ranks whose settings fit together.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let text = format!(
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            self.policy,
+            self.copy_engines,
+            self.most_line_message_bytes,
+            self.sizes,
+            self.reproducible,
+            self.split_cohorts,
+            self.channels,
+            self.algorithms,
+            self.protocols,
+            self.asked_protocols,
+            self.team_ranks,
+            self.searching.cross,
+            self.searching.peer_level
+        );
+        let hash = blake3::hash(text.as_bytes());
+        u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
+    }
+}
+
+/// Checks what programs check of `config` when they begin, and ranks when they meet on GPUs; for `rsccl env`.
+///
+/// # Errors
+/// Those that a program gets.
+pub fn check(config: &Config) -> Result<()> {
+    let config = &config.clone().resolve_in(&Environment::default())?;
+    let settings = Settings::read(config)?;
+    let options = bootstrap_options(config)?;
+    if let Some(place) = &options.comm_id {
+        let place = place.parse::<HostPort>();
+        place.map_err(|error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
+    }
+    settings.standing.switches(settings.host_id.as_deref())?;
+    settings.searching.machine()?;
+    settings.searching.graphs()?;
+    Ok(())
+}
+
+/// A ring of `slots` slots that have `bytes` together.
+fn shape(slots: u32, bytes: u64) -> Shape {
+    let slot_bytes = u32::try_from(bytes / u64::from(slots)).unwrap_or(u32::MAX) / 64 * 64;
+    Shape { slots, slot_bytes: slot_bytes.max(64) }
+}
+
+/// Whether `RSCCL_COHORT` asks for `split`.
+fn split_cohorts(config: &Config) -> Result<bool> {
+    let Some(cohort) = config.cohort.as_deref() else { return Ok(false) };
+    if cohort.eq_ignore_ascii_case("split") {
+        return Ok(true);
+    }
+    if cohort.eq_ignore_ascii_case("joint") {
+        return Ok(false);
+    }
+    Err(Error::invalid_argument(format!("RSCCL_COHORT, Config::with_cohort: {cohort:?} is neither joint nor split")))
+}
+
+/// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for
+/// which they leave none runs as if there were no filter, and the log says so once in a process. Behind them: the
+/// protocols as they were asked for.
+fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>, Filter<Protocol>)> {
+    let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
+    let mut algorithms = Filter::parse(algo)
+        .map_err(|error| error.during("the algorithms to choose from (NCCL_ALGO, Config::with_algo)"))?;
+    let mut protocols = Filter::parse(proto)
+        .map_err(|error| error.during("the protocols to choose from (NCCL_PROTO, Config::with_proto)"))?;
+    let asked = protocols.clone();
+    if !config.strict_filters {
+        let lines = filters::open_algorithms(&mut algorithms).into_iter().map(|opened| opened.line("NCCL_ALGO", algo));
+        let more = filters::open_protocols(&mut protocols).into_iter().map(|opened| opened.line("NCCL_PROTO", proto));
+        lines.chain(more).for_each(|line| log::say_once(&Note::Warning(line)));
+    }
+    Ok((algorithms, protocols, asked))
+}
+
+/// What the bootstrap needs of `config`, which has been resolved.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] that names the variable.
+pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
+    let interfaces = match &config.socket_interfaces {
+        Some(text) => text.parse().map_err(|error: Error| {
+            error.during("the interfaces to use (NCCL_SOCKET_IFNAME, Config::with_socket_interfaces)")
+        })?,
+        None => Rules::default(),
+    };
+    Ok(Options {
+        comm_id: config.comm_id.clone(),
+        secret: config.secret.as_ref().map(|secret| Secret::new(secret.expose())).transpose()?,
+        interfaces,
+        family: match config.socket_family {
+            None => Family::Any,
+            Some(SocketFamily::Inet) => Family::V4,
+            Some(SocketFamily::Inet6) => Family::V6,
+        },
+        retry_count: config.socket_retries,
+        retry_sleep: config.socket_retry_sleep,
+        check_in_timeout: config.init_timeout,
+        ..Options::default()
+    })
+}
+
+/// Slots of a ring.
+const SLOTS: u32 = 8;
+/// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
+/// `bench/NOTES.md`, "Messages in quarters").
+const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
+const _: () = assert!(SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
+/// Bytes of a ring's slots together: they stay in the second-level cache.
+const BUFFER_BYTES: u64 = 1 << 20;
+/// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
+/// larger pieces").
+const SOCKET_MESSAGE_BUFFER_BYTES: u64 = 4 << 20;
+#[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
+const MOST_CHANNELS: u32 = MAX_CHANNELS as u32;
+const _: () = assert!(MOST_CHANNELS <= plan::MOST_CHANNELS);
+/// Output of this size would drive everything else out of the caches.
+const STREAMING_BYTES: u64 = 8 << 20;
