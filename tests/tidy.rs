@@ -1,6 +1,14 @@
 //! The rules of the house that no lint can hold: floors, purity, homes of `unsafe` and of banned calls, sizes, names,
 //! the front page. Every finding is printed as `path:line: message`; the test fails once, at the end.
 
+#[path = "tidy/arrows.rs"]
+mod arrows;
+#[path = "tidy/circles.rs"]
+mod circles;
+#[path = "tidy/house.rs"]
+mod house;
+#[path = "tidy/sleepers.rs"]
+mod sleepers;
 #[path = "tidy/text.rs"]
 mod text;
 
@@ -255,6 +263,7 @@ fn the_house_is_tidy() {
     for source in &sources {
         check_source(source, &facade, &mut findings);
     }
+    house::check(&sources, &mut findings);
     check_type_names(&sources, &mut findings);
     check_texts(root, &mut findings);
     check_documents(root, &sources, &mut findings);
