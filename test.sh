@@ -99,12 +99,12 @@ choose_features() {
 }
 
 # The virtual GPU machine: tests/vcuda/README.md. Its tests are built and counted with the library's own.
-packages=(-p rsccl -p vcuda -p vcuda-driver -p vcuda-nvml)
+packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
     # Tests of faults mostly wait for deadlines, so one test more than there are processors runs at a time.
     # A test that skips prints "skipped: ..." past the capture of its output.
-    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} \
+    RSCCL_TEST_BUILT=1 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} \
         cargo test --locked "${packages[@]}" --features "$features" --no-fail-fast 2>&1 | tee "$log"
 }
 
@@ -122,11 +122,10 @@ show_virtual_gpus() {
 }
 
 # What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
-# this crate, which is not optimised here; no model uses the virtual GPU machine.
+# this crate, which is not optimised here.
 models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
-        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' \
-        --config 'profile.test.package.vcuda.opt-level=0' --config 'profile.test.package.vcuda.codegen-units=16' "$@" 2>&1
+        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' "$@" 2>&1
 }
 
 # The compiler is busy with one crate most of the time, so another build has a processor to itself. The library alone, as users build it,
