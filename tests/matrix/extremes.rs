@@ -1,5 +1,5 @@
 //! Which NaN and which zero `Min` and `Max` give, on every path and for every order of the ranks, as the documents say.
-//! `tests/kernels.rs` holds the kernels of GPUs to the same bits.
+//! `tests/kernels` holds the kernels of GPUs to the same bits.
 
 #![expect(clippy::cast_possible_truncation, reason = "there are few elements")]
 

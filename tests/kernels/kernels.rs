@@ -5,7 +5,7 @@
 //! with special values and seeded samples. Layouts: numbers of sources and targets, counts, alignments, targets that
 //! are sources.
 
-#[path = "vcuda/tests/flat/mod.rs"]
+#[path = "../vcuda/tests/flat/mod.rs"]
 mod flat;
 
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ fn short_name(data_type: DataType) -> &'static str {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels")
 }
 
 /// The shipped module with this entry point.
@@ -395,7 +395,7 @@ fn host() -> Option<&'static Host> {
         let mut command = Command::new("g++");
         command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
         command.args(["-Wno-unknown-pragmas", "-fno-strict-aliasing", "-I"]).arg(self::folder());
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/host.cpp")).arg("-o").arg(&library);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("host.cpp")).arg("-o").arg(&library);
         let Ok(output) = command.output() else {
             writeln!(std::io::stderr(), "skipped: no g++, so the kernels' headers do not run on the host")
                 .expect("stderr");
