@@ -350,6 +350,13 @@ pub const FLAGS: u64 = 8;
 const LINE: u64 = 64;
 const _: () = assert!(size_of::<EnterLine>() as u64 == LINE);
 
+#[cfg(test)]
+#[test]
+fn control_words_lie_where_the_kernels_look_for_them() {
+    use super::headers::constant;
+    assert_eq!([LINE, FLAGS, PARITIES.into()], ["LINE", "FLAGS", "PARITIES"].map(constant));
+}
+
 /// Enter lines have two sets, which epochs take in turn: a peer that has entered epoch n + 1 has read all lines of
 /// epoch n − 1.
 pub const PARITIES: u32 = 2;

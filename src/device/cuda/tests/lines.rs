@@ -15,8 +15,8 @@ use crate::types::{DataType, Protocol};
 const WORDS: u64 = 128;
 const PAYLOAD: u64 = 64;
 /// Bytes before the lines of a slot, and of the lines.
-const HEADER: usize = 128;
-const LINES: usize = 32 << 10;
+const HEADER: usize = lines::HEADER as usize;
+const LINES: usize = lines::LINES as usize;
 
 /// Two ranks on one GPU and the connection from one to the other.
 struct Pair {
