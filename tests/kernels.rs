@@ -47,12 +47,14 @@ struct Step {
     raw: u32,
     divisor: u32,
     kind: u32,
-    reserved: [u32; 3],
+    average: u32,
+    first_input: u32,
+    inputs: u32,
 }
 
 const NOT_RAW: u32 = u32::MAX;
 /// Where the fields lie, as `kernels_host_places` lists them.
-const PLACES: [usize; 14] = [
+const PLACES: [usize; 17] = [
     size_of::<Operand>(),
     offset_of!(Operand, base),
     offset_of!(Operand, offset),
@@ -67,6 +69,9 @@ const PLACES: [usize; 14] = [
     offset_of!(Step, raw),
     offset_of!(Step, divisor),
     offset_of!(Step, kind),
+    offset_of!(Step, average),
+    offset_of!(Step, first_input),
+    offset_of!(Step, inputs),
 ];
 
 impl Operand {
@@ -80,7 +85,8 @@ impl Step {
         let mut bytes = [self.count, self.offset, self.scalar].map(u64::to_le_bytes).concat();
         let words =
             [self.first_source, self.sources, self.first_target, self.targets, self.raw, self.divisor, self.kind];
-        words.iter().chain(&self.reserved).for_each(|word| bytes.extend(word.to_le_bytes()));
+        let average = [self.average, self.first_input, self.inputs];
+        words.iter().chain(&average).for_each(|word| bytes.extend(word.to_le_bytes()));
         bytes
     }
 }
@@ -174,12 +180,14 @@ struct Case {
     raw: Option<usize>,
     world: u32,
     finish: bool,
+    average: Average,
 }
 
 impl Case {
     fn new(data_type: DataType, op: ReduceOp, sources: Vec<Vec<u8>>) -> Case {
         let sources = sources.into_iter().map(|bytes| (bytes, 0)).collect();
-        Case { data_type, op, sources, targets: vec![Ok(0)], raw: None, world: 1, finish: false }
+        let average = Average::Sum;
+        Case { data_type, op, sources, targets: vec![Ok(0)], raw: None, world: 1, finish: false, average }
     }
 
     fn size(&self) -> usize {
@@ -206,7 +214,7 @@ impl Case {
             targets: &targets,
             count,
             finish: self.finish,
-            average: Average::Sum,
+            average: self.average,
             store: Store::Cached,
         };
         // SAFETY: sources and target have the count's bytes, and nobody else uses them.
@@ -216,15 +224,16 @@ impl Case {
 
     /// The entry point: one source that nothing changes is copied.
     fn entry(&self) -> usize {
-        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish, Average::Sum);
+        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish, self.average);
         if copies { COPY } else { entry_of(self.op) }
     }
 
     fn step(&self) -> Step {
         let in_bytes = self.entry() >= 5;
+        let (average, share, inputs) = self.adds_up();
         let scalar = match self.op {
             ReduceOp::PreMulSum(scalar) => scalar_bits(self.data_type, scalar),
-            _ => 0,
+            _ => share,
         };
         let divides = self.finish && self.op == ReduceOp::Avg;
         let number = |count: usize| u32::try_from(count).expect("few operands");
@@ -239,7 +248,27 @@ impl Case {
             raw: if scalar_of(self.op) { self.raw.map_or(NOT_RAW, number) } else { NOT_RAW },
             divisor: if divides { self.world } else { 0 },
             kind: 0,
-            reserved: [0; 3],
+            average,
+            first_input: number(inputs.start),
+            inputs: number(inputs.len()),
+        }
+    }
+
+    /// How the step's average adds up, by what inputs are multiplied, and which sources these are.
+    fn adds_up(&self) -> (u32, u64, std::ops::Range<usize>) {
+        let is_scaled = self.data_type.is_float() && self.size() > 1;
+        if self.op != ReduceOp::Avg || !is_scaled {
+            let divides = self.op == ReduceOp::Avg && self.finish;
+            return (if divides { records::DIVIDED } else { records::NO_AVERAGE }, 0, 0..0);
+        }
+        // 2^-e, where e is the least for which 2^e shares are all ranks', and one more but for f16.
+        let places = self.world.next_power_of_two().trailing_zeros() + u32::from(self.data_type != DataType::F16);
+        let share = scalar_bits(self.data_type, Scalar::Float(0.5_f64.powi(i32::try_from(places).expect("few"))));
+        match self.average {
+            Average::Parts(inputs) => (records::SHARES, share, inputs.among(self.sources.len())),
+            Average::Whole if self.finish => (records::WHOLE, share, 0..0),
+            Average::Sum if self.finish => (records::DIVIDED, 0, 0..0),
+            Average::Sum | Average::Whole => (records::NO_AVERAGE, 0, 0..0),
         }
     }
 
@@ -311,14 +340,15 @@ impl Case {
     fn name(&self) -> String {
         let places: Vec<usize> = self.sources.iter().map(|(_, place)| *place).collect();
         format!(
-            "{} {}, {} bytes from {places:?} to {:?}, raw {:?}, world {}, finish {}",
+            "{} {}, {} bytes from {places:?} to {:?}, raw {:?}, world {}, finish {}, {:?}",
             self.data_type,
             self.op,
             self.bytes(),
             self.targets,
             self.raw,
             self.world,
-            self.finish
+            self.finish,
+            self.average
         )
     }
 
@@ -491,7 +521,7 @@ fn records_of_programs_and_control_words_lie_alike_in_rust_and_in_c() {
         };
     }
     let records = places! {
-        StepRecord: block times first sources targets raw peer kind lag flag finish;
+        StepRecord: block times first sources targets raw peer kind lag flag finish average first_input inputs;
         OperandRecord: kind base buffer index;
         EnterLine: ready label input output;
     };
@@ -500,9 +530,10 @@ fn records_of_programs_and_control_words_lie_alike_in_rust_and_in_c() {
     let operands = [records::OWN, records::PEER, records::SLOT].map(u64::from);
     let buffers = [records::INPUT, records::OUTPUT, records::SCRATCH, records::NONE].map(u64::from);
     let flag = [u64::from(records::EVEN_EMPTY)];
+    let averages = [records::NO_AVERAGE, records::DIVIDED, records::WHOLE, records::SHARES].map(u64::from);
     let codes = [StatusPage::CLAIMED, StatusPage::ABORTED, StatusPage::MISMATCH].map(u64::from);
-    let expected = [&records[..], &words, &kinds, &operands, &buffers, &flag, &codes].concat();
-    let mut found = [0_u64; 40];
+    let expected = [&records[..], &words, &kinds, &operands, &buffers, &flag, &averages, &codes].concat();
+    let mut found = [0_u64; 47];
     assert_eq!(found.len(), expected.len());
     // SAFETY: the function writes as many numbers as this test lists.
     unsafe { (host.program)(found.as_mut_ptr(), layout.lanes, layout.ranks) };
@@ -638,6 +669,61 @@ fn samples_of_integers_of_32_and_64_bits() {
     check_samples(DataType::U64, &words.map(u64::to_le_bytes));
 }
 
+/// The bits of the largest number of a type of floats.
+fn largest(data_type: DataType) -> u64 {
+    match data_type {
+        DataType::F16 => 0x7bff,
+        DataType::BF16 => 0x7f7f,
+        DataType::F32 => 0x7f7f_ffff,
+        DataType::F64 => 0x7fef_ffff_ffff_ffff,
+        DataType::F8E4M3 => 0x7e,
+        DataType::F8E5M2 => 0x7b,
+        other => panic!("{other} is no float"),
+    }
+}
+
+/// Elements whose sums overflow, or are small, with some that are no numbers.
+fn far_numbers(data_type: DataType, random: &mut Random, count: usize) -> Vec<u8> {
+    let size = data_type.size() as usize;
+    let (largest, sign) = (largest(data_type), 1 << (8 * size - 1));
+    let mut number = || match random.below(8) {
+        0 | 1 => largest,
+        2 => largest | sign,
+        3 => largest - random.below(50) as u64,
+        4 => random.below(50) as u64,
+        5 => random.below(50) as u64 | sign,
+        6 if random.below(4) == 0 => largest + 1,
+        _ => random.next(),
+    };
+    (0..count).flat_map(|_| number().to_le_bytes().into_iter().take(size)).collect()
+}
+
+/// Averages of sums that are no numbers, of scaled shares, and of partial results: the host's bits.
+#[test]
+fn averages_are_scaled_bounded_and_added_up_again() {
+    let mut random = Random(32);
+    let parts = |inputs: std::ops::Range<usize>| Average::Parts(inputs.into());
+    let ways = [
+        (Average::Whole, true),
+        (parts(0..9), false),
+        (parts(1..2), true),
+        (parts(0..1), false),
+        (parts(0..0), true),
+        (parts(0..0), false),
+    ];
+    for data_type in DataType::ALL.iter().copied().filter(|data_type| data_type.is_float()) {
+        for (average, finish) in ways {
+            for (world, sources, count, place) in [(3, 3, 70, 0), (2, 2, 41, 3), (8, 4, 20, 0), (5, 1, 33, 0)] {
+                let numbers = |_| (far_numbers(data_type, &mut random, count), place);
+                let sources: Vec<(Vec<u8>, usize)> = (0..sources).map(numbers).collect();
+                let targets = if place == 0 { vec![Ok(0), Err(0)] } else { vec![Ok(1)] };
+                let case = Case::new(data_type, ReduceOp::Avg, Vec::new());
+                Case { sources, targets, world, finish, average, ..case }.check((1, 64), true);
+            }
+        }
+    }
+}
+
 /// A case of random layout: operands alike or not, aligned or not, some of them in place.
 fn random_case(random: &mut Random) -> Case {
     let data_type = DataType::ALL[random.below(DataType::ALL.len())];
@@ -662,7 +748,10 @@ fn random_case(random: &mut Random) -> Case {
     if random.below(3) == 0 {
         targets[0] = Err(random.below(sources.len()));
     }
-    Case { data_type, op, sources, targets, raw, world: 1 + u32::try_from(random.below(9)).expect("small"), finish }
+    let first = random.below(sources.len());
+    let average = [Average::Sum, Average::Whole, Average::Parts((first..first + 2).into())][random.below(3)];
+    let world = 1 + u32::try_from(random.below(9)).expect("small");
+    Case { data_type, op, sources, targets, raw, world, finish, average }
 }
 
 #[test]
@@ -745,7 +834,9 @@ fn counts_and_offsets_have_64_bits() {
         raw: NOT_RAW,
         divisor: 0,
         kind: 0,
-        reserved: [0; 3],
+        average: records::NO_AVERAGE,
+        first_input: 0,
+        inputs: 0,
     };
     host.run(DataType::F32, 0, &fold, &operands, member..member + 1, 1 << 40);
     // SAFETY: in the mapping, aligned.
@@ -775,7 +866,9 @@ fn a_launch_does_all_of_its_steps() {
         raw: NOT_RAW,
         divisor: 0,
         kind: 0,
-        reserved: [0; 3],
+        average: records::NO_AVERAGE,
+        first_input: 0,
+        inputs: 0,
     };
     for apart in [false, true] {
         memory.write(target, &[0; 96]);

@@ -7,7 +7,7 @@ use rsccl::comm::Communicator;
 use rsccl::types::{Algorithm, F8E4M3, F8E5M2, bf16, f16};
 use rsccl::{Config, ReduceOp, Result, local};
 
-use super::floats::{FloatBits, of_each_float, on_every_path, ways};
+use super::floats::{FloatBits, Memory, of_each_float, on_every_path, ways};
 
 /// A float type with the largest number that it has.
 trait Large: FloatBits + std::fmt::Debug {
@@ -54,7 +54,7 @@ large! {
 
 /// What the first rank that ran a case has got, by the words for the case: every other rank has the same bits.
 #[derive(Default)]
-struct Agreed(Mutex<HashMap<String, Vec<u64>>>);
+pub(crate) struct Agreed(Mutex<HashMap<String, Vec<u64>>>);
 
 impl Agreed {
     fn hold<T: Large>(&self, case: String, found: &[T]) {
@@ -75,19 +75,17 @@ struct Inputs<'a, T> {
 /// The averages that a rank gets, by each collective that has them. All ranks have the same bits where they get the
 /// same elements, in place or not.
 fn averages<T: Large>(
-    comm: &Communicator,
+    (comm, memory): (&Communicator, &Memory),
     (count, path): (usize, &str),
     inputs: &Inputs<'_, T>,
     agreed: &Agreed,
 ) -> Result<Vec<Vec<T>>> {
     let (rank, size) = (comm.rank(), comm.size() as usize);
     let mine: Vec<T> = (0..count * size).map(|at| (inputs.of)(rank, at % count)).collect();
-    let (mut all, mut in_place) = (vec![T::of(9.0); count], mine[..count].to_vec());
-    let (mut part, mut rooted) = (vec![T::of(9.0); count], mine[..count].to_vec());
-    comm.all_reduce(&mine[..count], &mut all, ReduceOp::Avg)?;
-    comm.all_reduce_in_place(&mut in_place, ReduceOp::Avg)?;
-    comm.reduce_scatter(&mine, &mut part, ReduceOp::Avg)?;
-    comm.reduce_in_place(&mut rooted, ReduceOp::Avg, 0)?;
+    let all = memory.all_reduce(comm, &mine[..count], ReduceOp::Avg)?;
+    let in_place = memory.in_place(comm, &mine[..count], (ReduceOp::Avg, None))?;
+    let part = memory.reduce_scatter(comm, &mine, ReduceOp::Avg)?;
+    let rooted = memory.in_place(comm, &mine[..count], (ReduceOp::Avg, Some(0)))?;
     let case = format!("{path}, {count} {} of {size} ranks, {}", std::any::type_name::<T>(), inputs.words);
     for found in [&all, &in_place] {
         agreed.hold(case.clone(), found);
@@ -106,9 +104,13 @@ fn mixed(rank: u32, at: usize) -> f32 {
 }
 
 fn check<T: Large>(comm: &Communicator, count: usize, path: &str, agreed: &Agreed) -> Result<()> {
-    let size = comm.size();
+    check_in::<T>((comm, &Memory::Host), count, path, agreed)
+}
+
+fn check_in<T: Large>(place: (&Communicator, &Memory), count: usize, path: &str, agreed: &Agreed) -> Result<()> {
+    let size = place.0.size();
     let what = format!("{path}, {count} {} of {size} ranks", std::any::type_name::<T>());
-    let averages = |inputs: &Inputs<'_, T>| averages(comm, (count, path), inputs, agreed);
+    let averages = |inputs: &Inputs<'_, T>| averages(place, (count, path), inputs, agreed);
     // All equal and as large as can be; with either sign.
     let largest = |_: u32, at: usize| if at.is_multiple_of(2) { T::LARGEST } else { T::LARGEST.minus() };
     for found in averages(&Inputs { words: "the largest", of: &largest })? {
@@ -147,6 +149,26 @@ fn check<T: Large>(comm: &Communicator, count: usize, path: &str, agreed: &Agree
             let expected = sum(at) / f64::from(size);
             assert!((found.as_f64() - expected).abs() <= slack, "{what}: {found:?} at {at}, not {expected}");
         }
+    }
+    Ok(())
+}
+
+/// Averages of every type of floats, and of the smallest numbers of f16, in this memory.
+pub(crate) fn averages_in(
+    place: (&Communicator, &Memory),
+    counts: &[usize],
+    (path, agreed): (&str, &Agreed),
+) -> Result<()> {
+    for count in counts.iter().copied() {
+        of_each_float!(check_in(place, count, path, agreed));
+    }
+    // Subnormal numbers of which every rank has a whole share, so that nothing is lost to the scale.
+    let (comm, memory) = place;
+    let tiny = |at: usize| f16::of_bits(u64::from(comm.size().next_power_of_two()) * (1 + at as u64 % 7));
+    let mine: Vec<f16> = (0..counts[0] + 60).map(tiny).collect();
+    for found in [memory.all_reduce(comm, &mine, ReduceOp::Avg)?, memory.in_place(comm, &mine, (ReduceOp::Avg, None))?]
+    {
+        assert!(found == mine, "{path}: subnormal numbers of f16 are {found:?}, not {mine:?}");
     }
     Ok(())
 }
