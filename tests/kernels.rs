@@ -5,19 +5,21 @@
 //! with special values and seeded samples. Layouts: numbers of sources and targets, counts, alignments, targets that
 //! are sources.
 
+#[path = "kernels/averages.rs"]
+mod averages;
 #[path = "vcuda/tests/flat/mod.rs"]
 mod flat;
+#[path = "kernels/host.rs"]
+mod host;
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
-use std::io::Write as _;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use flat::{Flat, Parameters, config, launch};
+use host::{Host, host};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use rsccl::ReduceOp;
 use rsccl::internals::device::records::{self, ControlLayout, EnterLine, OperandRecord, StatusPage, StepRecord};
@@ -393,74 +395,6 @@ fn scalar_bits(data_type: DataType, scalar: Scalar) -> u64 {
     }
 }
 
-/// The headers as a library of the host.
-struct Host {
-    run: unsafe extern "C" fn(u32, u32, *const Step, *const Operand, u64, u64, u64),
-    places: unsafe extern "C" fn(*mut u64),
-    program: unsafe extern "C" fn(*mut u64, u32, u32),
-}
-
-impl Host {
-    fn run(
-        &self,
-        data_type: DataType,
-        entry: usize,
-        step: &Step,
-        operands: &[Operand],
-        members: std::ops::Range<u64>,
-        size: u64,
-    ) {
-        let (code, entry) = (u32::from(data_type.code()), u32::try_from(entry).expect("nine"));
-        // SAFETY: the operands' places have the bytes that the step names, and nobody else uses them meanwhile.
-        unsafe { (self.run)(code, entry, step, operands.as_ptr(), members.start, members.end, size) };
-    }
-}
-
-/// The library, compiled once; None, with a printed reason, where there is no g++.
-fn host() -> Option<&'static Host> {
-    static HOST: OnceLock<Option<Host>> = OnceLock::new();
-    HOST.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let library = folder.path().join("libkernels.so");
-        let mut command = Command::new("g++");
-        command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
-        command.args(["-Wno-unknown-pragmas", "-fno-strict-aliasing", "-I"]).arg(self::folder());
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/host.cpp")).arg("-o").arg(&library);
-        let Ok(output) = command.output() else {
-            writeln!(std::io::stderr(), "skipped: no g++, so the kernels' headers do not run on the host")
-                .expect("stderr");
-            return None;
-        };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
-        // SAFETY: loads the library compiled above, which runs no code when it is loaded.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{} cannot be loaded", library.display());
-        let symbol = |name: &std::ffi::CStr| {
-            // SAFETY: the library is loaded, and the name ends with a zero byte.
-            let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            assert!(!address.is_null(), "{name:?} is not exported");
-            address
-        };
-        let (run, places) = (symbol(c"kernels_host_run"), symbol(c"kernels_host_places"));
-        // SAFETY: host.cpp defines the function with this signature.
-        let run = unsafe {
-            std::mem::transmute::<
-                *mut libc::c_void,
-                unsafe extern "C" fn(u32, u32, *const Step, *const Operand, u64, u64, u64),
-            >(run)
-        };
-        // SAFETY: as above.
-        let places = unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64)>(places) };
-        let program = symbol(c"kernels_host_program");
-        // SAFETY: as above.
-        let program =
-            unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64, u32, u32)>(program) };
-        Some(Host { run, places, program })
-    })
-    .as_ref()
-}
-
 /// SplitMix64.
 struct Random(u64);
 
@@ -667,61 +601,6 @@ fn samples_of_integers_of_32_and_64_bits() {
         [0, 1, 2, 3, 7, 1 << 63, (1 << 63) - 1, (1 << 63) + 1, u64::MAX, u64::MAX - 1, 1 << 32, (1 << 32) - 1, 12_345];
     check_samples(DataType::I64, &words.map(u64::to_le_bytes));
     check_samples(DataType::U64, &words.map(u64::to_le_bytes));
-}
-
-/// The bits of the largest number of a type of floats.
-fn largest(data_type: DataType) -> u64 {
-    match data_type {
-        DataType::F16 => 0x7bff,
-        DataType::BF16 => 0x7f7f,
-        DataType::F32 => 0x7f7f_ffff,
-        DataType::F64 => 0x7fef_ffff_ffff_ffff,
-        DataType::F8E4M3 => 0x7e,
-        DataType::F8E5M2 => 0x7b,
-        other => panic!("{other} is no float"),
-    }
-}
-
-/// Elements whose sums overflow, or are small, with some that are no numbers.
-fn far_numbers(data_type: DataType, random: &mut Random, count: usize) -> Vec<u8> {
-    let size = data_type.size() as usize;
-    let (largest, sign) = (largest(data_type), 1 << (8 * size - 1));
-    let mut number = || match random.below(8) {
-        0 | 1 => largest,
-        2 => largest | sign,
-        3 => largest - random.below(50) as u64,
-        4 => random.below(50) as u64,
-        5 => random.below(50) as u64 | sign,
-        6 if random.below(4) == 0 => largest + 1,
-        _ => random.next(),
-    };
-    (0..count).flat_map(|_| number().to_le_bytes().into_iter().take(size)).collect()
-}
-
-/// Averages of sums that are no numbers, of scaled shares, and of partial results: the host's bits.
-#[test]
-fn averages_are_scaled_bounded_and_added_up_again() {
-    let mut random = Random(32);
-    let parts = |inputs: std::ops::Range<usize>| Average::Parts(inputs.into());
-    let ways = [
-        (Average::Whole, true),
-        (parts(0..9), false),
-        (parts(1..2), true),
-        (parts(0..1), false),
-        (parts(0..0), true),
-        (parts(0..0), false),
-    ];
-    for data_type in DataType::ALL.iter().copied().filter(|data_type| data_type.is_float()) {
-        for (average, finish) in ways {
-            for (world, sources, count, place) in [(3, 3, 70, 0), (2, 2, 41, 3), (8, 4, 20, 0), (5, 1, 33, 0)] {
-                let numbers = |_| (far_numbers(data_type, &mut random, count), place);
-                let sources: Vec<(Vec<u8>, usize)> = (0..sources).map(numbers).collect();
-                let targets = if place == 0 { vec![Ok(0), Err(0)] } else { vec![Ok(1)] };
-                let case = Case::new(data_type, ReduceOp::Avg, Vec::new());
-                Case { sources, targets, world, finish, average, ..case }.check((1, 64), true);
-            }
-        }
-    }
 }
 
 /// A case of random layout: operands alike or not, aligned or not, some of them in place.
