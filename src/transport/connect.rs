@@ -301,8 +301,8 @@ pub(super) fn tag(purpose: u32, channel: Channel) -> u32 {
         }
 }
 
-/// Peers whose offers are taken at once.
-const ROUND_PEERS: usize = 128;
+/// Peers whose offers are taken at once: of rings, and of queues on devices.
+pub(super) const ROUND_PEERS: usize = 128;
 const TAG_RING: u32 = 0x5244_0000;
 const TAG_DONE: u32 = 0x5245_0000;
 /// Asks for the receiving end of a connection for messages.
