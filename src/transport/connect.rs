@@ -67,6 +67,13 @@ impl Connecting {
         self.peers().next()
     }
 
+    /// How far the connections have come that this side opens.
+    pub(super) fn standing(&self) -> impl Iterator<Item = String> {
+        self.opening
+            .iter()
+            .filter_map(|(need, opening)| Some(format!("to rank {}: {}", need.peer, opening.standing()?)))
+    }
+
     /// The ranks that are waited for; some come more than once.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> {
         let opening = self.opening.iter().map(|(need, _)| need.peer);
