@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under
-# four MPIs, and a short contest with two of them.
+# Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under the
+# system's MPIs, and a short contest with two MPIs of PyPI.
 #   ./test.sh           what every push runs
-#   ./test.sh --all     and what takes longer: ThreadSanitizer, AddressSanitizer, Miri, every pair of calls that differ, every kill,
-#                       channels on 1,000 machines, many more cases of the parsers; and torchrun of several versions of PyTorch, which are downloaded (gigabytes
-#                       each). An hour more. A sanitizer, Miri or valgrind that is missing is a failure there.
+#   ./test.sh --all     and what takes longer (tests/README.md lists it): ThreadSanitizer, AddressSanitizer, Miri, every pair of
+#                       calls that differ, every kill, channels on 1,000 machines, all seeds of weak memory, the MPIs of PyPI,
+#                       each C++ compiler with each standard, many more cases of the parsers; and torchrun of several versions
+#                       of PyTorch, which are downloaded (gigabytes each). An hour more. A sanitizer, Miri or valgrind that is
+#                       missing is a failure there.
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -99,12 +101,12 @@ choose_features() {
 }
 
 # The virtual GPU machine: tests/vcuda/README.md. Its tests are built and counted with the library's own.
-packages=(-p rsccl -p vcuda -p vcuda-driver -p vcuda-nvml)
+packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
-    # Tests of faults mostly wait for deadlines, so one test more than there are processors runs at a time.
+    # Tests of faults wait for most of their time, so more tests run at a time than there are processors.
     # A test that skips prints "skipped: ..." past the capture of its output.
-    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} \
+    RSCCL_TEST_BUILT=1 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 2))} \
         cargo test --locked "${packages[@]}" --features "$features" --no-fail-fast 2>&1 | tee "$log"
 }
 
@@ -122,11 +124,10 @@ show_virtual_gpus() {
 }
 
 # What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
-# this crate, which is not optimised here; no model uses the virtual GPU machine.
+# this crate, which is not optimised here.
 models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
-        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' \
-        --config 'profile.test.package.vcuda.opt-level=0' --config 'profile.test.package.vcuda.codegen-units=16' "$@" 2>&1
+        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' "$@" 2>&1
 }
 
 # The compiler is busy with one crate most of the time, so another build has a processor to itself. The library alone, as users build it,
@@ -154,15 +155,19 @@ run_models() {
     return "$status"
 }
 
+# The programs for mpirun, under the MPIs of the system, and in `--all` under those of PyPI too. For one of them `cargo test` has built.
+run_mpis=(mpi-examples/run-all.sh --built "$built/examples")
+[[ -n $everything ]] || run_mpis+=(--system)
+
 # The C++ library is one crate, most of whose build is one thread, and its tests wait for compilers one by one: what they leave of
-# the processors builds for four MPIs.
+# the processors builds for the MPIs.
 run_cpp() {
     local status=0 builds=
     if [[ $features == *mpi* ]]; then
-        nice -n 19 mpi-examples/run-all.sh --build-only >"$scratch/builds" 2>&1 &
+        nice -n 19 "${run_mpis[@]}" --build-only >"$scratch/builds" 2>&1 &
         builds=$!
     fi
-    cpp/test.sh || status=$?
+    cpp/test.sh ${everything:+--all} || status=$?
     # A build that fails does so again in the next step, which says why.
     [[ -z $builds ]] || wait "$builds" || true
     return "$status"
@@ -192,6 +197,7 @@ run_long_tests() {
     step tests/miri.sh
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix mismatches::
     step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix -- weak_memory captured_calls_of_two
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test topo_search no_more
     step long "$LONG_LIMIT_S" RSCCL_TEST_ROUNDS=all -- --test faults_processes given_back
     step long "$LONG_LIMIT_S" RSCCL_FUZZ_CASES=200000 -- --test fuzz_parsers
@@ -251,12 +257,12 @@ main() {
     fi
     step run_examples
     if [[ $features == *cpp* ]]; then step run_cpp; fi
-    if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
-    # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
+    if [[ $features == *mpi* ]]; then step "${run_mpis[@]}"; fi
     if [[ -n $everything ]]; then
         step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0
         run_long_tests
     fi
+    # It judges no time, so the programs that cargo has built for the tests will do. Its MPIs it installs itself.
     step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
     echo "all of it in $SECONDS s, $examples examples"
     echo "test result: ok. $passed passed; $failed failed; $ignored ignored" >"$verdict"

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs the C++ library to a temporary prefix and tests it as a user's project would: what the library shows, headers, misuse
-# that must not compile, consumers outside the tree, the API tests (also under sanitizers), the examples.
-#   cpp/test.sh [--keep]
+# that must not compile, consumers outside the tree, the API tests under sanitizers, the examples.
+#   cpp/test.sh [--all] [--keep]
 # Prints a line for each check and at the end "cpp: N passed; M failed". What the machine lacks is skipped, with the reason.
+# --all: headers and consumers by each compiler with each standard, and not only by the first with the oldest and by the last with the
+# newest; the API tests without sanitizers too, and not only those that run on GPUs.
 # --keep leaves the working folder for a look at it. JOBS says how many compilers run side by side (2).
 set -euo pipefail
 cpp=$(cd "$(dirname "$0")" && pwd)
@@ -11,13 +13,22 @@ root=${cpp%/*}
 while read -r name; do unset "$name"; done < <(compgen -e | grep -E '^(RSCCL_|NCCL_|MASTER_|OMPI_COMM|PMI|SLURM_|RANK$|WORLD_SIZE$)' || true)
 unset PREFIX DESTDIR LIBDIR INCLUDEDIR
 
+everything='' keep=''
+for option; do
+    case $option in
+        --all) everything=yes ;;
+        --keep) keep=yes ;;
+        *) echo "cpp/test.sh: there is no option $option (--all, --keep)" >&2; exit 2 ;;
+    esac
+done
+
 jobs=${JOBS:-2} work=$(mktemp -d)
 export cpp root work prefix=$work/prefix jobs
 # A build, a compilation and a run may take this long before they count as hung.
 BUILD_LIMIT_S=900 COMPILE_LIMIT_S=180 RUN_LIMIT_S=120
 passed=0 failed=0 skipped=0 number=0
 mkdir "$work/results" "$work/logs" "$work/bin" "$work/objects"
-[[ ${1:-} == --keep ]] || trap 'rm -rf "$work"' EXIT
+[[ -n $keep ]] || trap 'rm -rf "$work"' EXIT
 
 skip() {
     echo "skipped: $1" >&2
@@ -78,6 +89,12 @@ done
 ((${#compilers[@]})) || { skip "neither g++ nor clang++ is here: nothing of cpp/ can be tested"; finish; }
 [[ " ${compilers[*]} " == *" clang++"* ]] || skip "no clang++: only ${compilers[*]} compiles the headers and the consumers"
 first=${compilers[0]} last=${compilers[-1]}
+# Pairs of a compiler and a standard: each compiler and each standard in one of them.
+pairs=("$first c++17" "$last c++20")
+if [[ -n $everything ]]; then
+    pairs=()
+    for compiler in "${compilers[@]}"; do pairs+=("$compiler c++17" "$compiler c++20"); done
+fi
 strict="-Wall -Wextra -Wpedantic -Wshadow -Werror"
 # What users may ask of their own code, headers must stand too.
 picky="-Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual"
@@ -153,6 +170,10 @@ compile_test() { # KIND FILE FLAGS...
     "$@" $strict -pthread -I "$prefix/include" -c "$cpp/tests/$file.cpp" -o "$work/objects/$kind-$file.o"
 }
 
+link_sanitized() { # LIBRARY WORD...
+    "$first" -pthread $sanitize "$work"/objects/{plain-main,sanitized-*}.o -o "$work/bin/tests-sanitized-$1" "${@:2}"
+}
+
 run_tests() { # KIND
     # Every branch of the tests prints its own lines; leaks and undefined behaviour end the program with an error.
     ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1 \
@@ -224,10 +245,8 @@ queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S 
 # ---- headers, misuse, consumers
 
 have mpicxx || skip "no mpicxx: rsccl/mpi.hpp is not compiled by itself"
-for compiler in "${compilers[@]}"; do
-    for standard in c++17 c++20; do
-        queue "headers stand alone: $compiler $standard" $COMPILE_LIMIT_S headers_stand_alone "$compiler" "$standard"
-    done
+for pair in "${pairs[@]}"; do
+    queue "headers stand alone: $pair" $COMPILE_LIMIT_S headers_stand_alone "${pair% *}" "${pair#* }"
 done
 queue "misuse does not compile: $first c++17" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$first" c++17 "$prefix"
 [[ $first == "$last" ]] ||
@@ -242,18 +261,15 @@ if have mpicxx; then
 else
     skip "no mpicxx: the C++ of docs/from-nccl.md is not compiled"
 fi
-for compiler in "${compilers[@]}"; do
-    for standard in c++17 c++20; do
-        queue "consumer by hand: $compiler $standard" $COMPILE_LIMIT_S consumer_by_hand "$compiler" "$standard"
-        if have pkg-config; then
-            queue "consumer by pkg-config, shared and static: $compiler $standard" $COMPILE_LIMIT_S \
-                consumer_by_pkg_config "$compiler" "$standard"
-        fi
-        if have cmake; then
-            queue "consumer by CMake, shared and static: $compiler $standard" $COMPILE_LIMIT_S \
-                consumer_by_cmake "$compiler" "$standard"
-        fi
-    done
+for pair in "${pairs[@]}"; do
+    compiler=${pair% *} standard=${pair#* }
+    queue "consumer by hand: $pair" $COMPILE_LIMIT_S consumer_by_hand "$compiler" "$standard"
+    if have pkg-config; then
+        queue "consumer by pkg-config, shared and static: $pair" $COMPILE_LIMIT_S consumer_by_pkg_config "$compiler" "$standard"
+    fi
+    if have cmake; then
+        queue "consumer by CMake, shared and static: $pair" $COMPILE_LIMIT_S consumer_by_cmake "$compiler" "$standard"
+    fi
 done
 if have cmake; then
     export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
@@ -271,7 +287,7 @@ have pkg-config || skip "no pkg-config: rsccl.pc is not tested"
 have cmake || skip "no cmake: find_package(rsccl) is not tested"
 settle
 
-# ---- the API tests: shared library and newest standard; static library, oldest standard and sanitizers
+# ---- the API tests: the oldest standard and sanitizers; the newest standard without
 
 sanitize="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 if ! { echo 'int main() {}' | "$first" -x c++ $sanitize - -o "$work/bin/sanitizers" && "$work/bin/sanitizers"; } >/dev/null 2>&1; then
@@ -283,24 +299,30 @@ queue "a panic does not cross: $first c++17" $COMPILE_LIMIT_S panics_stay_inside
 if ! echo '#include <doctest/doctest.h>' | "$first" -x c++ -fsyntax-only - 2>/dev/null; then
     skip "no <doctest/doctest.h> (Debian: doctest-dev): the API tests are not built"
 else
-    export -f compile_test
-    kinds=(plain)
-    [[ -z $sanitize ]] || kinds+=(sanitized)
+    export -f compile_test link_sanitized
+    # Those that run on GPUs do so without sanitizers.
+    kinds=(plain) on_gpus=(streams windows)
+    [[ -z $sanitize ]] || kinds+=(sanitized-static)
     # The framework itself is compiled once; sanitizers have nothing to look for in it.
     queue "compile main.cpp" $COMPILE_LIMIT_S compile_test plain main "$last" -std=c++17 -O1
     for source in "$cpp"/tests/*.cpp; do
-        [[ ${source##*/} != main.cpp ]] || continue
-        queue "compile $(basename "$source")" $COMPILE_LIMIT_S compile_test plain "$(basename "$source" .cpp)" "$last" -std=c++20 -O1
-        [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "compile $(basename "$source"), sanitized" $COMPILE_LIMIT_S \
-            compile_test sanitized "$(basename "$source" .cpp)" "$first" -std=c++17 -O1 -g1 $sanitize
+        name=$(basename "$source" .cpp)
+        [[ $name != main ]] || continue
+        if [[ -n $everything || -z $sanitize || " ${on_gpus[*]} " == *" $name "* ]]; then
+            queue "compile $name.cpp" $COMPILE_LIMIT_S compile_test plain "$name" "$last" -std=c++20 -O1
+        fi
+        [[ -z $sanitize ]] || queue "compile $name.cpp, sanitized" $COMPILE_LIMIT_S \
+            compile_test sanitized "$name" "$first" -std=c++17 -O1 -g1 $sanitize
     done
     settle
     shared=(-L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl)
     queue "link the API tests: $last c++20, shared" $COMPILE_LIMIT_S bash -ec \
         '"$0" -pthread "$work"/objects/plain-*.o -o "$work/bin/tests-plain" "$@"' "$last" "${shared[@]}"
-    [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "link the API tests: $first c++17, static, sanitized" $COMPILE_LIMIT_S bash -ec \
-        '"$0" -pthread "$work"/objects/{plain-main,sanitized-*}.o -o "$work/bin/tests-sanitized" "$@"' \
-        "$first" $sanitize "$prefix/lib/librsccl.a" $needs
+    # All of them against both libraries: whatever a test calls, each has. Those of the static one are run.
+    if [[ -n $sanitize ]]; then
+        queue "link the API tests: $first c++17, static, sanitized" $COMPILE_LIMIT_S link_sanitized static "$prefix/lib/librsccl.a" $needs
+        queue "link the API tests: $first c++17, shared, sanitized" $COMPILE_LIMIT_S link_sanitized shared "${shared[@]}"
+    fi
     settle
     # One after the other: they watch the clock.
     for kind in "${kinds[@]}"; do

@@ -17,7 +17,7 @@ struct Operand {
 struct Step {
     u64 count;         // 0   elements
     u64 offset;        // 8   bytes, added to each operand's place
-    u64 scalar;        // 16  what source `raw` is multiplied by: bits of the type that accumulators have
+    u64 scalar;        // 16  what source `raw`, or an average's inputs, are multiplied by: bits of the accumulators' type
     u32 first_source;  // 24  place of the first source in the table of operands
     u32 sources;       // 28  how many sources, at least 1
     u32 first_target;  // 32
@@ -25,10 +25,23 @@ struct Step {
     u32 raw;           // 40  which source is multiplied; NOT_RAW: none
     u32 divisor;       // 44  what the result is divided by, the number of ranks; 0: nothing
     u32 kind;          // 48  0, a fold or a copy; signals and waits are steps of programs (program.h)
-    u32 reserved[3];   // 52  zero
+    u32 average;       // 52  how an average adds up: NO_AVERAGE, DIVIDED, WHOLE or SHARES
+    u32 first_input;   // 56  of SHARES: the first source that is a rank's input, which `scalar` scales
+    u32 inputs;        // 60  how many such sources there are, side by side
 };
 
 constexpr u32 NOT_RAW = 0xffffffffu;
+
+// How an average adds up, as `Average` of src/device/host.rs says.
+/// The result stays as it is: it is no average, or one that is not scaled and not finished.
+constexpr u32 NO_AVERAGE = 0;
+/// The sum is divided.
+constexpr u32 DIVIDED = 1;
+/// The same, but where the sum is no number, all sources are added up once more, each multiplied by `scalar`.
+constexpr u32 WHOLE = 2;
+/// Sources are partial results that were scaled by `scalar`, and inputs, which are scaled now. Where there is a divisor, the
+/// average is finished: dividing takes the scale back.
+constexpr u32 SHARES = 3;
 
 static_assert(sizeof(Operand) == 16 && alignof(Operand) == 8, "read by the host too");
 static_assert(sizeof(Step) == 64 && alignof(Step) == 8, "read by the host too");

@@ -13,6 +13,7 @@ struct IntegerLane {
     using Raw = Integer;
     using Wide = Integer;
     static constexpr bool SIGNED = Integer(-1) < Integer(1);
+    static constexpr bool SHARES = false;
 
     RSCCL_INLINE Wide widen(Raw raw) { return raw; }
     RSCCL_INLINE Raw narrow(Wide wide) { return wide; }
@@ -35,8 +36,9 @@ struct IntegerLane {
     }
 };
 
-/// The least and the greatest: NaN if either is, and -0 is less than +0.
-template <class Float, class Bits, Bits NOT_A_NUMBER>
+/// The least and the greatest: NaN if either is, and -0 is less than +0. `INFINITE` are the bits of infinity, which are
+/// those of the exponent.
+template <class Float, class Bits, Bits NOT_A_NUMBER, Bits INFINITE>
 struct FloatValue {
     RSCCL_INLINE Float lesser(Float a, Float b) {
         const Float less = a < b ? a : b;
@@ -52,14 +54,34 @@ struct FloatValue {
     RSCCL_INLINE Float plus(Float a, Float b) { return a + b; }
     RSCCL_INLINE Float times(Float a, Float b) { return a * b; }
     RSCCL_INLINE Float over(Float value, u32 divisor) { return value / Float(divisor); }
+    RSCCL_INLINE bool is_number(Float value) { return (bits_as<Bits>(value) & INFINITE) != INFINITE; }
+    /// A number, but none beyond `largest`, with its sign.
+    RSCCL_INLINE Float bounded(Float value, Float largest) {
+        const Float above = value < -largest ? -largest : value;
+        return is_number(value) ? above > largest ? largest : above : value;
+    }
+    /// The average for a sum of shares that were multiplied by `scale`.
+    RSCCL_INLINE Float over_scaled(Float value, u32 divisor, Float scale, Float largest) {
+        const Float quotient = value / (Float(divisor) * scale);
+        // The quotient of a number may be too large for the accumulator.
+        const Float above = quotient < -largest ? -largest : quotient;
+        return is_number(value) ? above > largest ? largest : above : quotient;
+    }
 };
 
-using Single = FloatValue<float, u32, 0x7fc00000u>;
-using Double = FloatValue<double, u64, 0x7ff8000000000000ull>;
+// Of the lanes of floats:
+// `SHARES`: whether averages scale their inputs, as `Average` of src/device/host.rs says.
+// `OVERFLOWS`: whether a sum of numbers may be no number.
+// `IS_BOUNDED`: whether partial results of an average are bounded by the largest number of the type.
+
+using Single = FloatValue<float, u32, 0x7fc00000u, 0x7f800000u>;
+using Double = FloatValue<double, u64, 0x7ff8000000000000ull, 0x7ff0000000000000ull>;
 
 struct LaneF32 : Single {
     using Raw = u32;
     using Wide = float;
+    static constexpr bool SHARES = true, OVERFLOWS = true, IS_BOUNDED = false;
+    RSCCL_INLINE Wide largest() { return bits_as<float>(0x7f7fffffu); }
     RSCCL_INLINE Wide widen(Raw raw) { return bits_as<float>(raw); }
     RSCCL_INLINE Raw narrow(Wide wide) { return wide != wide ? 0x7fc00000u : bits_as<u32>(wide); }
     RSCCL_INLINE Wide scalar(u64 bits) { return bits_as<float>(u32(bits)); }
@@ -68,6 +90,8 @@ struct LaneF32 : Single {
 struct LaneF64 : Double {
     using Raw = u64;
     using Wide = double;
+    static constexpr bool SHARES = true, OVERFLOWS = true, IS_BOUNDED = false;
+    RSCCL_INLINE Wide largest() { return bits_as<double>(0x7fefffffffffffffull); }
     RSCCL_INLINE Wide widen(Raw raw) { return bits_as<double>(raw); }
     RSCCL_INLINE Raw narrow(Wide wide) { return wide != wide ? 0x7ff8000000000000ull : bits_as<u64>(wide); }
     RSCCL_INLINE Wide scalar(u64 bits) { return bits_as<double>(bits); }
@@ -90,6 +114,9 @@ struct MiniLane : Single {
     /// An f32 whose last bit has the value of `LEAST`: adding it rounds there.
     static constexpr u32 ANCHOR = LEAST + (23u << 23);
     static constexpr u32 INFINITE = 0x7f800000u;
+    /// Floats of 8 bits have too few exponents to be scaled, and f32 has room for all sums.
+    static constexpr bool SHARES = sizeof(Raw) > 1, OVERFLOWS = false, IS_BOUNDED = SHARES;
+    RSCCL_INLINE Wide largest() { return bits_as<float>(((SPECIAL - 1) << SHIFT) + REBIAS); }
 
     RSCCL_INLINE Wide widen(Raw raw) {
         const u32 magnitude = raw & (SIGN - 1);
@@ -119,6 +146,8 @@ struct MiniLane : Single {
 struct LaneBF16 : Single {
     using Raw = u16;
     using Wide = float;
+    static constexpr bool SHARES = true, OVERFLOWS = true, IS_BOUNDED = false;
+    RSCCL_INLINE Wide largest() { return bits_as<float>(0x7f7f0000u); }
     RSCCL_INLINE Wide widen(Raw raw) { return bits_as<float>(u32(raw) << 16); }
     RSCCL_INLINE Raw narrow(Wide wide) {
         const u32 bits = bits_as<u32>(wide);

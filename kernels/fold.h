@@ -78,6 +78,80 @@ RSCCL_INLINE void put_element(Pack &pack, u32 index, Raw raw) {
     pack.half[index / HALF] |= (u64(raw) & FIELD) << (8 * sizeof(Raw) * (index % HALF));
 }
 
+/// The pack with another element at a place that is no constant.
+template <class Raw>
+RSCCL_INLINE void replace_element(Pack &pack, u32 index, Raw raw) {
+    constexpr u32 HALF = 8 / sizeof(Raw);
+    constexpr u64 FIELD = ~u64(0) >> (64 - 8 * sizeof(Raw));
+    const u32 shift = 8 * sizeof(Raw) * (index % HALF);
+    const u64 place = FIELD << shift, bits = (u64(raw) & FIELD) << shift;
+    if (index < HALF) pack.half[0] = (pack.half[0] & ~place) | bits;
+    else pack.half[1] = (pack.half[1] & ~place) | bits;
+}
+
+/// How the sources of a fold with `ScaledSum` are multiplied, and its results divided.
+template <class L>
+struct Scaling {
+    using Raw = typename L::Raw;
+    using Wide = typename L::Wide;
+
+    Wide scalar;
+    u32 raw;
+    u32 divisor;
+    u32 average;
+    u32 first_input;
+    u32 inputs;
+
+    /// The value of a source's element.
+    inline Wide next(Raw element, u32 source) const {
+        const Wide value = L::widen(element);
+        if constexpr (L::SHARES) {
+            if (source - first_input < inputs) return L::times(value, scalar);
+        }
+        if (source != raw) return value;
+        // Rounded to the type before it is added: the same whether a rank scales on the way out or at the fold.
+        return L::widen(L::narrow(L::times(value, scalar)));
+    }
+
+    inline Raw finished(Wide value) const {
+        if (average == NO_AVERAGE) return L::narrow(value);
+        if constexpr (L::SHARES) {
+            if (average == SHARES) return L::narrow(divisor != 0 ? from_shares(value) : partial(value));
+        }
+        return L::narrow(L::over(value, divisor));
+    }
+
+    /// A partial result of scaled shares.
+    inline Wide partial(Wide value) const {
+        if constexpr (L::IS_BOUNDED) return L::bounded(value, L::largest());
+        else return value;
+    }
+
+    /// The average of a sum of scaled shares.
+    inline Wide from_shares(Wide value) const { return L::over_scaled(value, divisor, scalar, L::largest()); }
+
+    /// Whether a finished sum is no number, maybe because it was too large: the inputs are added up again, scaled down.
+    inline bool is_lost(Wide value) const {
+        if constexpr (L::SHARES) return L::OVERFLOWS && average == WHOLE && !L::is_number(value);
+        else return false;
+    }
+
+    /// The average of the elements that `load` gives for each of so many sources, scaled before they are added.
+    template <class Load>
+    inline Raw again(u32 sources, const Load &load) const {
+        if constexpr (L::SHARES) {
+            Wide value = L::times(L::widen(load(0)), scalar);
+#pragma unroll 1
+            for (u32 index = 1; index < sources; index += 1) {
+                value = L::plus(value, L::times(L::widen(load(index)), scalar));
+            }
+            return L::narrow(from_shares(value));
+        } else {
+            return Raw(0);
+        }
+    }
+};
+
 /// The operands of a step, and the walk through them: whole packs where all operands lie alike, elements elsewhere.
 template <class Body, class Raw>
 struct Walk {
@@ -135,20 +209,21 @@ struct Fold {
     using Wide = typename L::Wide;
     using Places = Walk<Fold, Raw>;
 
-    Wide scalar;
-    u32 raw;
-    u32 divisor;
+    Scaling<L> scaling;
 
     /// The value of a source's element.
     inline Wide next(Raw element, u32 source) const {
-        const Wide value = L::widen(element);
-        if (!O::SCALES || source != raw) return value;
-        // Rounded to the type before it is added: the same whether a rank scales on the way out or at the fold.
-        return L::widen(L::narrow(L::times(value, scalar)));
+        return O::SCALES ? scaling.next(element, source) : L::widen(element);
     }
 
-    inline Raw finished(Wide value) const {
-        return L::narrow(O::SCALES && divisor != 0 ? L::over(value, divisor) : value);
+    inline Raw finished(Wide value) const { return O::SCALES ? scaling.finished(value) : L::narrow(value); }
+
+    inline bool is_lost(Wide value) const { return O::SCALES && scaling.is_lost(value); }
+
+    /// The average of the element at byte `at`, whose sum was lost.
+    inline Raw again(const Places &places, u64 at) const {
+        const auto load = [&](u32 index) { return load_element<Raw>(places.source(index) + at); };
+        return scaling.again(places.step.sources, load);
     }
 
     /// Folds the element at byte `at` of each source.
@@ -158,7 +233,7 @@ struct Fold {
         for (u32 index = 1; index < places.step.sources; index += 1) {
             value = O::template fold<L>(value, next(load_element<Raw>(places.source(index) + at), index));
         }
-        places.put_one(at, finished(value));
+        places.put_one(at, is_lost(value) ? again(places, at) : finished(value));
     }
 
     /// Folds the 16 bytes at byte `at`, which are aligned everywhere.
@@ -178,6 +253,13 @@ struct Fold {
         Pack out = {{0, 0}};
 #pragma unroll
         for (u32 lane = 0; lane < Places::LANES; lane += 1) put_element<Raw>(out, lane, finished(values[lane]));
+        u32 lost = 0;
+#pragma unroll
+        for (u32 lane = 0; lane < Places::LANES; lane += 1) lost |= u32(is_lost(values[lane])) << lane;
+#pragma unroll 1
+        for (u32 lane = 0; lost >> lane != 0; lane += 1) {
+            if ((lost >> lane & 1) != 0) replace_element<Raw>(out, lane, again(places, at + sizeof(Raw) * lane));
+        }
         places.put(at, out);
     }
 };
@@ -211,7 +293,8 @@ struct BitFold {
 template <class L, class O>
 RSCCL_INLINE void fold_step(const Step &step, const Operand *operands, Team team) {
     using Body = Fold<L, O>;
-    typename Body::Places{step, operands}.run(Body{L::scalar(step.scalar), step.raw, step.divisor}, team);
+    const Scaling<L> scaling = {L::scalar(step.scalar), step.raw, step.divisor, step.average, step.first_input, step.inputs};
+    typename Body::Places{step, operands}.run(Body{scaling}, team);
 }
 
 /// One step of a fold of bits; the count is in bytes.

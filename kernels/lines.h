@@ -152,6 +152,11 @@ struct WordWork {
     u32 op;
     u32 raw;
     u32 divisor;
+    u32 average;
+    u32 first_input;
+    u32 inputs;
+    /// Whether some sources are multiplied.
+    bool scales;
     /// One source, whose bits stay as they are.
     bool copies;
 };
@@ -165,7 +170,8 @@ struct FoldedWord {
     inline void next(const WordWork &work, u64 word, u32) {
         bits = work.op == 0 ? bits & word : work.op == 1 ? bits | word : bits ^ word;
     }
-    inline u64 finished(const WordWork &) const { return bits; }
+    template <class Load>
+    inline u64 finished(const WordWork &, u32, const Load &) const { return bits; }
 };
 #else
 struct FoldedWord {
@@ -178,10 +184,12 @@ struct FoldedWord {
 
     static inline Raw element(u64 word, u32 lane) { return Raw(word >> (8 * sizeof(Raw) * lane)); }
 
+    static inline Scaling<LANE> scaling_of(const WordWork &work) {
+        return {LANE::scalar(work.scalar), work.raw, work.divisor, work.average, work.first_input, work.inputs};
+    }
+
     static inline Wide value(const WordWork &work, Raw raw, u32 source) {
-        const Wide wide = LANE::widen(raw);
-        // Rounded to the type before it is added, as in `Fold::next`.
-        return source == work.raw ? LANE::widen(LANE::narrow(LANE::times(wide, LANE::scalar(work.scalar)))) : wide;
+        return work.scales ? scaling_of(work).next(raw, source) : LANE::widen(raw);
     }
 
     inline void first(const WordWork &work, u64 word) {
@@ -202,14 +210,33 @@ struct FoldedWord {
         }
     }
 
-    inline u64 finished(const WordWork &work) const {
-        if (work.copies) return bits;
+    static inline u64 placed(Raw raw, u32 lane) {
         constexpr u64 FIELD = ~u64(0) >> (64 - 8 * sizeof(Raw));
+        return (u64(raw) & FIELD) << (8 * sizeof(Raw) * lane);
+    }
+
+    /// The word of the results; `load` gives that of a source once more.
+    template <class Load>
+    inline u64 finished(const WordWork &work, u32 sources, const Load &load) const {
+        if (work.copies) return bits;
         u64 word = 0;
+        if (work.average == NO_AVERAGE) {
+#pragma unroll
+            for (u32 lane = 0; lane < LANES; lane += 1) word |= placed(LANE::narrow(values[lane]), lane);
+            return word;
+        }
+        const Scaling<LANE> scaling = scaling_of(work);
+        u32 lost = 0;
 #pragma unroll
         for (u32 lane = 0; lane < LANES; lane += 1) {
-            const Wide whole = work.divisor != 0 ? LANE::over(values[lane], work.divisor) : values[lane];
-            word |= (u64(LANE::narrow(whole)) & FIELD) << (8 * sizeof(Raw) * lane);
+            const bool is_lost = scaling.is_lost(values[lane]);
+            lost |= u32(is_lost) << lane;
+            word |= is_lost ? 0 : placed(scaling.finished(values[lane]), lane);
+        }
+#pragma unroll 1
+        for (u32 lane = 0; lost >> lane != 0; lane += 1) {
+            const auto load_lane = [&](u32 source) { return element(load(source), lane); };
+            if ((lost >> lane & 1) != 0) word |= placed(scaling.again(sources, load_lane), lane);
         }
         return word;
     }
@@ -273,7 +300,15 @@ RSCCL_INLINE bool move_ll(const LineWork &work, Team team) {
             if (source == 0) folded.first(work.words, word);
             else folded.next(work.words, word, source);
         }
-        const u64 word = folded.finished(work.words);
+        // What has come stays until the slot is given back.
+        const auto load = [&](u32 source) {
+            const Operand &from = work.operands[source];
+            u64 data;
+            if (from.offset == 0) return load_bytes(from.base + at, bytes);
+            has_word(from.base + LINE_HEADER + 2 * at, u32(from.offset), data);
+            return data;
+        };
+        const u64 word = folded.finished(work.words, work.sources, load);
 #pragma unroll 1
         for (u32 target = 0; target < work.targets; target += 1) {
             const Operand &to = work.operands[work.sources + target];
@@ -326,7 +361,16 @@ RSCCL_INLINE bool move_ll128(const LineWork &work, Team team) {
                 upper.next(work.words, high, source);
             }
         }
-        const u64 low = lower.finished(work.words), high = upper.finished(work.words);
+        // As by LL. A thread without a line has nothing to load.
+        const auto load = [&](u32 source, u64 half) {
+            const Operand &from = work.operands[source];
+            if (from.offset == 0) return load_bytes(from.base + at + 8 * half, half == 0 ? low_bytes : high_bytes);
+            u64 words[2] = {0, 0};
+            if (has_line) load_pair(from.base + place, words[0], words[1]);
+            return half == 0 ? words[0] : words[1];
+        };
+        const u64 low = lower.finished(work.words, work.sources, [&](u32 source) { return load(source, 0); });
+        const u64 high = upper.finished(work.words, work.sources, [&](u32 source) { return load(source, 1); });
 #pragma unroll 1
         for (u32 target = 0; target < work.targets; target += 1) {
             const Operand &to = work.operands[work.sources + target];

@@ -264,6 +264,20 @@ RSCCL_INLINE bool came_otherwise(const PartImage *part, const LaneState &lane) {
     return false;
 }
 
+/// Puts into the block's step how a combine of an average adds up; whether it still `copies`. Other steps leave there what
+/// the launch began with: no average and no inputs.
+RSCCL_INLINE bool average(Step &work, const StepRecord &step, const PartImage &part, bool copies) {
+    const bool may_scale = part.scales == INPUTS_OF_AVERAGES;
+    if (may_scale && step.average == SHARES) {
+        work.average = SHARES;
+        work.first_input = step.first_input;
+        work.inputs = step.inputs;
+        return copies && !(step.first_input == 0 && step.inputs != 0);
+    }
+    work.average = step.finish == 0 ? NO_AVERAGE : may_scale ? step.average : DIVIDED;
+    return copies;
+}
+
 /// Puts a combine into the block's step, once all of its slots are there: FOLD, or END where it has no elements.
 RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &step, u32 round) {
     const PartImage *part = block.part;
@@ -309,8 +323,10 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
         give_on(part, lane, step, 0);
         return END;
     }
-    const bool scales = part->scales != 0 && step.raw != NONE, divides = part->divisor != 0 && step.finish != 0;
-    const bool copies = step.sources == 1 && !(scales && step.raw == 0) && !divides;
+    const bool scales = part->scales == RAW_SOURCES && step.raw != NONE;
+    const bool divides = part->divisor != 0 && step.finish != 0;
+    bool copies = step.sources == 1 && !(scales && step.raw == 0) && !divides;
+    if (part->divisor != 0) copies = average(block.step, step, *part, copies);
     block.step.count = copies || COUNTS_BYTES ? bytes : length;
     block.step.offset = 0;
     block.step.scalar = part->scalar;
@@ -503,7 +519,10 @@ RSCCL_INLINE void report_other(const BlockState &block, const LineWork &work, u3
 /// messages are known to be of this call.
 RSCCL_INLINE void move_lines(BlockState &block, Team team) {
     const Step &step = block.step;
-    const WordWork words = {step.scalar, block.op, step.raw, step.divisor, step.kind == 1};
+    const bool scales = step.raw != NOT_RAW || step.inputs != 0;
+    const WordWork words = {step.scalar,  block.op,         step.raw,    step.divisor,
+                            step.average, step.first_input, step.inputs, scales,
+                            step.kind == 1};
     const LineWork work = {words, block.bytes, block.part->status, block.label,
                            block.operands, step.sources, step.targets};
     send_headers(work, team);
@@ -537,6 +556,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_co
         block.left = image.count;
         block.seats = image.count;
         block.failed = 0;
+        block.step.average = NO_AVERAGE;
+        block.step.first_input = 0;
+        block.step.inputs = 0;
     }
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -20,7 +20,10 @@ struct StepRecord {
     u8 lag;       // 29
     u8 flag;      // 30
     u8 finish;    // 31
-    u32 reserved[8];
+    u32 average;      // 32  how an average adds up: WHOLE or SHARES (abi.h); NO_AVERAGE in copies
+    u32 first_input;  // 36  of SHARES: the first source that is a rank's input
+    u32 inputs;       // 40  how many such sources there are, side by side
+    u32 reserved[5];
 };
 
 /// A place that a step reads or writes.
@@ -94,7 +97,7 @@ struct NumbersImage {
 /// A rank: its image goes on with its bases, the labels, a PeerMemory for each rank, and the queues.
 struct PartImage {
     u64 status;    // 0   its status page
-    u64 scalar;    // 8   what raw sources are multiplied by
+    u64 scalar;    // 8   what raw sources, or the inputs of averages, are multiplied by
     u32 bytes;     // 16  of the whole image, a multiple of 8
     u32 rank;      // 20
     u32 ranks;     // 24  of the control words' layout
@@ -102,11 +105,13 @@ struct PartImage {
     u32 bases;     // 32  how many
     u32 labels;    // 36
     u32 divisor;   // 40  by what a finished average is divided; 0: nothing
-    u32 scales;    // 44  1 where `scalar` counts
+    u32 scales;    // 44  of what `scalar` is: 0, RAW_SOURCES or INPUTS_OF_AVERAGES
     u32 element;   // 48  bytes of an element
     u32 op;        // 52  which of the module's operators
     u64 reserved;  // 56
 };
+
+constexpr u32 RAW_SOURCES = 1, INPUTS_OF_AVERAGES = 2;
 
 /// One end of a connection. `head` and `mine` are the words of Simple; those of LL and LL128 lie behind each.
 struct QueueImage {

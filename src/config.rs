@@ -48,7 +48,7 @@ pub use secret::{MAX_SECRET_BYTES, Secret};
 pub use socket::SocketFamily;
 pub use value::{Kind, TimeUnit};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use layers::{Found, Layers};
 use value::Value;
 
@@ -521,8 +521,9 @@ pub struct Setting {
     pub problem: Option<String>,
 }
 
-fn wrong(variable: &Variable, name: &str, shown: &str, source: &Source, why: &str) -> Error {
-    Error::invalid_argument(format!("{name}={shown:?} ({source}): {why}; allowed: {}", variable.allowed()))
+fn wrong(variable: &Variable, name: &str, value: &str, source: &Source, why: &str) -> Error {
+    let value = shown(value);
+    Error::invalid_argument(format!("{name}={value:?} ({source}): {why}; allowed: {}", variable.allowed()))
 }
 
 /// The remark that `^` or `=` stands inside the list of interfaces, where it is part of a name, as in NCCL.

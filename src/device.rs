@@ -31,6 +31,8 @@
 mod contract;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(test)]
+mod headers;
 mod host;
 mod host_memory;
 pub mod lines;

@@ -12,6 +12,7 @@
 //! [`Error::with_source`]). Calls that are generic over the error keep its type ([`crate::local::try_run`],
 //! [`crate::Communicator::try_scope`], [`crate::comm::try_group`]).
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -35,6 +36,19 @@ struct Inner {
     operation: Option<String>,
     /// Shared, because all holders of one failure carry it.
     source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// How much of a text that came from outside a sentence shows.
+pub(crate) const SHOWN_BYTES: usize = 64;
+
+/// A text of a file, the environment or a peer as errors and notes show it: its first [`SHOWN_BYTES`] bytes and `…`
+/// where it is longer, so that no outsider decides how long a line of ours is.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    if text.len() <= SHOWN_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=SHOWN_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    Cow::Owned(format!("{}…", &text[..end]))
 }
 
 /// The kind of an [`Error`]; each kind's documentation says what to do.

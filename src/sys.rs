@@ -38,4 +38,5 @@ pub mod region;
 mod room;
 pub mod text_file;
 pub mod thread;
+pub mod unanswered;
 pub mod writing;

@@ -776,9 +776,11 @@ fn ranks_that_ignore_an_interrupt_are_spoken_of() {
 /// Far beyond what any step takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `rsccl tune` writes what ranks read; a file that somebody changed is refused with its line.
+/// `rsccl tune` writes what ranks read, or measures nothing; a file that somebody changed is refused with its line.
 #[test]
 fn what_tune_measures_is_a_file_for_ranks() {
+    let (outcome, _) = Job::start(&["tune", "-o", "/absent/tuned"], &[]).finish();
+    assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(1), ""), "{}", outcome.stderr);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tuned");
     let (outcome, _) = Job::start(&["tune", "--quick", "-o", file.to_str().unwrap()], &[]).finish();

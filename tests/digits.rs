@@ -4,11 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The example, built if it is not yet: a plain `cargo test` has done so, `cargo test --test digits` has not.
+/// The example, built if it is not yet: a plain `cargo test` has done so, `cargo test --test digits` has not. `./test.sh`
+/// says so by `RSCCL_TEST_BUILT`: beside the packages that it tests, some crate has a feature more, and cargo would build
+/// the library for this example alone a second time.
 fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
         let test = std::env::current_exe().expect("a test has a path");
         let profile = test.ancestors().nth(2).expect("tests lie in a folder of the profile's");
+        let program = profile.join("examples/digits");
+        if is_built() {
+            return program;
+        }
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--offline", "--example", "digits", "--target-dir"]).arg(profile.join(".."));
         // The features of this very build: with any others, cargo would build the library a second time.
@@ -21,9 +27,14 @@ fn program() -> &'static Path {
             cargo.arg("--release");
         }
         assert!(cargo.status().expect("cargo starts").success(), "the example is not built");
-        profile.join("examples/digits")
+        program
     });
     &PROGRAM
+}
+
+fn is_built() -> bool {
+    #![expect(clippy::disallowed_methods, reason = "what was built before is no configuration of the library")]
+    std::env::var("RSCCL_TEST_BUILT").is_ok_and(|value| value == "1")
 }
 
 /// Every feature of the library, and whether this build has it.

@@ -27,6 +27,9 @@ mod gpu;
 #[path = "matrix/gpu_between.rs"]
 mod gpu_between;
 #[cfg(feature = "cuda")]
+#[path = "matrix/gpu_floats.rs"]
+mod gpu_floats;
+#[cfg(feature = "cuda")]
 #[path = "matrix/gpu_lines.rs"]
 mod gpu_lines;
 #[cfg(feature = "cuda")]

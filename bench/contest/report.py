@@ -17,6 +17,10 @@ BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
 README_SIZES = 6
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
 OURS = ("rsccl", "rsccl registered", "rsccl, a session each")
+# What the names of contestants of an earlier commit begin with.
+BEFORE = "before: "
+# A cell is slower than the baseline's where it is by more than this, and its spread.
+ALLOWED = 0.03
 PLOTS = LOCAL / "plots"
 PLOTS_PACKAGE = "matplotlib==3.10.0"
 
@@ -128,6 +132,59 @@ def limits_of(samples, case, place):
     return {key: median(values) for key, values in found.items()}
 
 
+class BesideBaseline:
+    """One cell of rsccl beside the same of its baseline. Ratios are of runs of the same turn, so that a machine that changes
+    meanwhile changes both."""
+
+    def __init__(self, case, size, contestant, pairs):
+        self.case, self.size, self.contestant = case, size, contestant
+        self.now, self.before = median([now for now, _ in pairs]), median([before for _, before in pairs])
+        ratios = sorted(now / before for now, before in pairs)
+        self.ratio = median(ratios)
+        # Half of the distance between the quartiles: of few runs that between the outermost.
+        quarter = len(ratios) // 4
+        self.spread = (ratios[-1 - quarter] - ratios[quarter]) / 2
+        self.slower = self.ratio - self.spread > 1 + ALLOWED
+
+    def words(self):
+        part, transport, ranks, collective = self.case
+        return (f"{part}, {collective}, {ranks} ranks, {transport}, {size_of(self.size)}, {self.contestant}: "
+                f"{self.ratio:.2f} ± {self.spread:.2f} ({figure(self.before)} to {figure(self.now)} µs)")
+
+    def row(self):
+        part, transport, ranks, collective = self.case
+        return [part, collective, ranks, transport, size_of(self.size), self.contestant, figure(self.now), figure(self.before),
+                f"{self.ratio:.2f}", f"{self.spread:.2f}", "slower" if self.slower else ""]
+
+
+def against_baseline(samples):
+    """Each cell that rsccl and its baseline have both run: first what is slowest."""
+    runs = {}
+    for sample in samples:
+        if sample["part"] in ("collective", "rewrite", "crowd") and sample["library"] == "rsccl":
+            case = tuple(sample[key] for key in ("part", "transport", "ranks", "collective"))
+            name = sample["contestant"]
+            pair = runs.setdefault((case, sample["bytes"], name.removeprefix(BEFORE)), {}).setdefault(sample["step"], {})
+            pair[name.startswith(BEFORE)] = sample["us"]
+    cells = []
+    for (case, size, name), steps in runs.items():
+        pairs = [(pair[False], pair[True]) for pair in steps.values() if len(pair) == 2]
+        if pairs:
+            cells.append(BesideBaseline(case, size, name, pairs))
+    return sorted(cells, key=lambda cell: -cell.ratio)
+
+
+def baseline_table(samples):
+    cells = against_baseline(samples)
+    if not cells:
+        return []
+    heads = ["part", "collective", "ranks", "transport", "size", "contestant", "now, µs", "before, µs", "now / before", "spread", ""]
+    slower, mean = sum(cell.slower for cell in cells), geometric_mean([cell.ratio for cell in cells])
+    return ["", "## Beside the baseline", "",
+            f"{slower} of {len(cells)} cells are slower by more than {ALLOWED:.0%} and their spread; geometric mean of now / before {mean:.3f}.",
+            "", table(heads, [cell.row() for cell in cells])]
+
+
 def geometric_mean(values):
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
@@ -219,6 +276,7 @@ def write(result, folder, name):
         "",
         "| contestant | settings |", "|---|---|",
         *(f"| {contestant} | {settings} |" for contestant, settings in result["settings"].items()),
+        *baseline_table(result["samples"]),
         "", "## Summary", "", summary(ratios), "", "## Tables", *tables, *others(result),
     ]
     if result["failures"]:

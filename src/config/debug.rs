@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::error::shown;
+
 /// How much is logged; each level includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -69,7 +71,7 @@ impl DebugLevels {
             "NONE" => Some(0),
             _ => DebugLevel::from_name(name).map(|level| 1 << level as u8),
         };
-        let mask = parse_set(text, ALL, bit).map_err(|name| format!("there is no level {name:?}"))?;
+        let mask = parse_set(text, ALL, bit).map_err(|name| format!("there is no level {:?}", shown(name)))?;
         Ok(DebugLevels(u8::try_from(mask & ALL).unwrap_or(u8::MAX)))
     }
 }
@@ -189,7 +191,7 @@ impl SubsystemSet {
             _ => Subsystem::from_name(name).map(|subsystem| 1 << subsystem as u8),
         };
         let mask = parse_set(text, u64::from(SubsystemSet::ALL.0), bit)
-            .map_err(|name| format!("there is no subsystem {name:?}"))?;
+            .map_err(|name| format!("there is no subsystem {:?}", shown(name)))?;
         Ok(SubsystemSet(u32::try_from(mask).unwrap_or(u32::MAX)))
     }
 

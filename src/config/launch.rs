@@ -57,7 +57,7 @@ mod pairs;
 mod rows;
 mod verdict;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::types::{Rank, World};
 
 pub use super::store_address::StoreAddress;
@@ -244,8 +244,10 @@ fn number<'a>(environment: &Environment, names: &[&'a str]) -> Result<Option<(&'
         if let Some(text) = environment.get(name)? {
             let digits = text.trim().bytes().all(|byte| byte.is_ascii_digit());
             let number = text.trim().parse::<u32>().ok().filter(|_| digits);
-            let wrong =
-                || Error::invalid_argument(format!("{name}={text:?} (environment): allowed: a whole number from 0"));
+            let wrong = || {
+                let text = shown(text);
+                Error::invalid_argument(format!("{name}={text:?} (environment): allowed: a whole number from 0"))
+            };
             return Ok(Some((name, number.ok_or_else(wrong)?)));
         }
     }
@@ -266,6 +268,7 @@ fn master(environment: &Environment) -> Result<Option<StoreAddress>> {
     };
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let address = StoreAddress::tcp(bare, port.trim()).map_err(|why| {
+        let (host, port) = (shown(host), shown(port));
         Error::invalid_argument(format!("MASTER_ADDR={host:?} MASTER_PORT={port:?} (environment): {why}"))
     })?;
     Ok(Some(address))

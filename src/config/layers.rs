@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 
 use super::environment::Environment;
 use super::file::{ConfFile, Opened};
@@ -159,27 +159,30 @@ impl<'a> Layers<'a> {
     fn note_unknown(&mut self) {
         let (mut idle, mut notes, mut mistyped) = (Vec::new(), Vec::new(), Vec::new());
         let of_machine = self.environment.system_file();
-        let mut judge = |name: &str, source: Source| match Judgement::of(name) {
-            Judgement::Known => {}
-            Judgement::OfNccl => idle.push(name.to_owned()),
-            Judgement::Elsewhere => notes.push(Note::Information(format!("{name} ({source}) is no setting"))),
-            Judgement::Misspelt(meant) => {
-                let mistake = format!("{name} ({source}) is not a variable of NCCL; did you mean {meant}?");
-                notes.push(mistake_of(&source, of_machine, mistake));
-            }
-            Judgement::Unread => notes.push(Note::Warning(format!(
-                "{name} ({source}) has no effect: only names with NCCL_ or RSCCL_ are read here"
-            ))),
-            Judgement::Mistyped(meant) => {
-                let mistake = format!("{name} ({source}) is unknown; did you mean {meant}?");
-                match mistake_of(&source, of_machine, mistake) {
-                    Note::Mistake(mistake) => mistyped.push(mistake),
-                    note => notes.push(note),
+        let mut judge = |whole: &str, source: Source| {
+            let name = shown(whole);
+            match Judgement::of(whole) {
+                Judgement::Known => {}
+                Judgement::OfNccl => idle.push(name.into_owned()),
+                Judgement::Elsewhere => notes.push(Note::Information(format!("{name} ({source}) is no setting"))),
+                Judgement::Misspelt(meant) => {
+                    let mistake = format!("{name} ({source}) is not a variable of NCCL; did you mean {meant}?");
+                    notes.push(mistake_of(&source, of_machine, mistake));
                 }
-            }
-            Judgement::Unknown => {
-                let unknown = format!("{name} ({source}) is unknown; `rsccl env` lists what is known");
-                notes.push(mistake_of(&source, of_machine, unknown));
+                Judgement::Unread => notes.push(Note::Warning(format!(
+                    "{name} ({source}) has no effect: only names with NCCL_ or RSCCL_ are read here"
+                ))),
+                Judgement::Mistyped(meant) => {
+                    let mistake = format!("{name} ({source}) is unknown; did you mean {meant}?");
+                    match mistake_of(&source, of_machine, mistake) {
+                        Note::Mistake(mistake) => mistyped.push(mistake),
+                        note => notes.push(note),
+                    }
+                }
+                Judgement::Unknown => {
+                    let unknown = format!("{name} ({source}) is unknown; `rsccl env` lists what is known");
+                    notes.push(mistake_of(&source, of_machine, unknown));
+                }
             }
         };
         for prefix in [OWN_PREFIX, NCCL_PREFIX] {

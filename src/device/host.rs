@@ -134,6 +134,11 @@ impl SourceRange {
     /// All sources.
     pub const ALL: SourceRange = SourceRange { first: 0, end: usize::MAX };
 
+    /// Those among so many sources.
+    pub fn among(self, sources: usize) -> Range<usize> {
+        self.first.min(sources)..self.end.min(sources)
+    }
+
     /// Whether the source of this index is one of them.
     #[inline(always)]
     pub fn has(self, source: usize) -> bool {
@@ -251,6 +256,22 @@ impl Kernel {
                 f32::from_scalar(scalar).to_bits().into()
             }
         })
+    }
+
+    /// What the inputs of averages are multiplied by where partial results travel ([`Average::Parts`]), as
+    /// [`Kernel::scalar_bits`] gives it; `None` where nothing is scaled.
+    pub fn share_bits(&self) -> Option<u64> {
+        use lane::{Lane, Wide};
+        let divisor = self.divisor?;
+        let single = |headroom| u64::from(1_f32.scaled_down(divisor.share(headroom)).to_bits());
+        match self.data_type {
+            DataType::F64 => Some(1_f64.scaled_down(divisor.share(f64::HEADROOM)).to_bits()),
+            DataType::F32 => Some(single(f32::HEADROOM)),
+            DataType::F16 => Some(single(f16::HEADROOM)),
+            DataType::BF16 => Some(single(bf16::HEADROOM)),
+            DataType::F8E4M3 | DataType::F8E5M2 => None,
+            DataType::I8 | DataType::U8 | DataType::I32 | DataType::U32 | DataType::I64 | DataType::U64 => None,
+        }
     }
 
     /// What finished averages are divided by.

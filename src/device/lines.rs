@@ -4,15 +4,17 @@
 use super::records::{SLOT, SLOT_HEADER};
 use crate::types::Protocol;
 
-/// Slots of lines of a connection, for each protocol: as many messages as a connection promises to take ahead of their
-/// receiver.
+/// Slots of lines of a connection, for each protocol: at least as many as the messages that a connection promises to
+/// take ahead of their receiver (`exec::PROMISED_MESSAGES`).
 pub const SLOTS: u32 = 8;
 /// Bytes before the lines of a slot.
-const HEADER: u64 = 128;
+pub(in crate::device) const HEADER: u64 = 128;
 /// Bytes of a slot's lines.
-const LINES: u64 = 32 << 10;
-/// Lines begin at a multiple of this.
+pub(in crate::device) const LINES: u64 = 32 << 10;
+/// Lines begin at a multiple of this, and one of LL128 has so many bytes.
 const LINE: u64 = 128;
+/// Bytes of data in a line of LL128; the others are its flag.
+const DATA: u64 = LINE - 8;
 
 /// Bytes of data that a slot holds; `None` for Simple, whose slots are as long as the settings say.
 pub fn payload(protocol: Protocol) -> Option<u64> {
@@ -20,7 +22,7 @@ pub fn payload(protocol: Protocol) -> Option<u64> {
         Protocol::Simple => None,
         // Half of each word is its flag.
         Protocol::LowLatency => Some(LINES / 2),
-        Protocol::LowLatency128 => Some(LINES / LINE * (LINE - 8)),
+        Protocol::LowLatency128 => Some(LINES / LINE * DATA),
     }
 }
 
@@ -63,3 +65,14 @@ pub fn first(address: u64) -> u64 {
 pub const PROTOCOLS: u32 = 2;
 /// LL alone.
 pub const LL_ALONE: u32 = 1;
+
+#[cfg(test)]
+#[test]
+fn lines_lie_where_the_kernels_look_for_them() {
+    use super::headers::constant;
+    assert_eq!(u64::from(SLOTS), constant("LINE_SLOTS"));
+    assert_eq!([HEADER, LINES, LINE, DATA], ["LINE_HEADER", "LINE_BYTES", "LINE_128", "DATA_128"].map(constant));
+    let protocols = [Protocol::Simple, Protocol::LowLatency, Protocol::LowLatency128];
+    let kinds = protocols.map(|protocol| u64::from(slot_kind(protocol) - SLOT));
+    assert_eq!(kinds, ["SIMPLE", "LL", "LL128"].map(constant));
+}

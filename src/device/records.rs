@@ -24,7 +24,7 @@
 
 use std::mem::{align_of, offset_of, size_of};
 
-use crate::device::Region;
+use crate::device::{Average, Region};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::types::{DataType, ReduceOp};
@@ -78,8 +78,14 @@ pub struct StepRecord {
     pub flag: u8,
     /// 1 where an average is divided now, else 0.
     pub finish: u8,
+    /// How an average adds up: [`WHOLE`] or [`SHARES`]; in copies, which are none, [`NO_AVERAGE`].
+    pub average: u32,
+    /// Of [`SHARES`]: the first source that is a rank's input.
+    pub first_input: u32,
+    /// Of [`SHARES`]: how many such sources there are, side by side.
+    pub inputs: u32,
     /// Zero.
-    pub reserved: [u32; 8],
+    pub reserved: [u32; 5],
 }
 
 /// A place that a step reads or writes.
@@ -108,6 +114,15 @@ pub const SIGNAL: u8 = 2;
 /// [`StepRecord::kind`]: waits for a flag.
 pub const WAIT: u8 = 3;
 
+/// [`StepRecord::average`]: none.
+pub const NO_AVERAGE: u32 = 0;
+/// How a kernel finishes an average that is not scaled: the sum is divided. The average of no step.
+pub const DIVIDED: u32 = 1;
+/// [`StepRecord::average`]: [`Average::Whole`].
+pub const WHOLE: u32 = 2;
+/// [`StepRecord::average`]: [`Average::Parts`].
+pub const SHARES: u32 = 3;
+
 /// [`StepRecord::flag`] of a combine: see there.
 pub const EVEN_EMPTY: u8 = 1;
 
@@ -133,7 +148,22 @@ pub const NONE: u32 = u32::MAX;
 const _: () = assert!(size_of::<LaneRecord>() == 24 && align_of::<LaneRecord>() == 4);
 const _: () = assert!(size_of::<StepRecord>() == 64 && align_of::<StepRecord>() == 4);
 const _: () = assert!(offset_of!(StepRecord, first) == 8 && offset_of!(StepRecord, kind) == 28);
+const _: () = assert!(offset_of!(StepRecord, average) == 32 && offset_of!(StepRecord, inputs) == 40);
 const _: () = assert!(size_of::<OperandRecord>() == 16 && offset_of!(OperandRecord, index) == 12);
+
+impl StepRecord {
+    /// How an average adds up the sources of a combine.
+    pub fn average(&self) -> Average {
+        match self.average {
+            SHARES => {
+                let (first, inputs) = (self.first_input as usize, self.inputs as usize);
+                Average::Parts((first..first.saturating_add(inputs)).into())
+            }
+            WHOLE => Average::Whole,
+            _ => Average::Sum,
+        }
+    }
+}
 
 /// A program of one rank as records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -349,6 +379,13 @@ pub const FLAGS: u64 = 8;
 
 const LINE: u64 = 64;
 const _: () = assert!(size_of::<EnterLine>() as u64 == LINE);
+
+#[cfg(test)]
+#[test]
+fn control_words_lie_where_the_kernels_look_for_them() {
+    use super::headers::constant;
+    assert_eq!([LINE, FLAGS, PARITIES.into()], ["LINE", "FLAGS", "PARITIES"].map(constant));
+}
 
 /// Enter lines have two sets, which epochs take in turn: a peer that has entered epoch n + 1 has read all lines of
 /// epoch n − 1.

@@ -190,6 +190,7 @@ const DETAILS: usize = 72;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::device::headers::constant;
     use crate::sync::AbortFlag;
     use crate::sync::primitive::Arc;
 
@@ -210,6 +211,15 @@ mod tests {
         word_of(&page(0), StatusPage::DONE).store(0, Ordering::Relaxed);
         mine.raise();
         assert_eq!((done(), fellow.is_aborted()), (RELEASED, false));
+    }
+
+    #[test]
+    fn the_words_of_a_page_lie_where_the_kernels_look_for_them() {
+        let words = [ABORT, FAULT, DETAILS, StatusPage::BYTES, StatusPage::DONE, StatusPage::LABEL].map(|at| at as u64);
+        let names = ["ABORT", "FAULT", "DETAILS", "BYTES", "DONE", "LABEL"];
+        assert_eq!(words, names.map(|name| constant(&format!("STATUS_{name}"))));
+        let codes = [StatusPage::CLAIMED, StatusPage::ABORTED, StatusPage::MISMATCH].map(u64::from);
+        assert_eq!(codes, ["CLAIMED", "ABORTED", "MISMATCH"].map(|name| constant(&format!("STATUS_{name}"))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Waiting, Watch, progress};
+use crate::sys::unanswered::Unanswered;
 use crate::transport::{EndRequest, Fabric, Links};
 
 /// What a look at a task or a pump found.
@@ -344,6 +345,17 @@ impl Waiting for Tasks<'_, '_> {
             open.extend(messages.into_iter().filter(is_open));
         }
         (!self.tasks.is_empty()).then_some(open)
+    }
+
+    fn beside(&self) -> Option<String> {
+        let told = self.links.unanswered().map(|(peer, Unanswered { packets, times, packet_bytes })| {
+            format!(
+                "of what was sent to rank {peer}, {packets} packets of up to {packet_bytes} bytes are not acknowledged \
+                 and were sent again {times} times: the network loses them"
+            )
+        });
+        let told: Vec<String> = told.take(NAMED_TASKS).collect();
+        (!told.is_empty()).then(|| told.join("; "))
     }
 }
 

@@ -37,27 +37,40 @@ pub struct Lowered {
 struct Lowering {
     /// Of slots.
     protocol: Protocol,
+    carries_partials: bool,
     records: Records,
     ends: Vec<Need>,
     /// Of messages and copies, which have one block a lane.
     numbers: Numbers,
 }
 
-/// The records of a plan's lanes, whose slots are those of Simple.
+/// What the records of a plan's lanes depend on beside its steps.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordMeans {
+    /// Which memory of peers the plan names.
+    pub windows: Windows,
+    /// Whose slots it takes.
+    pub protocol: Protocol,
+    /// [`Spec::carries_partials`](crate::plan::Spec::carries_partials)
+    pub carries_partials: bool,
+}
+
+/// The records of a lane whose slots are those of Simple, and in which all inputs of an average come together.
 pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
     plan_by(lanes, (windows, Protocol::Simple))
 }
 
-/// The records of a plan's lanes, whose slots are those of a protocol.
-pub fn plan_by(lanes: &[Lane], means: (Windows, Protocol)) -> Lowered {
+/// The same for slots of a protocol.
+pub fn plan_by(lanes: &[Lane], (windows, protocol): (Windows, Protocol)) -> Lowered {
+    let means = RecordMeans { windows, protocol, carries_partials: false };
     Lowered { steps: steps(lanes, means), numbers: Arc::new(numbers(lanes)) }
 }
 
-/// The steps of a plan's lanes, whose slots are those of a protocol.
-pub fn steps(lanes: &[Lane], (windows, protocol): (Windows, Protocol)) -> LoweredSteps {
-    let mut lowering = Lowering::by(protocol);
+/// The steps of a plan's lanes.
+pub fn steps(lanes: &[Lane], means: RecordMeans) -> LoweredSteps {
+    let mut lowering = Lowering { carries_partials: means.carries_partials, ..Lowering::by(means.protocol) };
     for (number, lane) in (0..).zip(lanes) {
-        lowering.lane(lane, if windows == Windows::None { NONE } else { number });
+        lowering.lane(lane, if means.windows == Windows::None { NONE } else { number });
     }
     lowering.finish().steps
 }
@@ -161,7 +174,13 @@ fn own_buffer(message: u32) -> OperandRecord {
 
 impl Lowering {
     fn by(protocol: Protocol) -> Lowering {
-        Lowering { protocol, records: Records::default(), ends: Vec::new(), numbers: Numbers::default() }
+        Lowering {
+            protocol,
+            carries_partials: false,
+            records: Records::default(),
+            ends: Vec::new(),
+            numbers: Numbers::default(),
+        }
     }
 
     fn finish(self) -> Lowered {
@@ -228,7 +247,11 @@ impl Lowering {
             }
         }
         let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
+        let inputs = if self.carries_partials { combine.inputs() } else { 0..0 };
         StepRecord {
+            average: if self.carries_partials { records::SHARES } else { records::WHOLE },
+            first_input: place(inputs.start),
+            inputs: place(inputs.len()),
             block: combine.block,
             times: combine.times,
             first,

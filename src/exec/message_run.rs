@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::message::{Direction, Message};
-use crate::device::{Average, Kernel, Pass, Store, TimedCopy};
+use crate::device::{Average, Kernel, Pass, Store, TimedCopy, lines};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
@@ -390,6 +390,7 @@ fn piece_bytes(bytes: usize, shape: Shape) -> usize {
 
 /// How many messages a connection has room for, as `send` documents it, where each is at most an eighth of its bytes.
 pub const PROMISED_MESSAGES: u32 = 8;
+const _: () = assert!(lines::SLOTS >= PROMISED_MESSAGES, "messages by LL and LL128 keep the promise too");
 /// A shorter piece costs more time than it saves (measured: `bench/NOTES.md`, "Messages in quarters").
 const LEAST_PIECE: usize = 8 << 10;
 

@@ -4,7 +4,7 @@ use std::mem::{size_of, size_of_val};
 
 use crate::device::records::Numbers;
 use crate::error::Result;
-use crate::exec::lower::{self, Lowered, LoweredSteps};
+use crate::exec::lower::{self, Lowered, LoweredSteps, RecordMeans};
 use crate::exec::windowed;
 use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Spec, Step};
 use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
@@ -108,7 +108,9 @@ impl Program {
     /// The program as records, made when a device first runs it. Programs of other counts share those of the steps.
     pub fn lowered(&self) -> Lowered {
         let lanes = &self.plan.lanes;
-        let means = (self.plan.spec.windows, self.plan.spec.protocol);
+        let spec = &self.plan.spec;
+        let (windows, protocol, carries_partials) = (spec.windows, spec.protocol, spec.carries_partials());
+        let means = RecordMeans { windows, protocol, carries_partials };
         let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, means));
         let numbers = self.numbers.get_or_init(|| Arc::new(lower::numbers(lanes)));
         Lowered { steps: steps.clone(), numbers: Arc::clone(numbers) }

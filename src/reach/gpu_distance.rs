@@ -49,8 +49,33 @@ impl GpuDistances {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::config::Config;
     use crate::topo::machines;
     use crate::topo::paths::PathKind;
+
+    /// What communicators forbid is what `rsccl topo --why` and `rsccl sim` say: for each machine, pair and level.
+    #[test]
+    fn tools_and_communicators_agree() {
+        // Without a level nothing is looked at, and nothing is forbidden.
+        let usual = Searching::read(&Config::default()).expect("the defaults");
+        assert!(GpuDistances::of(&usual).expect("nothing to read").is_none());
+        for machine in machines::ALL.iter().filter(|machine| **machine != "nvl72") {
+            let system = machines::system(machine);
+            let nodes = system.gpus();
+            let gpus: Vec<([u8; 16], NodeId)> = (0..).zip(&nodes).map(|(number, node)| ([number; 16], *node)).collect();
+            for peer in [None, Some(PathKind::Loc), Some(PathKind::Nvl), Some(PathKind::Pxb), Some(PathKind::Sys)] {
+                let levels = Levels { peer, direct: None };
+                let all = GpuDistances { system: system.clone(), gpus: gpus.clone(), levels };
+                for (one, other) in gpus.iter().zip(&gpus[1..]) {
+                    let forbidden =
+                        peer.is_some() && all.forbids(DeviceIdentity(one.0), DeviceIdentity(other.0)).is_some();
+                    let pair = reach::Pair { from: one.1, to: other.1, denied: None };
+                    let told = reach::check_p2p(&system, pair, levels).access;
+                    assert_eq!(told.is_yes(), !forbidden, "{machine}: {peer:?}: {told:?}");
+                }
+            }
+        }
+    }
 
     /// The bridged pairs of a machine may, at NVL; across sockets no two may, at PXB.
     #[test]

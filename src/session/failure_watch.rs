@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
 use crate::session::stall::{CollectiveStall, Stall};
@@ -83,17 +83,19 @@ impl<'a> FailureWatch<'a> {
     /// and blames a rank that has not said that it waits.
     fn overdue(&self, waiting: &dyn Waiting) -> Error {
         let message = format!("timed out after {} waiting for {}", self.limit, waiting.words());
-        let Some(stall) = self.stall(waiting) else { return Error::timeout(message) };
+        let beside = waiting.beside().map_or_else(String::new, |known| format!("; {known}"));
+        let Some(stall) = self.stall(waiting) else { return Error::timeout(message + &beside) };
         // Too soon for anybody to have said anything. Where one rank alone is waited for, it is that one.
         if self.limit.time < 2 * STALL {
-            let error = Error::timeout(message);
+            let error = Error::timeout(message + &beside);
             return match self.only_peer(&stall) {
                 Some(peer) => error.about(peer),
                 None => error,
             };
         }
         let culprit = self.session.culprit(&stall);
-        let error = Error::timeout(format!("{message}; {}", culprit.words(&stall, self.session.spans_hosts)));
+        let words = culprit.words(&stall, self.session.spans_hosts);
+        let error = Error::timeout(format!("{message}; {words}{beside}"));
         match culprit.rank().or_else(|| self.only_peer(&stall)) {
             Some(rank) => error.about(rank),
             None => error,
@@ -122,13 +124,18 @@ impl<'a> FailureWatch<'a> {
         }
         self.session.abort.check()?;
         let now = clock::now();
-        match self.waiting_for {
+        let looked = match self.waiting_for {
             WaitingFor::Messages(all) => {
                 let open = || -> Vec<AwaitedMessage> { waiting.messages().unwrap_or_else(all) };
-                self.session.look_at_peers(WaitingFor::Messages(&open), now)?;
+                self.session.look_at_peers(WaitingFor::Messages(&open), now)
             }
-            other => self.session.look_at_peers(other, now)?,
-        }
+            other => self.session.look_at_peers(other, now),
+        };
+        looked.map_err(|error| match waiting.beside() {
+            // The peer whose deadline passed first does not know what this side's connections tell.
+            Some(known) if error.kind() == Kind::Timeout => error.advising(&known),
+            _ => error,
+        })?;
         if self.waited(now) >= self.limit.time {
             return Err(self.overdue(waiting));
         }
@@ -186,7 +193,6 @@ mod tests {
     use super::*;
     use crate::bootstrap::LocalBootstrap;
     use crate::config::Config;
-    use crate::error::Kind;
     use crate::exec::Operation;
     use crate::session::culprit::Culprit;
     use crate::session::settings::Settings;

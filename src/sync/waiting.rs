@@ -25,6 +25,12 @@ pub trait Waiting {
     fn unconnected(&self) -> Option<Vec<Rank>> {
         None
     }
+
+    /// What this side knows of the connections that it waits on, where that is out of the ordinary: words for the end
+    /// of the error.
+    fn beside(&self) -> Option<String> {
+        None
+    }
 }
 
 impl<F: Fn() -> String> Waiting for F {

@@ -15,7 +15,7 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::sync::primitive::{Ordering, statics};
 use crate::sys::fork;
@@ -23,7 +23,7 @@ use crate::sys::fork;
 /// While this lives no fork begins: what is opened meanwhile is in the table when one does.
 #[derive(Debug)]
 pub(super) struct ForksHeld {
-    _held: MutexGuard<'static, ()>,
+    _held: statics::MutexGuard<'static, ()>,
 }
 
 impl ForksHeld {
@@ -86,14 +86,14 @@ fn identity(descriptor: RawFd) -> Option<(u64, u64)> {
 }
 
 /// Held while a socket is opened, and across a fork.
-static OPENING: Mutex<()> = Mutex::new(());
+static OPENING: statics::Mutex<()> = statics::Mutex::new(());
 
-fn lock() -> MutexGuard<'static, ()> {
+fn lock() -> statics::MutexGuard<'static, ()> {
     OPENING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The lock that the thread has which forks.
-struct HeldByFork(UnsafeCell<Option<MutexGuard<'static, ()>>>);
+struct HeldByFork(UnsafeCell<Option<statics::MutexGuard<'static, ()>>>);
 
 // SAFETY: only the thread touches it that has `OPENING`.
 unsafe impl Sync for HeldByFork {}

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use roxmltree::Node;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::topo::bandwidth::Bandwidth;
 use crate::topo::paths::{PathKind, Paths};
 use crate::topo::search::between::{Channels, Hop};
@@ -229,7 +229,8 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Graph>> {
     let source = XmlSource { name, document: &document };
     let root = document.root_element();
     if root.tag_name().name() != "graphs" {
-        return Err(source.wrong(root, &format!("<{}> where a graph file has <graphs>", root.tag_name().name())));
+        let name = shown(root.tag_name().name());
+        return Err(source.wrong(root, &format!("<{name}> where a graph file has <graphs>")));
     }
     root.children().filter(|child| child.has_tag_name("graph")).map(|child| graph(&source, child)).collect()
 }
@@ -278,7 +279,10 @@ fn channel(source: &XmlSource<'_>, element: Node<'_, '_>) -> Result<Channel> {
             "gpu" => channel.gpus.push(device),
             "net" if channel.gpus.is_empty() => channel.enter = Some(device),
             "net" => channel.exit = Some(device),
-            other => return Err(source.wrong(child, &format!("<{other}> where a channel has <net> or <gpu>"))),
+            other => {
+                let what = format!("<{}> where a channel has <net> or <gpu>", shown(other));
+                return Err(source.wrong(child, &what));
+            }
         }
     }
     if channel.gpus.is_empty() {
@@ -292,6 +296,7 @@ fn width(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<Ba
     let text = source.text(element, name)?;
     let number: f64 = text.parse().unwrap_or(f64::NAN);
     if !(0.0..=1e6).contains(&number) {
+        let text = shown(text);
         return Err(source.wrong(element, &format!("{name}=\"{text}\" is not a number of GB/s from 0 to 1000000")));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1e9 by the line above")]
@@ -302,7 +307,8 @@ fn width(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<Ba
 fn kind(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<PathKind> {
     let text = source.text(element, name)?;
     let known = PathKind::ALL.into_iter().find(|kind| kind.name() == text);
-    known.ok_or_else(|| source.wrong(element, &format!("{name}=\"{text}\" is not a kind of path, such as NVL or PHB")))
+    let wrong = || format!("{name}=\"{}\" is not a kind of path, such as NVL or PHB", shown(text));
+    known.ok_or_else(|| source.wrong(element, &wrong()))
 }
 
 #[cfg(test)]

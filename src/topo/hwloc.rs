@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use roxmltree::Node;
 
-use crate::error::Result;
+use crate::error::{Result, shown};
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
 use crate::topo::description::{Cpu, CpuCaches, Function, Gpu, Machine, Nic, Pci, Port, ProcessorDetails};
 use crate::topo::masks;
@@ -51,6 +51,7 @@ pub(super) fn parse(source: XmlSource<'_>) -> Result<(Machine, Vec<String>)> {
     for element in root.children().filter(Node::is_element) {
         let name = element.attribute("name").unwrap_or_default();
         if element.tag_name().name().starts_with("distances2") && name.ends_with("Bandwidth") {
+            let name = shown(name);
             reader.notes.add(format!("its matrix {name} is not read: --overlay can tell links of GPUs"));
         }
     }
@@ -208,7 +209,7 @@ impl HwlocReader<'_> {
         };
         let bus_id = bus_id.to_ascii_lowercase();
         if !self.bus_ids.insert(bus_id.clone()) {
-            return Err(self.source.wrong(element, &format!("a second device {bus_id}")));
+            return Err(self.source.wrong(element, &format!("a second device {}", shown(&bus_id))));
         }
         let (class, ids) = self.kind(element)?;
         let function = self.function(element, (class, &ids), &bus_id);
@@ -228,6 +229,7 @@ impl HwlocReader<'_> {
         let mut words = text.split_ascii_whitespace();
         let class = words.next().and_then(|word| u32::from_str_radix(word, 16).ok()).filter(|class| *class <= 0xffff);
         let class = class.ok_or_else(|| {
+            let text = shown(text);
             self.source.wrong(element, &format!("pci_type=\"{text}\" is not a class and ids, such as 0302 [10de:1db8]"))
         })?;
         let mut pair = || {
@@ -316,7 +318,8 @@ impl HwlocReader<'_> {
         if let Some((generation, _, lanes)) = found {
             return (PciSpeed::of_generation(generation), lanes);
         }
-        let text = if gigabytes == 0.0 || text.is_empty() { "not known".to_owned() } else { format!("{text:?}") };
+        let text =
+            if gigabytes == 0.0 || text.is_empty() { "not known".to_owned() } else { format!("{:?}", shown(text)) };
         self.notes.about(bus_id, format!("the speed of its link is {text}: 16 lanes of PCIe 3 are assumed"));
         (None, 0)
     }

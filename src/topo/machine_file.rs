@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::topo::description::Machine;
 use crate::topo::hwloc;
 use crate::topo::xml::{self, XmlSource};
@@ -24,7 +24,8 @@ pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
         }
         other => {
             let what = format!(
-                "<{other}> where a topology file has <system> (NCCL's, RCCL's) or <topology> (hwloc's, lstopo --of xml)"
+                "<{}> where a topology file has <system> (NCCL's, RCCL's) or <topology> (hwloc's, lstopo --of xml)",
+                shown(other)
             );
             Err(source.wrong(document.root_element(), &what))
         }

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::error::shown;
+
 /// The most devices that one note names.
 const MOST_NAMED: usize = 4;
 /// The most different texts that are kept: a broken file can have as many as it has lines.
@@ -68,9 +70,10 @@ impl Notes {
             match &devices[..] {
                 [] if whole => lines.push(text),
                 [] => {}
-                [one] => lines.push(format!("{one}: {text}")),
+                [one] => lines.push(format!("{}: {text}", shown(one))),
                 all => {
-                    let named = all[..all.len().min(MOST_NAMED)].join(", ");
+                    let named: Vec<_> = all.iter().take(MOST_NAMED).map(|device| shown(device)).collect();
+                    let named = named.join(", ");
                     let more = all.len().saturating_sub(MOST_NAMED);
                     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
                     lines.push(format!("{} times ({named}{more}): {text}", all.len()));

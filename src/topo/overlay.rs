@@ -16,7 +16,7 @@
 
 use roxmltree::Node;
 
-use crate::error::Result;
+use crate::error::{Result, shown};
 use crate::topo::bandwidth::PciSpeed;
 use crate::topo::description::{self, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
 use crate::topo::detect::{GPU_CLASS, SWITCHES};
@@ -34,7 +34,8 @@ pub fn apply(name: &str, text: &str, machine: &mut Machine) -> Result<Vec<String
     let mut reader = ElementReader::new(source);
     let root = document.root_element();
     if root.tag_name().name() != "overlay" {
-        return Err(source.wrong(root, &format!("<{}> where an overlay has <overlay>", root.tag_name().name())));
+        let name = shown(root.tag_name().name());
+        return Err(source.wrong(root, &format!("<{name}> where an overlay has <overlay>")));
     }
     for element in root.children().filter(Node::is_element) {
         match element.tag_name().name() {
@@ -68,7 +69,7 @@ fn replace(reader: &mut ElementReader<'_>, device: &mut Pci, function: Function)
     let was = match &device.function {
         Function::Bridge => None,
         Function::Gpu(gpu) => Some(format!("GPU {}", gpu.device)),
-        Function::Nic(nic) => Some(format!("NIC {}", nic.ports.first().map_or("", |port| &port.name))),
+        Function::Nic(nic) => Some(format!("NIC {}", shown(nic.ports.first().map_or("", |port| &port.name)))),
     };
     if let Some(was) = was {
         reader.notes.about(&device.bus_id, format!("the overlay takes the place of {was}, which it was before"));
@@ -124,7 +125,7 @@ pub(super) fn is_nic(device: &Pci) -> bool {
 fn find<'m>(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &'m mut Machine) -> Result<&'m mut Pci> {
     let bus_id = source.text(element, "busid")?.to_ascii_lowercase();
     let found = machine.cpus.iter_mut().find_map(|cpu| below(&mut cpu.devices, &bus_id));
-    found.ok_or_else(|| source.wrong(element, &format!("the machine has no device {bus_id}")))
+    found.ok_or_else(|| source.wrong(element, &format!("the machine has no device {}", shown(&bus_id))))
 }
 
 fn below<'m>(devices: &'m mut [Pci], bus_id: &str) -> Option<&'m mut Pci> {
@@ -146,6 +147,7 @@ fn complete(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine
     let speed = match element.attribute("link_speed") {
         None => None,
         Some(text) => Some(PciSpeed::parse(text).ok_or_else(|| {
+            let text = shown(text);
             source.wrong(element, &format!("link_speed=\"{text}\" is not a speed of PCI Express, such as 16 GT/s"))
         })?),
     };
@@ -228,7 +230,7 @@ fn links(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -
         }
         counts.push(numbers);
     }
-    let mut from = 0;
+    let (mut from, mut most) = (0, 0);
     each_device(machine, &mut |device| {
         let Function::Gpu(gpu) = &mut device.function else { return };
         // A GPU has no links to itself, whatever the diagonal says.
@@ -241,8 +243,9 @@ fn links(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -
         };
         gpu.links.extend(others.map(link));
         from += 1;
+        most = most.max(gpu.links.iter().map(|link| u64::from(link.count)).sum());
     });
-    Ok(())
+    source.bound_links(element, most)
 }
 
 fn each_device(machine: &mut Machine, each: &mut impl FnMut(&mut Pci)) {
@@ -319,6 +322,8 @@ mod tests {
             ("<nics speed=\"18446744073709551615\"/>", "is more than 1000000000000 Mbit/s"),
             ("<gpus sm=\"80\" switch=\"4294967295\"/>", "switch=\"4294967295\" is more than 1024 links"),
             ("<gpus sm=\"80\"/><links>0 1025 / 1 0</links>", "<links> has 1025, more than 1024 links"),
+            ("<gpus sm=\"80\" switch=\"9\"/><links>0 1 / 1016 0</links>", "1025 links of one GPU are more than 1024"),
+            ("<gpus sm=\"80\"/><links>0 1 / 1 0</links><links>0 1 / 1024 0</links>", "1025 links of one GPU"),
             ("<pci busid=\"0001:00:00.0\" link_width=\"65\"/>", "link_width=\"65\" is more than 64 lanes"),
             ("<nic cpu=\"7\"/>", "over:2:1: the machine has no CPU 7"),
             ("<pci busid=\"0001:00:00.0\" link_speed=\"fast\"/>", "over:2:1: link_speed=\"fast\" is not a speed"),

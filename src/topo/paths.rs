@@ -1,5 +1,5 @@
-//! The best way between two devices: the widest, and of the widest the shortest. Links between two GPUs go before a way
-//! by coherent links through processors, however wide those are: peers reach each other's memory by the former alone.
+//! The best way between two devices: the widest, and of the widest the shortest. Links between two GPUs go before every
+//! other way, however wide that is: peers reach each other's memory by them, and NCCL takes the way of fewest hops.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -114,8 +114,8 @@ impl Paths {
     /// Each bandwidth that a link has is tried, the widest first: of the ways by links of at least that bandwidth the
     /// shortest is taken. Of equally short ones, the one whose links stand first in the description is taken. A way
     /// leads through another GPU only where no NVLink leads to the end without it, because a GPU that passes data on
-    /// has less bandwidth left for its own. Where the widest way to another GPU has a coherent link and a way by
-    /// NVLinks alone exists, the latter is taken.
+    /// has less bandwidth left for its own. Between two GPUs a way by NVLinks alone, which passes no other GPU, goes
+    /// before ways by PCI Express and coherent links, also where it is the narrower one.
     pub fn from(system: &System, from: NodeId) -> Paths {
         let mut direct = Paths::over(system, from, Relay::No);
         direct.prefer_links_of_gpus(system);
@@ -132,13 +132,13 @@ impl Paths {
         paths
     }
 
-    /// In place of ways to GPUs that have a coherent link, those by NVLinks alone.
+    /// In place of other ways to GPUs, those by NVLinks alone.
     fn prefer_links_of_gpus(&mut self, system: &System) {
         let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
-        let coherent =
-            |way: &[NodeId]| way.windows(2).any(|pair| link_kind(system, pair[0], pair[1]) == LinkKind::Coherent);
+        let others =
+            |way: &[NodeId]| way.windows(2).any(|pair| link_kind(system, pair[0], pair[1]) != LinkKind::NvLink);
         let passed: Vec<NodeId> =
-            system.ids().filter(|to| is_gpu(*to) && is_gpu(self.from) && coherent(&self.ways[to.index()])).collect();
+            system.ids().filter(|to| is_gpu(*to) && is_gpu(self.from) && others(&self.ways[to.index()])).collect();
         if passed.is_empty() {
             return;
         }
@@ -340,5 +340,28 @@ mod tests {
         assert_eq!(of(1), (PathKind::Nvl, 48.0, true));
         // Without links the coherent way is left.
         assert_eq!(of(0).0, PathKind::P2c);
+    }
+
+    /// A link of 36 GB/s goes before PCI Express of 48, and a way through another GPU does not.
+    #[test]
+    fn links_of_gpus_go_before_wider_pci_express() {
+        let gpu = |own: u32, links: &str| {
+            format!(
+                "<pci busid='0000:1{own}:00.0' class='0x038000' link_speed='32 GT/s' link_width='16'>\
+                 <gpu dev='{own}' sm='90' gcn='910' arch='38911' gdr='1'>{links}</gpu></pci>"
+            )
+        };
+        let to = |other: u32| format!("<xgmi target='0000:1{other}:00.0' count='1' tclass='0x038000'/>");
+        let gpus = [gpu(0, &to(1)), gpu(1, &(to(0) + &to(2))), gpu(2, &to(1))].concat();
+        let cpu = "<cpu numaid='0' arch='x86_64' vendor='AuthenticAMD' familyid='175' modelid='1'>";
+        let text = format!("<system>{cpu}{gpus}</cpu></system>");
+        let system = System::new(&xml::parse("three", &text).unwrap().0).unwrap();
+        let gpus = system.gpus();
+        let way = |from: usize, to: usize| {
+            let way = Paths::from(&system, gpus[from]).to(&system, gpus[to]);
+            (way.kind, way.bandwidth.gigabytes())
+        };
+        assert_eq!((way(0, 1), way(2, 1)), ((PathKind::Nvl, 36.0), (PathKind::Nvl, 36.0)));
+        assert_eq!(way(0, 2), (PathKind::Phb, 48.0));
     }
 }

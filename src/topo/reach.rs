@@ -5,7 +5,7 @@
 //! graph.
 
 use crate::error::{Error, Result};
-use crate::topo::bandwidth::{Bandwidth, GpuGeneration, Processor};
+use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::{Path, PathKind, Paths};
 use crate::topo::search::domain::Ways;
 use crate::topo::system::{LinkKind, NodeId, NodeKind, System};
@@ -29,8 +29,8 @@ impl Verdict {
 /// How far apart two devices may be for each way to reach memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Levels {
-    /// Between GPUs (`NCCL_P2P_LEVEL`; `NCCL_P2P_DISABLE=1` is LOC); `None`: several PCI bridges, and with two GPUs on
-    /// AMD processors any way.
+    /// Between GPUs (`NCCL_P2P_LEVEL`; `NCCL_P2P_DISABLE=1` is LOC); `None`: any way, the driver alone decides. It is
+    /// what communicators do: NCCL's own limit, PXB, is none of theirs.
     pub peer: Option<PathKind>,
     /// Between a GPU and a NIC (`NCCL_NET_GDR_LEVEL`); `None`: several PCI bridges, or a coherent link and then PCI.
     pub direct: Option<PathKind>,
@@ -110,31 +110,31 @@ pub fn check_net(system: &System, pair: Pair<'_>, disabled: bool) -> Verdict {
         near.map(|way| way.bandwidth).max().unwrap_or_default()
     };
     let networks = [widest(&ways), widest(&Paths::from(system, pair.to))];
+    if networks.contains(&Bandwidth::default()) {
+        return Verdict::No(format!("{between} between the GPUs, and not each of them has a NIC within PXB"));
+    }
     let text = format!("{between} between the GPUs, {} and {} to their NICs", networks[0], networks[1]);
     if networks.iter().all(|network| *network > between) { Verdict::Yes(text) } else { Verdict::No(text) }
 }
 
 /// Whether GPU `from` reaches the memory of GPU `to` without the host: by PCI or by GPU links.
 pub fn peers(system: &System, way: &Path, levels: Levels) -> Verdict {
-    let (kind, level) = (way.kind, levels.peer.unwrap_or_else(|| usual_level(system)));
-    match kind {
-        PathKind::Dis => Verdict::No("no way leads there: they are on different hosts".to_owned()),
-        PathKind::Nvb if kind <= level => {
+    let kind = way.kind;
+    match (kind, levels.peer) {
+        (PathKind::Dis, _) => Verdict::No("no way leads there: they are on different hosts".to_owned()),
+        (_, Some(level)) if kind > level => {
+            Verdict::No(format!("{kind} is beyond NCCL_P2P_LEVEL={level}: data go through host memory"))
+        }
+        (PathKind::Nvb, _) => {
             let between = way.nodes[1..way.nodes.len() - 1]
                 .iter()
                 .find(|id| matches!(system.node(**id).kind, NodeKind::Gpu { .. }));
             let name = between.map_or_else(String::new, |id| system.name(*id));
             Verdict::Yes(format!("with the buffer on {name}, which both reach by their links"))
         }
-        _ if kind <= level => Verdict::Yes(format!("{kind} is within NCCL_P2P_LEVEL={level}")),
-        _ => Verdict::No(format!("{kind} is beyond NCCL_P2P_LEVEL={level}: data go through host memory")),
+        (_, Some(level)) => Verdict::Yes(format!("{kind} is within NCCL_P2P_LEVEL={level}")),
+        (_, None) => Verdict::Yes(format!("by {kind}, where the driver allows it: NCCL_P2P_LEVEL is not set")),
     }
-}
-
-/// Roots of AMD's processors pass peer traffic on well, as long as two GPUs alone share them.
-fn usual_level(system: &System) -> PathKind {
-    let amd = system.ids().any(|id| matches!(system.node(id).kind, NodeKind::Cpu(Processor::Amd)));
-    if amd && system.gpus().len() <= 2 { PathKind::Sys } else { PathKind::Pxb }
 }
 
 /// Whether the NIC at one end of `way` reads and writes the GPU's memory at the other (GPUDirect RDMA).
@@ -261,12 +261,24 @@ mod tests {
     }
 
     #[test]
+    fn without_a_level_the_driver_decides() {
+        for (machine, from, to, kind) in [("h100x8", 0, 7, PathKind::Nvl), ("a100bridge", 0, 4, PathKind::Sys)] {
+            let found = between(machine, from, to);
+            let words = format!("by {kind}, where the driver allows it: NCCL_P2P_LEVEL is not set");
+            assert_eq!(found, (kind, Verdict::Yes(words)));
+        }
+    }
+
+    #[test]
     fn links_reach_and_sockets_do_not() {
-        let (kind, verdict) = between("h100x8", 0, 7);
-        assert_eq!((kind, verdict), (PathKind::Nvl, Verdict::Yes("NVL is within NCCL_P2P_LEVEL=PXB".to_owned())));
-        let (kind, verdict) = between("a100bridge", 0, 4);
-        assert_eq!(kind, PathKind::Sys);
-        assert_eq!(verdict, Verdict::No("SYS is beyond NCCL_P2P_LEVEL=PXB: data go through host memory".to_owned()));
+        let at = |machine: &str, to: u32| {
+            let system = system(machine);
+            let way = Paths::from(&system, gpu(&system, 0)).to(&system, gpu(&system, to));
+            peers(&system, &way, Levels { peer: Some(PathKind::Pxb), direct: None })
+        };
+        assert_eq!(at("h100x8", 7), Verdict::Yes("NVL is within NCCL_P2P_LEVEL=PXB".to_owned()));
+        let beyond = "SYS is beyond NCCL_P2P_LEVEL=PXB: data go through host memory";
+        assert_eq!(at("a100bridge", 4), Verdict::No(beyond.to_owned()));
     }
 
     #[test]

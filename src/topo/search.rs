@@ -41,8 +41,9 @@ impl Inside {
     }
 }
 
-/// The most channels that a search returns.
-pub const MAX_CHANNELS: usize = 64;
+/// The most channels that a search returns: as many as a communicator may have.
+#[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
+pub const MAX_CHANNELS: usize = crate::config::MAX_CHANNELS as usize;
 /// With at most this many GPUs, a ring is cut open at each of them in turn.
 const FEW_CUTS: usize = 8;
 /// With at most this many GPUs and only PCI Express, every order is tried.

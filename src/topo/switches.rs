@@ -66,8 +66,6 @@ struct SwitchFile {
 
 /// The most names of hosts and switches in the lists of one file. A name counts each time that it is listed.
 const MAX_NAMES: usize = 65_536;
-/// How much of a list an error shows.
-const SHOWN_BYTES: usize = 64;
 /// The most switches above each other: no network has more layers.
 const MAX_DEPTH: usize = 16;
 /// How many switches of a ring, or of layers, an error shows.

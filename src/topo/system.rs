@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration, Processor};
 use crate::topo::description::{self, Function, Machine, Pci};
 
@@ -231,8 +231,9 @@ impl System {
                         self.join(from, to, LinkKind::NvLink, width);
                     } else {
                         return Err(Error::invalid_argument(format!(
-                            "GPU {bus_id} has links to {}, which is not a GPU of its host, a switch or a bridge",
-                            link.target
+                            "GPU {} has links to {}, which is not a GPU of its host, a switch or a bridge",
+                            shown(&bus_id),
+                            shown(&link.target)
                         )));
                     }
                 }

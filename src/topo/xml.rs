@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
 use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, ProcessorDetails};
 use crate::topo::masks;
@@ -38,8 +38,8 @@ pub(super) const MAX_LINKS: u64 = 1024;
 pub(super) const MAX_LANES: u64 = 64;
 const MAX_COHERENT_MEGABYTES: u64 = 1_000_000_000;
 const MAX_RANK: u64 = i32::MAX as u64;
-/// How much of a text a note or an error shows.
-const SHOWN_BYTES: usize = 64;
+/// How much of what the parser of XML says an error shows.
+const MOST_PARSER_BYTES: usize = 200;
 
 /// Reads a topology file; `name` stands in errors. The notes say what was assumed.
 ///
@@ -94,9 +94,8 @@ impl<'a> ElementReader<'a> {
 
     fn system(&mut self, root: Node<'_, '_>) -> Result<Machine> {
         if root.tag_name().name() != "system" {
-            return Err(self
-                .source
-                .wrong(root, &format!("<{}> where a topology file has <system>", root.tag_name().name())));
+            let name = shown(root.tag_name().name());
+            return Err(self.source.wrong(root, &format!("<{name}> where a topology file has <system>")));
         }
         let mut machine = Machine::default();
         for element in root.children().filter(Node::is_element) {
@@ -120,6 +119,7 @@ impl<'a> ElementReader<'a> {
     fn check_links(&self) -> Result<()> {
         for (host, from, target, at) in &self.links {
             if !self.bus_ids.contains_key(&(*host, target.clone())) {
+                let (from, target) = (shown(from), shown(target));
                 let what =
                     format!("GPU {from} has links to {target}, which is not a GPU of its host, a switch or a bridge");
                 return Err(self.source.wrong_at(*at, &what));
@@ -180,14 +180,13 @@ impl<'a> ElementReader<'a> {
         match masks::read(text) {
             masks::MaskText::Mask => text.to_owned(),
             masks::MaskText::List(mask) => {
-                let (list, means) = (wire::cut(text, SHOWN_BYTES), wire::cut(&mask, SHOWN_BYTES));
-                let dots = if means.len() < mask.len() { "…" } else { "" };
-                let what = format!("affinity={list:?} is a list of processors where a mask is due: {means}{dots}");
+                let (list, means) = (shown(text), shown(&mask));
+                let what = format!("affinity={list:?} is a list of processors where a mask is due: {means}");
                 self.notes.about(about, what);
                 mask
             }
             masks::MaskText::Neither => {
-                let shown = wire::cut(text, SHOWN_BYTES);
+                let shown = shown(text);
                 self.notes.about(about, format!("affinity={shown:?} is no mask of processors: they are not known"));
                 String::new()
             }
@@ -278,7 +277,7 @@ impl<'a> ElementReader<'a> {
         let text = element.attribute("link_speed").unwrap_or_default();
         let speed = PciSpeed::parse(text);
         if speed.is_none() {
-            let text = wire::cut(text, SHOWN_BYTES);
+            let text = shown(text);
             self.notes.about(bus_id, format!("the speed of its link is {text:?}: PCIe 3 (8 GT/s) is assumed"));
         }
         speed
@@ -304,9 +303,15 @@ impl<'a> ElementReader<'a> {
             c2c: None,
             clique: element.attribute("clique").map(|_| self.source.number(element, "clique")).transpose()?,
         };
+        let mut links = 0;
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
-                "nvlink" | "xgmi" => gpu.links.extend(self.gpu_link(child, (host, bus_id))?),
+                "nvlink" | "xgmi" => {
+                    let link = self.gpu_link(child, (host, bus_id))?;
+                    links += link.as_ref().map_or(0, |link| u64::from(link.count));
+                    self.source.bound_links(child, links)?;
+                    gpu.links.extend(link);
+                }
                 "c2c" => {
                     self.source.text(child, "bw")?;
                     let bandwidth = self.source.at_most(child, ("bw", MAX_COHERENT_MEGABYTES, " MB/s"), 0)?;
@@ -346,7 +351,8 @@ impl<'a> ElementReader<'a> {
             let digits = gcn.trim().trim_start_matches("gfx");
             let digits = digits.split(':').next().unwrap_or_default();
             let gfx = u32::from_str_radix(digits, 16).map_err(|_| {
-                self.source.wrong(element, &format!("gcn=\"{gcn}\" is not an architecture such as 908 or gfx942"))
+                self.source
+                    .wrong(element, &format!("gcn=\"{}\" is not an architecture such as 908 or gfx942", shown(gcn)))
             })?;
             return Ok(GpuGeneration::Amd { gfx });
         }
@@ -365,7 +371,7 @@ impl<'a> ElementReader<'a> {
             let same = (host, port.name.clone(), port.device, port.port, port.guid);
             if !self.ports.insert(same) {
                 let text = "this NIC is listed twice with one name, number and guid: it counts where it stands first";
-                self.notes.about(shown(&port), text);
+                self.notes.about(name_of(&port), text);
                 continue;
             }
             nic.ports.push(port);
@@ -394,7 +400,7 @@ impl<'a> ElementReader<'a> {
             rail: rail.map(|rail| self.source.fit(element, "rail", rail)).transpose()?,
             latency: element.attribute("latency").unwrap_or_default().to_owned(),
         };
-        let about = shown(&port);
+        let about = name_of(&port);
         match port.megabits {
             _ if unknown => {
                 self.notes.about(about, format!("its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
@@ -418,9 +424,7 @@ impl<'a> ElementReader<'a> {
         if let (Some(first), false) = (self.bus_ids.get(&(host, bus_id.to_owned())), bus_id.starts_with("ffff:")) {
             // RCCL takes files that give one bus id to each port of a switch.
             if !(*first && is_bridge) {
-                return Err(self
-                    .source
-                    .wrong(element, &format!("a second device {} on one host", wire::cut(bus_id, SHOWN_BYTES))));
+                return Err(self.source.wrong(element, &format!("a second device {} on one host", shown(bus_id))));
             }
             self.notes.about(bus_id, "a second bridge of this bus id: it is taken for another one");
         }
@@ -433,13 +437,13 @@ impl<'a> ElementReader<'a> {
     }
 
     pub(super) fn unknown(&mut self, element: Node<'_, '_>) {
-        let name = wire::cut(element.tag_name().name(), SHOWN_BYTES);
+        let name = shown(element.tag_name().name());
         self.notes.add(format!("<{name}> is not known here and left out"));
     }
 }
 
 /// A port by its name, or its number where it has none.
-fn shown(port: &Port) -> String {
+fn name_of(port: &Port) -> String {
     if port.name.is_empty() { format!("NIC {}", port.device) } else { port.name.clone() }
 }
 
@@ -465,12 +469,14 @@ impl<'a> XmlSource<'a> {
             let what = error.to_string();
             // Most of the parser's errors end in the place; it stands before all of ours.
             let what = what.strip_suffix(&format!(" at {line}:{column}")).unwrap_or(&what);
+            let what = wire::cut(what, MOST_PARSER_BYTES);
             Error::invalid_argument(format!("{name}:{line}:{column}: {what}"))
         })
     }
 
     pub(super) fn text<'n>(&self, element: Node<'n, '_>, name: &str) -> Result<&'n str> {
-        let missing = || self.wrong(element, &format!("<{}> has no attribute {name}", element.tag_name().name()));
+        let missing =
+            || self.wrong(element, &format!("<{}> has no attribute {name}", shown(element.tag_name().name())));
         element.attribute(name).map(str::trim).filter(|text| !text.is_empty()).ok_or_else(missing)
     }
 
@@ -488,7 +494,7 @@ impl<'a> XmlSource<'a> {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => text.parse(),
         };
-        let shown = wire::cut(text, SHOWN_BYTES);
+        let shown = shown(text);
         number.map_err(|_| self.wrong(element, &format!("{name}=\"{shown}\" is not a number")))
     }
 
@@ -504,6 +510,14 @@ impl<'a> XmlSource<'a> {
             return Err(self.wrong(element, &format!("{name}=\"{number}\" is more than {most}{unit}")));
         }
         Ok(number)
+    }
+
+    /// Checks how many links one GPU has, to all devices together: sums of them are widths.
+    pub(super) fn bound_links(&self, element: Node<'_, '_>, links: u64) -> Result<()> {
+        if links > MAX_LINKS {
+            return Err(self.wrong(element, &format!("{links} links of one GPU are more than {MAX_LINKS}")));
+        }
+        Ok(())
     }
 
     /// The speed of a port.
@@ -802,10 +816,14 @@ mod tests {
             assert_eq!((machine.cpus[0].devices[0].lanes, notes.len()), (0, 2), "{notes:?}");
             assert!(notes[1].ends_with("is more than 64 lanes: 16 lanes are assumed"), "{notes:?}");
         }
-        // The largest that are taken, many times.
-        let links = format!("<nvlink {link} count=\"1024\"/>").repeat(3000);
-        let most = gpu(&format!("{links}<c2c bw=\"1000000000\" count=\"1024\"/>"));
-        let (machine, _) = parse("f", &most).unwrap();
+        // The largest that are taken, and one link more in rows of their own.
+        let rows = |count: usize| {
+            let links = format!("<nvlink {link} count=\"1\"/>").repeat(count);
+            gpu(&format!("{links}<c2c bw=\"1000000000\" count=\"1024\"/>"))
+        };
+        let error = parse("f", &rows(1025)).unwrap_err();
+        assert!(error.message().ends_with("1025 links of one GPU are more than 1024"), "{error}");
+        let (machine, _) = parse("f", &rows(1024)).unwrap();
         let system = crate::topo::system::System::new(&machine.repeated(1024)).unwrap();
         assert_eq!(system.gpus().len(), 1024);
     }

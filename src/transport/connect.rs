@@ -67,6 +67,13 @@ impl Connecting {
         self.peers().next()
     }
 
+    /// How far the connections have come that this side opens.
+    pub(super) fn standing(&self) -> impl Iterator<Item = String> {
+        self.opening
+            .iter()
+            .filter_map(|(need, opening)| Some(format!("to rank {}: {}", need.peer, opening.standing()?)))
+    }
+
     /// The ranks that are waited for; some come more than once.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> {
         let opening = self.opening.iter().map(|(need, _)| need.peer);
@@ -301,8 +308,8 @@ pub(super) fn tag(purpose: u32, channel: Channel) -> u32 {
         }
 }
 
-/// Peers whose offers are taken at once.
-const ROUND_PEERS: usize = 128;
+/// Peers whose offers are taken at once: of rings, and of queues on devices.
+pub(super) const ROUND_PEERS: usize = 128;
 const TAG_RING: u32 = 0x5244_0000;
 const TAG_DONE: u32 = 0x5245_0000;
 /// Asks for the receiving end of a connection for messages.

@@ -6,13 +6,14 @@
 //! 8       4      index: which socket of a connection with several
 //! ```
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::auth::{CallerStanding, Handshake, Purpose, Terms};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, shown};
 use crate::sys::descriptor;
 use crate::types::Rank;
 
@@ -186,6 +187,29 @@ pub(super) fn settle(name: &str, mut call: impl FnMut() -> std::io::Result<usize
 /// What both ends of a data connection prove to each other.
 pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
     Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id(), job: None }
+}
+
+/// The connections that a listener has refused.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    count: u64,
+    /// Whose the last was, and why it was refused.
+    last: Option<(String, String)>,
+}
+
+impl Refused {
+    pub(super) fn add(&mut self, from: impl Display, why: &str) {
+        self.count += 1;
+        self.last = Some((from.to_string(), shown(why).into_owned()));
+    }
+
+    /// In words, where there was one.
+    pub(super) fn words(&self, port: &str) -> Option<String> {
+        let (from, why) = self.last.as_ref()?;
+        let last = if self.count == 1 { "" } else { ", the last" };
+        let connections = if self.count == 1 { "connection" } else { "connections" };
+        Some(format!("this rank has refused {} {connections} to {port}{last} from {from}: {why}", self.count))
+    }
 }
 
 /// Makes room for a newcomer among `sessions`, each with what `standing` says of it. Who has come less far in the

@@ -17,7 +17,7 @@ use crate::device::{self, Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sys::clock;
-use crate::transport::connect::{TAG_ASK, tag, unbounded};
+use crate::transport::connect::{ROUND_PEERS, TAG_ASK, tag, unbounded};
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::fabric_handles;
 use crate::transport::kernel_slots::FarEnd;
@@ -160,6 +160,24 @@ impl DeviceQueues {
 
     fn is_connected(&self, need: &Need) -> bool {
         self.is_open(need) && !self.unconfirmed.iter().any(|(other, _)| other == need)
+    }
+
+    /// The awaited parts and wires whose `offer` has come, as many as may be opened now: at most [`ROUND_PEERS`] are under
+    /// way, each with a descriptor.
+    fn take_offered<O>(
+        &mut self,
+        mut offer: impl FnMut((Need, QueuePart)) -> Result<Option<O>>,
+    ) -> Result<Vec<((Need, QueuePart), O)>> {
+        let under_way = self.opening.len() + self.dialing.len();
+        let mut offered = Vec::new();
+        for of in std::mem::take(&mut self.awaited) {
+            let has_room = under_way + offered.len() < ROUND_PEERS;
+            match if has_room { offer(of)? } else { None } {
+                Some(blob) => offered.push((of, blob)),
+                None => self.awaited.push(of),
+            }
+        }
+        Ok(offered)
     }
 
     /// A rank that is waited for.
@@ -370,12 +388,9 @@ impl Fabric {
         }
         self.serve(clock::now())?;
         let mut moved = self.take_accepted()?;
-        for (need, part) in std::mem::take(&mut self.queues.awaited) {
-            let Some(blob) = bootstrap.try_recv(need.peer, tag(part.tags().0, need.channel))? else {
-                self.queues.awaited.push((need, part));
-                continue;
-            };
-            self.take_offer((need, part), &blob, bootstrap)?;
+        let offer = |(need, part): (Need, QueuePart)| bootstrap.try_recv(need.peer, tag(part.tags().0, need.channel));
+        for (of, blob) in self.queues.take_offered(offer)? {
+            self.take_offer(of, &blob, bootstrap)?;
             moved = true;
         }
         moved |= self.take_dialed(bootstrap)?;
@@ -474,3 +489,48 @@ const TAG_WINDOW: u32 = 0x524c_0000;
 const TAG_SLOTS: u32 = 0x524d_0000;
 const TAG_SLOTS_MAPPED: u32 = 0x524e_0000;
 const TAG_FABRIC_SIDE: u32 = 0x524f_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that never comes.
+    #[derive(Debug)]
+    struct Never;
+
+    impl Opening<Imported> for Never {
+        fn progress(&mut self) -> Result<Option<Imported>> {
+            Ok(None)
+        }
+    }
+
+    impl Opening<Box<dyn Wire>> for Never {
+        fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
+            Ok(None)
+        }
+    }
+
+    /// Regression: of 500 peers whose offers had come, the memory of all was imported at once.
+    #[test]
+    fn only_so_many_queues_are_opened_at_once() {
+        let need = |peer| Need { way: Way::Send, peer: Rank::new(peer), channel: Channel::PointToPoint };
+        let mut queues = DeviceQueues::default();
+        queues.awaited.extend((0..500).map(|peer| (need(peer), QueuePart::AtReceiver)));
+        let first = queues.take_offered(|_| Ok(Some(()))).unwrap();
+        assert_eq!((first.len(), queues.awaited.len()), (ROUND_PEERS, 500 - ROUND_PEERS));
+        assert_eq!(first[5].0.0, need(5));
+        // Half of them are mapped, half are dialed.
+        let (mapped, dialed) = first.split_at(ROUND_PEERS / 2);
+        queues.opening.extend(mapped.iter().map(|(of, ())| (*of, Box::new(Never) as Box<dyn Opening<Imported>>)));
+        queues.dialing.extend(dialed.iter().map(|((need, _), ())| (*need, Box::new(Never) as DialedWire)));
+        let asked = |_| -> Result<Option<()>> { panic!("there is no room for an offer") };
+        assert!(queues.take_offered(asked).unwrap().is_empty());
+        queues.opening.truncate(queues.opening.len() - 3);
+        let next = queues.take_offered(|_| Ok(Some(()))).unwrap();
+        assert_eq!(next.iter().map(|((need, _), ())| need.peer.get()).collect::<Vec<_>>(), [128, 129, 130]);
+        // Those whose offers have not come stay awaited.
+        queues.opening.clear();
+        assert!(queues.take_offered(|_| Ok(None::<()>)).unwrap().is_empty());
+        assert_eq!(queues.awaited.len(), 500 - ROUND_PEERS - 3);
+    }
+}

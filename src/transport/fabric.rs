@@ -482,7 +482,7 @@ impl Fabric {
             if setup.turn(self)? || served.moved || attended {
                 backoff.reset();
             }
-            let waiting_for = Serving { served, connecting: &self.connecting };
+            let waiting_for = Serving { served, connecting: &self.connecting, transports: &self.transports };
             if backoff.turn(setup.watch, &waiting_for)?.is_some() {
                 progress::turn(setup.wait.progress.as_ref())?;
                 futex::nap(progress::rest(setup.wait.progress.as_ref(), backoff.nap(SETUP_NAP, LONG_SETUP_NAP)));
@@ -502,6 +502,7 @@ pub(super) struct Served {
 struct Serving<'a> {
     served: Served,
     connecting: &'a Connecting,
+    transports: &'a [Box<dyn Transport>],
 }
 
 impl Waiting for Serving<'_> {
@@ -516,7 +517,16 @@ impl Waiting for Serving<'_> {
         let ranks: Vec<Rank> = self.connecting.peers().collect();
         (!ranks.is_empty()).then_some(ranks)
     }
+
+    fn beside(&self) -> Option<String> {
+        let refused = self.transports.iter().filter_map(|transport| transport.refused());
+        let told: Vec<String> = self.connecting.standing().take(MOST_TOLD).chain(refused).collect();
+        (!told.is_empty()).then(|| told.join("; "))
+    }
 }
+
+/// Connections under way that an error tells of.
+const MOST_TOLD: usize = 4;
 
 /// A connection that cannot be set up, most often because `peer` has just died: this side may see that first. What this
 /// side has run out of is no fault of the peer.

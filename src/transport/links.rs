@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::device::StorePolicy;
 use crate::error::Result;
 use crate::sync::ring::{Label, Receiver, Sender};
+use crate::sys::unanswered::Unanswered;
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::Pumps;
@@ -288,6 +289,19 @@ impl Links {
         };
         let peers = (0..).zip(places).filter(move |(_, of_peer)| of_peer.iter().any(has_more));
         peers.map(|(peer, _)| Rank::new(peer))
+    }
+
+    /// The peers to whom the system has sent something again without an answer.
+    #[cold]
+    pub fn unanswered(&self) -> impl Iterator<Item = (Rank, Unanswered)> {
+        let Ends { pumps, places, .. } = &self.senders;
+        let of_channel = |place: &u32| {
+            let pump = pumps.get(*place as usize).copied().flatten()?;
+            self.pumps.unanswered(pump)
+        };
+        (0..)
+            .zip(places)
+            .filter_map(move |(peer, of_peer)| Some((Rank::new(peer), of_peer.iter().find_map(of_channel)?)))
     }
 
     /// Sleeps until a pump may move, at most `slice`.

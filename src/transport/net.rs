@@ -130,6 +130,10 @@ impl Transport for Net {
         ready.into_iter().map(|(ticket, peer, sockets)| (ticket, wire(peer, sockets))).collect()
     }
 
+    fn refused(&self) -> Option<String> {
+        self.listener.as_ref()?.refused()
+    }
+
     fn outstanding(&mut self) -> Vec<u64> {
         // Sockets are for ranks that may come later; they are no memory that ends with its owner.
         Vec::new()
@@ -171,6 +175,10 @@ impl Opening<Box<dyn Wire>> for Connecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
         let sockets = self.connector.progress()?;
         Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer: self.peer, sockets }) }))
+    }
+
+    fn standing(&self) -> Option<String> {
+        self.connector.standing()
     }
 }
 

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::sync::ring::Label;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
+use crate::sys::unanswered::{self, Unanswered};
 use crate::transport::pump::{Passed, Pump, Taken, Waits};
 
 /// Pumps, and their descriptors.
@@ -186,6 +187,11 @@ impl Pumps {
     /// Whether the pump at `place` has handed all that was published to the system.
     pub(super) fn is_drained(&self, place: usize) -> bool {
         self.all.get(place).is_none_or(|driven| driven.pump.drained())
+    }
+
+    /// What the system tells of the connections of the pump at `place` whose data do not arrive.
+    pub(super) fn unanswered(&self, place: usize) -> Option<Unanswered> {
+        self.all.get(place)?.pump.descriptors().into_iter().find_map(|(descriptor, _)| unanswered::of(descriptor))
     }
 
     /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.

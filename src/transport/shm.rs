@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::{limits, random};
-use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
+use crate::transport::data_handshake::{Answerer, Caller, Refused, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
@@ -93,6 +93,10 @@ impl Transport for Shm {
         self.exporter.as_mut().map_or(Ok(()), |exporter| exporter.progress(now))
     }
 
+    fn refused(&self) -> Option<String> {
+        self.exporter.as_ref()?.refused.words("its shared memory's socket")
+    }
+
     fn outstanding(&mut self) -> Vec<u64> {
         self.exporter.iter().flat_map(|exporter| exporter.offers.keys().copied()).collect()
     }
@@ -117,6 +121,7 @@ struct Exporter {
     listener: Listener,
     offers: HashMap<u64, Offer>,
     sessions: Vec<Session>,
+    refused: Refused,
 }
 
 #[derive(Debug)]
@@ -151,7 +156,8 @@ impl Exporter {
             write!(name, "{byte:02x}").expect("writing to a string does not fail");
         }
         let listener = Listener::bind(&name)?;
-        Ok(Exporter { terms, me, name, listener, offers: HashMap::new(), sessions: Vec::new() })
+        let (offers, sessions, refused) = (HashMap::new(), Vec::new(), Refused::default());
+        Ok(Exporter { terms, me, name, listener, offers, sessions, refused })
     }
 
     /// Offers `memory` to `takers`, once each.
@@ -168,11 +174,12 @@ impl Exporter {
             let answerer = Answerer::new(self.terms.clone(), self.me);
             self.sessions.push(Session { stream, answerer, grant: None, since: now });
         }
-        let (offers, mut shortage) = (&mut self.offers, Ok(()));
+        let (offers, refused, mut shortage) = (&mut self.offers, &mut self.refused, Ok(()));
         self.sessions.retain_mut(|session| match session.progress(offers) {
             Ok(done) => !done && now.duration_since(session.since) < SESSION_TIME,
             Err(error) => {
                 log::trace!(Shm @ self.me, "a connection to the shared-memory socket was refused: {error}");
+                refused.add("a process of this user", error.message());
                 if limits::is_shortage(&error) {
                     shortage = Err(error);
                 }

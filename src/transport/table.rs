@@ -112,6 +112,11 @@ pub(super) trait Transport: Debug + Send {
         Vec::new()
     }
 
+    /// What this side has refused or given up of connections that came, in words: the last of it.
+    fn refused(&self) -> Option<String> {
+        None
+    }
+
     /// The tickets of offers that have not been taken.
     fn outstanding(&mut self) -> Vec<u64>;
 
@@ -171,6 +176,11 @@ pub(super) trait Opening<T>: Debug + Send {
     /// # Errors
     /// Of a peer that has gone.
     fn progress(&mut self) -> Result<Option<T>>;
+
+    /// How far it has come, in words, where it waits for more than the other end's processor.
+    fn standing(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What was there at once.
@@ -220,6 +230,10 @@ struct Dialing {
 impl Opening<SendEnd> for Dialing {
     fn progress(&mut self) -> Result<Option<SendEnd>> {
         self.wire.progress()?.map(|wire| SendEnd::over(wire, self.shape)).transpose()
+    }
+
+    fn standing(&self) -> Option<String> {
+        self.wire.standing()
     }
 }
 

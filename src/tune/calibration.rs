@@ -11,7 +11,7 @@
 //! decimal number; what is not named keeps its usual value. The hash is of all constants, named or not; a file without
 //! that line is taken as it is. All ranks must read equal constants: they compare the hash.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::tune::Costs;
 
 /// Measured costs and what tells them from others.
@@ -96,7 +96,7 @@ impl Calibration {
                 .map(|(key, value)| (key.trim(), value.trim()))
                 .ok_or_else(|| wrong(line, "a line must be a name, \"=\" and a number"))?;
             if seen.contains(&key) {
-                return Err(wrong(line, &format!("{key} stands here for the second time")));
+                return Err(wrong(line, &format!("{} stands here for the second time", shown(key))));
             }
             seen.push(key);
             if key == "hash" {
@@ -106,12 +106,12 @@ impl Calibration {
             }
             let constant = CONSTANTS.iter().find(|constant| constant.name == key).ok_or_else(|| {
                 let known: Vec<&str> = CONSTANTS.iter().map(|constant| constant.name).collect();
-                wrong(line, &format!("unknown constant {key:?}; there are {} and hash", known.join(", ")))
+                wrong(line, &format!("unknown constant {:?}; there are {} and hash", shown(key), known.join(", ")))
             })?;
             let Constant { least, most, .. } = constant;
             let number: Option<f64> = value.parse().ok().filter(|number| (*least..=*most).contains(number));
-            *(constant.of)(&mut costs) = number
-                .ok_or_else(|| wrong(line, &format!("{key} must be a number from {least} to {most}, got {value:?}")))?;
+            let no_number = || format!("{key} must be a number from {least} to {most}, got {:?}", shown(value));
+            *(constant.of)(&mut costs) = number.ok_or_else(|| wrong(line, &no_number()))?;
         }
         let read = Calibration::new(costs);
         match told {

@@ -26,7 +26,7 @@ pub enum ReduceOp {
     Max,
     /// The sum divided by the number of ranks; integers round towards zero, and their sum wraps.
     ///
-    /// In memory of the host the average of finite floats is finite, also where their sum is too large for the type. If
+    /// The average of finite floats is finite, also where their sum is too large for the type, in every memory. If
     /// all inputs come together on one rank (flat slots, direct reductions, reproducible mode), a sum that is too large
     /// is added up again, scaled down. If partial results go from rank to rank (ring, tree, PAT, teams), all inputs are
     /// scaled down by a power of two, and the division takes the scale back. Of n ranks the power is 2^-⌈log2 n⌉ for
@@ -34,8 +34,6 @@ pub enum ReduceOp {
     /// numbers near the smallest ones of the type, which lose their last bits: of `f16` those below 2^-14 · 2^⌈log2 n⌉
     /// (8 ranks: 0.0005), and those below 2^-25 · 2^⌈log2 n⌉ are lost. Floats of 8 bits are not scaled: their partial
     /// results saturate.
-    ///
-    /// In memory of GPUs the sum is divided at the end, and may overflow before.
     Avg,
     /// s₀x₀ + s₁x₁ + …, where each rank has its own scalar: [`ReduceOp::premul_sum`] takes any number.
     PreMulSum(Scalar),

@@ -8,7 +8,7 @@ use rsccl::internals::device::records::{
     COMBINE, ENTER, EVEN_EMPTY, EnterLine, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN,
     OperandRecord, PEER, SIGNAL, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
 };
-use rsccl::internals::device::{Average, Kernel, LaunchFault, Pass, Store};
+use rsccl::internals::device::{Kernel, LaunchFault, Pass, Store};
 
 use super::memory::Memory;
 
@@ -252,7 +252,7 @@ impl<'p> Lane<'p> {
                 targets: &into,
                 count,
                 finish,
-                average: Average::Sum,
+                average: step.average(),
                 store: Store::Cached,
             };
             // SAFETY: each operand is inside of an allocation, and the plan's proof orders the accesses of all ranks.

@@ -41,8 +41,19 @@ type Command = (Work, u64);
 
 #[derive(Debug, Clone)]
 enum Work {
-    Copy { from: Place, to: Place },
-    Fold { kernel: Kernel, sources: Vec<u64>, targets: Vec<u64>, raw: Option<usize>, count: usize, finish: bool },
+    Copy {
+        from: Place,
+        to: Place,
+    },
+    Fold {
+        kernel: Kernel,
+        sources: Vec<u64>,
+        targets: Vec<u64>,
+        raw: Option<usize>,
+        count: usize,
+        finish: bool,
+        average: Average,
+    },
     Launch(Vec<LaunchPart>),
     After(Arc<FarEvent>),
     Record(Arc<FarEvent>),
@@ -134,8 +145,8 @@ impl Queue for FarQueue {
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
         let sources = pass.sources.iter().map(|source| source.addr() as u64).collect();
         let targets = pass.targets.iter().map(|target| target.addr() as u64).collect();
-        let Pass { raw, count, finish, .. } = *pass;
-        self.put(Work::Fold { kernel: *kernel, sources, targets, raw, count, finish })
+        let Pass { raw, count, finish, average, .. } = *pass;
+        self.put(Work::Fold { kernel: *kernel, sources, targets, raw, count, finish, average })
     }
 
     unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<Arc<dyn Event>> {
@@ -238,20 +249,12 @@ fn perform(work: Work, runs: u64) -> std::result::Result<(), String> {
             // SAFETY: whoever put the work vouched for the places.
             unsafe { std::ptr::copy(pointer(from)?.cast_const(), pointer(to)?, to.bytes) };
         }
-        Work::Fold { kernel, sources, targets, raw, count, finish } => {
+        Work::Fold { kernel, sources, targets, raw, count, finish, average } => {
             let follow = |address: &u64| Memory::follow(*address, 1).map(|(pointer, _)| pointer);
             let sources: Vec<*mut u8> = sources.iter().map(follow).collect::<std::result::Result<_, _>>()?;
             let sources: Vec<*const u8> = sources.into_iter().map(<*mut u8>::cast_const).collect();
             let targets: Vec<*mut u8> = targets.iter().map(follow).collect::<std::result::Result<_, _>>()?;
-            let pass = Pass {
-                sources: &sources,
-                raw,
-                targets: &targets,
-                count,
-                finish,
-                average: Average::Sum,
-                store: Store::Cached,
-            };
+            let pass = Pass { sources: &sources, raw, targets: &targets, count, finish, average, store: Store::Cached };
             // SAFETY: whoever put the work vouched for the memory until it is done.
             unsafe { kernel.run(&pass) };
         }

@@ -2,6 +2,7 @@
 //! formats' own elements with numbers and names as nobody would write them.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -10,7 +11,8 @@ use rsccl::internals::topo::channels::SystemChannels;
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::switches::Switches;
-use rsccl::internals::topo::{doubts, machine_file, system::System};
+use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, system::System};
+use rsccl::internals::tune::Calibration;
 
 use crate::{bounded, config};
 
@@ -303,6 +305,89 @@ fn a_small_file_of_long_lists_takes_little_memory() {
         switches_of(&text);
     }
 }
+
+/// What a file says in one value or name stands in errors and notes with its first bytes alone: each value, each
+/// element's name, and each word of samples of all formats is made long, as letters and as digits.
+#[test]
+fn no_sentence_is_as_long_as_a_word_of_the_file() {
+    let overlay = "<overlay><pci busid=\"0000:80:00.0\" class=\"0x030200\" link_speed=\"16 GT/s\" link_width=\"8\"/>\
+                   <gpu busid=\"0000:01:00.0\" dev=\"0\" sm=\"80\" rank=\"0\"><nvlink target=\"0000:02:00.0\" count=\"1\"/></gpu>\
+                   <nic busid=\"0000:41:00.0\"><net name=\"a\" dev=\"0\" speed=\"100000\"/></nic>\
+                   <gpus gcn=\"gfx942\" switch=\"2\"/><nics speed=\"100000\"/></overlay>";
+    let machine = |text: &str| {
+        let read =
+            machine_file::parse("f", text).map(|(machine, notes)| (System::new(&machine), doubts::of(&machine), notes));
+        read.map_or_else(
+            |error| vec![error.message().to_owned()],
+            |(system, doubts, notes)| {
+                let error = system.err().map(|error| error.message().to_owned());
+                doubts.into_iter().chain(notes).chain(error).collect()
+            },
+        )
+    };
+    let laid = |text: &str| {
+        let (mut machine, _) = machine_file::parse("f", include_str!("../data/machines/dgx1v.xml")).expect("a machine");
+        overlay::apply("f", text, &mut machine).unwrap_or_else(|error| vec![error.message().to_owned()])
+    };
+    let graph =
+        |text: &str| graphs::parse("f", text).err().map(|error| error.message().to_owned()).into_iter().collect();
+    let switches = |text: &str| match Switches::parse("f", text, Some("gpu")) {
+        Ok(found) => found.notes,
+        Err(error) => vec![error.message().to_owned()],
+    };
+    let tuning =
+        |text: &str| Calibration::parse("f", text).err().map(|error| error.message().to_owned()).into_iter().collect();
+    let constants = Calibration::parse("f", "rsccl-tune 1\n").expect("the defaults").write();
+    let samples: [(&str, &str, &Sentences<'_>); 9] = [
+        ("topology", include_str!("../data/descriptions/two-trays.xml"), &machine),
+        ("links", include_str!("../data/machines/dgx1v.xml"), &machine),
+        ("hwloc", include_str!("../data/descriptions/hwloc.xml"), &machine),
+        ("overlay", overlay, &laid),
+        ("graph", include_str!("../data/descriptions/four-gpus-graph.xml"), &graph),
+        ("lines", include_str!("../data/descriptions/trunks.conf"), &switches),
+        ("blocks", include_str!("../data/descriptions/blocks.conf"), &switches),
+        ("yaml", include_str!("../data/descriptions/topology.yaml"), &switches),
+        ("tuning", &constants, &tuning),
+    ];
+    let long = ["x".repeat(3000), "9".repeat(3000), "a b ".repeat(750)];
+    for (format, sample, read) in samples {
+        let words = words(sample);
+        assert!(words.len() > 8, "{format}: {} words", words.len());
+        // Of files that repeat themselves some three hundred words.
+        for word in words.iter().step_by(words.len() / 300 + 1) {
+            for long in &long {
+                let text = format!("{}{long}{}", &sample[..word.start], &sample[word.end..]);
+                let said = read(&text);
+                let most = said.iter().map(String::len).max().unwrap_or_default();
+                assert!(most < MOST_SENTENCE, "{format}: {:?}: {most} bytes: {said:?}", &sample[word.clone()]);
+            }
+        }
+    }
+}
+
+/// What reading a file says.
+type Sentences<'a> = dyn Fn(&str) -> Vec<String> + 'a;
+
+/// Where words stand: what blanks, quotes and the marks of the formats part.
+fn words(text: &str) -> Vec<Range<usize>> {
+    let is_mark = |letter: char| letter.is_whitespace() || "\"<>/=:#,[]".contains(letter);
+    let mut found = Vec::new();
+    let mut start = None;
+    for (at, letter) in text.char_indices().chain([(text.len(), ' ')]) {
+        match (is_mark(letter), start) {
+            (false, None) => start = Some(at),
+            (true, Some(from)) => {
+                found.push(from..at);
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Of a sentence with three names and the list of what is allowed.
+const MOST_SENTENCE: usize = 1000;
 
 /// What takes time in the square of its length would take minutes here.
 #[test]

@@ -60,7 +60,10 @@ extern "C" void kernels_host_places(u64 *places) {
                        __builtin_offsetof(Step, targets),
                        __builtin_offsetof(Step, raw),
                        __builtin_offsetof(Step, divisor),
-                       __builtin_offsetof(Step, kind)};
+                       __builtin_offsetof(Step, kind),
+                       __builtin_offsetof(Step, average),
+                       __builtin_offsetof(Step, first_input),
+                       __builtin_offsetof(Step, inputs)};
     for (u64 place : all) *places++ = place;
 }
 
@@ -81,6 +84,9 @@ extern "C" void kernels_host_program(u64 *places, u32 lanes, u32 ranks) {
                        __builtin_offsetof(StepRecord, lag),
                        __builtin_offsetof(StepRecord, flag),
                        __builtin_offsetof(StepRecord, finish),
+                       __builtin_offsetof(StepRecord, average),
+                       __builtin_offsetof(StepRecord, first_input),
+                       __builtin_offsetof(StepRecord, inputs),
                        sizeof(OperandRecord),
                        __builtin_offsetof(OperandRecord, kind),
                        __builtin_offsetof(OperandRecord, base),
@@ -106,6 +112,10 @@ extern "C" void kernels_host_program(u64 *places, u32 lanes, u32 ranks) {
                        SCRATCH,
                        NONE,
                        EVEN_EMPTY,
+                       NO_AVERAGE,
+                       DIVIDED,
+                       WHOLE,
+                       SHARES,
                        STATUS_CLAIMED,
                        STATUS_ABORTED,
                        STATUS_MISMATCH};

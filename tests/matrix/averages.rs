@@ -7,7 +7,7 @@ use rsccl::comm::Communicator;
 use rsccl::types::{Algorithm, F8E4M3, F8E5M2, bf16, f16};
 use rsccl::{Config, ReduceOp, Result, local};
 
-use super::floats::{FloatBits, of_each_float, on_every_path, ways};
+use super::floats::{FloatBits, Memory, of_each_float, on_every_path, ways};
 
 /// A float type with the largest number that it has.
 trait Large: FloatBits + std::fmt::Debug {
@@ -54,7 +54,7 @@ large! {
 
 /// What the first rank that ran a case has got, by the words for the case: every other rank has the same bits.
 #[derive(Default)]
-struct Agreed(Mutex<HashMap<String, Vec<u64>>>);
+pub(crate) struct Agreed(Mutex<HashMap<String, Vec<u64>>>);
 
 impl Agreed {
     fn hold<T: Large>(&self, case: String, found: &[T]) {
@@ -109,17 +109,9 @@ fn check<T: Large>(comm: &Communicator, count: usize, path: &str, agreed: &Agree
     let size = comm.size();
     let what = format!("{path}, {count} {} of {size} ranks", std::any::type_name::<T>());
     let averages = |inputs: &Inputs<'_, T>| averages(comm, (count, path), inputs, agreed);
-    // All equal and as large as can be; with either sign.
-    let largest = |_: u32, at: usize| if at.is_multiple_of(2) { T::LARGEST } else { T::LARGEST.minus() };
+    let largest = |_: u32, at: usize| largest(at);
     for found in averages(&Inputs { words: "the largest", of: &largest })? {
-        for (at, average) in found.iter().enumerate() {
-            let (average, expected) = (average.as_f64(), largest(0, at).as_f64());
-            assert!(average.is_finite(), "{what}: {average} at {at}");
-            let ratio = average / expected;
-            // Sums of 8-bit floats saturate on their way.
-            let least = if size_of::<T>() == 1 { 0.1 } else { 0.95 };
-            assert!((least..=1.0).contains(&ratio), "{what}: {average} at {at}, not {expected}");
-        }
+        must_be_large(&found, &what);
     }
     // Small integers of which every partial sum is a number of the type: exact.
     let average = |at: usize| (1 + (at + count) % 2) as f32;
@@ -139,15 +131,74 @@ fn check<T: Large>(comm: &Communicator, count: usize, path: &str, agreed: &Agree
     }
     // Numbers that every way rounds, so that one rank that adds up otherwise than another has other bits.
     let rounded = |rank: u32, at: usize| T::of(mixed(rank, at));
-    let sum = |at: usize| (0..size).map(|rank| rounded(rank, at).as_f64()).sum::<f64>();
+    for found in averages(&Inputs { words: "mixed", of: &rounded })? {
+        must_be_near(&found, size, &what);
+    }
+    Ok(())
+}
+
+/// All equal and as large as can be; with either sign.
+fn largest<T: Large>(at: usize) -> T {
+    if at.is_multiple_of(2) { T::LARGEST } else { T::LARGEST.minus() }
+}
+
+/// Holds the averages of [`largest`].
+fn must_be_large<T: Large>(found: &[T], what: &str) {
+    for (at, average) in found.iter().enumerate() {
+        let (average, expected) = (average.as_f64(), largest::<T>(at).as_f64());
+        assert!(average.is_finite(), "{what}: {average} at {at}");
+        let ratio = average / expected;
+        // Sums of 8-bit floats saturate on their way.
+        let least = if size_of::<T>() == 1 { 0.1 } else { 0.95 };
+        assert!((least..=1.0).contains(&ratio), "{what}: {average} at {at}, not {expected}");
+    }
+}
+
+/// Holds the averages of [`mixed`] numbers.
+fn must_be_near<T: Large>(found: &[T], size: u32, what: &str) {
+    let sum = |at: usize| (0..size).map(|rank| T::of(mixed(rank, at)).as_f64()).sum::<f64>();
     // Half a place of the largest sum that there can be, at each of the ranks.
     let slack = f64::from(size) * T::PLACE;
-    for found in averages(&Inputs { words: "mixed", of: &rounded })? {
-        for (at, found) in found.iter().enumerate() {
-            let expected = sum(at) / f64::from(size);
-            assert!((found.as_f64() - expected).abs() <= slack, "{what}: {found:?} at {at}, not {expected}");
-        }
+    for (at, found) in found.iter().enumerate() {
+        let expected = sum(at) / f64::from(size);
+        assert!((found.as_f64() - expected).abs() <= slack, "{what}: {found:?} at {at}, not {expected}");
     }
+}
+
+/// The same in other memory, by fewer calls.
+fn check_in<T: Large>(
+    (comm, memory): (&Communicator, &Memory),
+    count: usize,
+    path: &str,
+    agreed: &Agreed,
+) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let what = format!("{path}, {count} {} of {size} ranks", std::any::type_name::<T>());
+    let mine: Vec<T> = (0..count * size as usize).map(|at| largest(at % count)).collect();
+    must_be_large(&memory.reduce_scatter(comm, &mine, ReduceOp::Avg)?, &what);
+    must_be_large(&memory.in_place(comm, &mine[..count], (ReduceOp::Avg, None))?, &what);
+    let mine: Vec<T> = (0..count).map(|at| T::of(mixed(rank, at))).collect();
+    let found = memory.all_reduce(comm, &mine, ReduceOp::Avg)?;
+    agreed.hold(format!("{what}, mixed"), &found);
+    must_be_near(&found, size, &what);
+    Ok(())
+}
+
+/// Averages of every type of floats, and of the smallest numbers of f16, in this memory.
+pub(crate) fn averages_in(
+    place: (&Communicator, &Memory),
+    counts: &[usize],
+    (path, agreed): (&str, &Agreed),
+) -> Result<()> {
+    for count in counts.iter().copied() {
+        of_each_float!(check_in(place, count, path, agreed));
+    }
+    // Subnormal numbers of which every rank has a whole share, so that nothing is lost to the scale.
+    let (comm, memory) = place;
+    let tiny = |at: usize| f16::of_bits(u64::from(comm.size().next_power_of_two()) * (1 + at as u64 % 7));
+    let mine: Vec<f16> = (0..counts[0] + 60).map(tiny).collect();
+    let found = memory.in_place(comm, &mine, (ReduceOp::Avg, Some(0)))?;
+    assert!(comm.rank() != 0 || found == mine, "{path}: subnormal numbers of f16 are {found:?}, not {mine:?}");
     Ok(())
 }
 

@@ -3,10 +3,13 @@
 
 use rsccl::comm::DeviceStream;
 use rsccl::types::Algorithm;
-use rsccl::{Config, local};
+use rsccl::{Communicator, Config, local};
 
+use crate::averages::{Agreed, averages_in};
 use crate::case::{Case, Placed};
+use crate::extremes::extremes_in;
 use crate::far::Far;
+use crate::floats::Memory;
 use crate::{
     KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
 };
@@ -34,6 +37,25 @@ fn every_program_on_devices() {
 fn every_operator_on_devices() {
     for (ranks, devices) in [(2, 1), (3, 2)] {
         run_on_devices(ranks, devices, Config::default(), &every_operator(&[131, 9_000]));
+    }
+}
+
+/// Averages whose sums overflow, NaN and zeros, in place or not, by each algorithm.
+#[test]
+fn floats_on_devices() {
+    Far::add(0..3);
+    for (ranks, devices) in [(1, 1), (3, 1), (3, 3)] {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct] {
+            let config = Config::default().with_timeout(TIMEOUT).with_algo(algorithm.name()).with_proto("Simple");
+            let (path, agreed) = (format!("{ranks} ranks on {devices} devices, {algorithm:?}"), Agreed::default());
+            let body = |comm: Communicator| {
+                let memory = Memory::Device(DeviceStream::new(comm.rank() * devices / ranks)?);
+                averages_in((&comm, &memory), &[5, 301], (&path, &agreed))?;
+                extremes_in((&comm, &memory), &[5], &path)?;
+                comm.finalize()
+            };
+            local::run_with(ranks, &config, body).unwrap_or_else(|error| panic!("{path}: {error}"));
+        }
     }
 }
 

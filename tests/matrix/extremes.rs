@@ -1,5 +1,5 @@
-//! Which NaN and which zero `Min` and `Max` give, on every path and for every order of the ranks, as the documents say.
-//! `tests/kernels.rs` holds the kernels of GPUs to the same bits.
+//! Which NaN and which zero `Min` and `Max` give, on every path and for every order of the ranks, as the documents say:
+//! here in the host's memory, and in `gpu_floats` in that of GPUs.
 
 #![expect(clippy::cast_possible_truncation, reason = "there are few elements")]
 
@@ -7,7 +7,7 @@ use rsccl::comm::Communicator;
 use rsccl::types::Algorithm;
 use rsccl::{ReduceOp, Result, local};
 
-use super::floats::{FloatBits, of_each_float, on_every_path};
+use super::floats::{FloatBits, Memory, of_each_float, on_every_path};
 
 /// Number `index` of these has something special on rank `index` mod the ranks, and plain numbers elsewhere.
 fn input<T: FloatBits>(rank: u32, size: u32, count: usize) -> Vec<T> {
@@ -31,14 +31,13 @@ fn input<T: FloatBits>(rank: u32, size: u32, count: usize) -> Vec<T> {
     (0..count).map(|index| T::of_bits(value(index))).collect()
 }
 
-fn check<T: FloatBits>(comm: &Communicator, count: usize, path: &str) -> Result<()> {
+fn check<T: FloatBits>((comm, memory): (&Communicator, &Memory), count: usize, path: &str) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
     for (op, zero) in [(ReduceOp::Min, T::SIGN), (ReduceOp::Max, 0)] {
         let expected = |index: usize| if index / size as usize % 4 < 2 { T::QUIET_NAN } else { zero };
         let mine = input::<T>(rank, size, count * size as usize);
-        let (mut all, mut part) = (mine.clone(), vec![T::of_bits(0); count]);
-        comm.all_reduce_in_place(&mut all, op)?;
-        comm.reduce_scatter(&mine, &mut part, op)?;
+        let all = memory.in_place(comm, &mine, (op, None))?;
+        let part = memory.reduce_scatter(comm, &mine, op)?;
         let parts = part.into_iter().enumerate().map(|(index, found)| (rank as usize * count + index, found));
         for (index, found) in all.into_iter().enumerate().chain(parts) {
             let (found, expected) = (found.bits(), expected(index));
@@ -49,13 +48,19 @@ fn check<T: FloatBits>(comm: &Communicator, count: usize, path: &str) -> Result<
     Ok(())
 }
 
+/// The least and greatest of every type of floats in this memory, of several ranks: one rank alone keeps all bits.
+pub(crate) fn extremes_in(place: (&Communicator, &Memory), counts: &[usize], path: &str) -> Result<()> {
+    let counts = if place.0.size() > 1 { counts } else { &[] };
+    for count in counts.iter().copied() {
+        of_each_float!(check(place, count, path));
+    }
+    Ok(())
+}
+
 #[test]
 fn least_and_greatest_give_the_quiet_nan_and_the_ordered_zero() {
     on_every_path(&[Algorithm::Ring, Algorithm::Tree], &[2, 3, 4], |comm, path| {
-        for count in [3, 64, 3_000] {
-            of_each_float!(check(comm, count, path));
-        }
-        Ok(())
+        extremes_in((comm, &Memory::Host), &[3, 64, 3_000], path)
     });
 }
 

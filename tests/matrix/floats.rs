@@ -2,9 +2,9 @@
 
 #![expect(clippy::cast_possible_truncation, reason = "bits are cut to the width of a type")]
 
-use rsccl::comm::Communicator;
+use rsccl::comm::{Communicator, DeviceStream};
 use rsccl::types::{Algorithm, Element, F8E4M3, F8E5M2, bf16, f16};
-use rsccl::{Config, Result, local};
+use rsccl::{Config, ReduceOp, Result, local};
 
 /// A float type by its bits, which no arithmetic of a thread's mode touches.
 pub(crate) trait FloatBits: Element + PartialEq {
@@ -61,6 +61,70 @@ macro_rules! of_each_float {
     };
 }
 pub(crate) use of_each_float;
+
+/// Where a rank's buffers lie. Each method returns what its call leaves in the buffer of the result.
+pub(crate) enum Memory {
+    Host,
+    /// A device's; calls are put into this stream.
+    Device(DeviceStream),
+}
+
+impl Memory {
+    pub(crate) fn all_reduce<T: Element>(&self, comm: &Communicator, mine: &[T], op: ReduceOp) -> Result<Vec<T>> {
+        let mut all = mine.to_vec();
+        match self {
+            Memory::Host => comm.all_reduce(mine, &mut all, op)?,
+            Memory::Device(stream) => {
+                let (mut input, mut output) = (stream.alloc(mine.len())?, stream.alloc(mine.len())?);
+                stream.upload(mine, input.slice_mut(..))?;
+                comm.on(stream).all_reduce(input.slice(..), output.slice_mut(..), op)?;
+                stream.download(output.slice(..), &mut all)?;
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn reduce_scatter<T: Element>(&self, comm: &Communicator, mine: &[T], op: ReduceOp) -> Result<Vec<T>> {
+        let count = mine.len() / comm.size() as usize;
+        let mut part = mine[..count].to_vec();
+        match self {
+            Memory::Host => comm.reduce_scatter(mine, &mut part, op)?,
+            Memory::Device(stream) => {
+                let (mut input, mut output) = (stream.alloc(mine.len())?, stream.alloc(count)?);
+                stream.upload(mine, input.slice_mut(..))?;
+                comm.on(stream).reduce_scatter(input.slice(..), output.slice_mut(..), op)?;
+                stream.download(output.slice(..), &mut part)?;
+            }
+        }
+        Ok(part)
+    }
+
+    /// All-reduces in place, or reduces in place to a root.
+    pub(crate) fn in_place<T: Element>(
+        &self,
+        comm: &Communicator,
+        mine: &[T],
+        (op, root): (ReduceOp, Option<u32>),
+    ) -> Result<Vec<T>> {
+        let mut buffer = mine.to_vec();
+        match self {
+            Memory::Host => match root {
+                None => comm.all_reduce_in_place(&mut buffer, op)?,
+                Some(root) => comm.reduce_in_place(&mut buffer, op, root)?,
+            },
+            Memory::Device(stream) => {
+                let mut there = stream.alloc(mine.len())?;
+                stream.upload(mine, there.slice_mut(..))?;
+                match root {
+                    None => comm.on(stream).all_reduce_in_place(there.slice_mut(..), op)?,
+                    Some(root) => comm.on(stream).reduce_in_place(there.slice_mut(..), op, root)?,
+                }
+                stream.download(there.slice(..), &mut buffer)?;
+            }
+        }
+        Ok(buffer)
+    }
+}
 
 /// The configurations of ranks that are threads, by which they exchange in the way of their names.
 pub(crate) fn ways() -> [(&'static str, Config); 3] {

@@ -2,7 +2,7 @@
 //! memory, and mistakes. Nothing is left on a GPU. That messages come whole where flags begin anew is a test of
 //! `src/device/cuda/tests/lines.rs`.
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
 
 /// Small calls go by LL, longer ones by LL128 where the path allows it. Those that are longer still are a test of
 /// `tune`.
@@ -63,7 +63,7 @@ fn graphs_of_processes_by_lines() {
 /// Stores become visible in another order with each seed.
 #[test]
 fn weak_memory_tears_no_message() {
-    for seed in 1..=20 {
+    for seed in seeds_of_weak_memory("gpu_lines::weak_memory") {
         must_pass_with("2-nvswitch", "gpu_lines::pair::on_two_weak", &[("VCUDA_SEED", &seed.to_string())]);
     }
 }

@@ -2,7 +2,7 @@
 //! chosen, every length, order, replays, weak memory, and ends that differ. Nothing is left on a GPU. How the words of a
 //! message lie is a test of `src/device/cuda/tests/lines.rs`.
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
 use crate::machine::gpus::enough;
 
 /// What the log says with these variables.
@@ -96,7 +96,7 @@ fn messages_go_round_rings() {
 /// Stores become visible in another order with each seed; messages of both formats follow each other.
 #[test]
 fn weak_memory_tears_no_message() {
-    for seed in 1..=20 {
+    for seed in seeds_of_weak_memory("gpu_messages::weak_memory") {
         let seed = seed.to_string();
         for proto in ["", "^LL"] {
             let variables = [("VCUDA_SEED", &*seed), ("NCCL_PROTO", proto)];

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
 use crate::machine;
 
 /// Kernels of several communicators poll at the same time, in any order, since all of them are resident.
@@ -44,12 +44,12 @@ fn one_thread_drives_two_gpus_where_launches_block() {
 
 /// Each seed is another order in which stores become visible, and another part of the matrix.
 #[test]
-fn results_are_right_with_twenty_seeds_of_weak_memory() {
+fn results_are_right_with_seeds_of_weak_memory() {
     // This builds the machine; the other seeds take it as it is.
     machine::run("1", &[], &["no test has this name"], &[]);
     let program = std::env::current_exe().expect("a program");
     let vcuda = program.ancestors().nth(2).expect("a folder of builds").join("vcuda");
-    for seed in 1..=SEEDS {
+    for seed in seeds_of_weak_memory("gpu_traps::results_are_right") {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=10", "120"]).arg(&vcuda).args(["run", "--strict", "--seed", &seed.to_string()]);
         command.args(["2-nvswitch", "--"]).arg(&program).args(["gpu_traps::jobs::a_part_of_the_matrix", "--nocapture"]);
@@ -60,8 +60,6 @@ fn results_are_right_with_twenty_seeds_of_weak_memory() {
         assert!(finished.status.success() && seen.is_ok(), "seed {seed}: {seen:?}\n{output}");
     }
 }
-
-const SEEDS: usize = 20;
 
 /// Placements count GPUs as the driver does, whatever hides some of them.
 #[test]
@@ -132,8 +130,9 @@ mod jobs {
     use rsccl::internals::sys::nvml;
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, group, local};
 
-    use super::{SEEDS, VISIBLE_ARE};
+    use super::VISIBLE_ARE;
     use crate::case::Placed;
+    use crate::gpu::SEEDS;
     use crate::machine::gpus::enough;
     use crate::{KINDS, TIMEOUT, every_program, judge, run_rank, seed};
 
@@ -311,10 +310,9 @@ mod jobs {
         if no_gpu() {
             return;
         }
-        let part: usize = std::env::var("RSCCL_TEST_PART").map_or(0, |part| part.parse().expect("a number"));
-        let all = every_program(4, &[131], &KINDS[..1]);
-        let cases: Vec<_> = all.into_iter().enumerate().filter(|(number, _)| number % SEEDS == part % SEEDS).collect();
-        let cases: Vec<_> = cases.into_iter().map(|(_, case)| case).collect();
+        let part: u64 = std::env::var("RSCCL_TEST_PART").map_or(0, |part| part.parse().expect("a number"));
+        let all = (0..).zip(every_program(4, &[131], &KINDS[..1]));
+        let cases: Vec<_> = all.filter(|(number, _)| number % SEEDS == part % SEEDS).map(|(_, case)| case).collect();
         assert!(!cases.is_empty());
         let (config, seed) = (patient().with_proto("Simple"), seed());
         let failures = local::run_with(4, &config, |comm| {

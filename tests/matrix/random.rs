@@ -54,7 +54,7 @@ pub(crate) fn seed() -> u64 {
 
 /// The seed of the variable, or a new one in each run, which is printed past the capture of the output of `test`: for tests
 /// that draw a sample of what they could try.
-#[allow(dead_code, reason = "the matrix draws the same sample in each run")]
+#[allow(dead_code, reason = "only some draw a sample")]
 pub(crate) fn changing_seed(test: &str) -> u64 {
     let seed = if text("RSCCL_TEST_SEED").is_some() { seed() } else { new_seed() };
     let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --test {test}\n");
@@ -72,7 +72,7 @@ pub(crate) fn steps() -> u64 {
 }
 
 /// How many of `all` shall be tried: the number in the variable, or all of them if it says so, or `usual`.
-#[allow(dead_code, reason = "the matrix has no such variable")]
+#[allow(dead_code, reason = "only some take such a number")]
 pub(crate) fn how_many(variable: &str, usual: usize, all: usize) -> usize {
     match text(variable).as_deref() {
         Some("all") => all,

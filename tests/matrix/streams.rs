@@ -290,6 +290,7 @@ fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
     if enough(2, cuda::gpus()).is_none() {
         return;
     }
+    let rounds = crate::random::how_many("RSCCL_TEST_ROUNDS", 10, 10);
     let meeting = Barrier::new(2);
     let ended = local::run_with(2, &config(), |comm| {
         let (rank, other) = (comm.rank(), 1 - comm.rank());
@@ -309,12 +310,12 @@ fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
         comm.on(&stream).send_recv(sum.slice(..), other, passed.slice_mut(..), other)?;
         let graph = end(&own);
         meeting.wait();
-        for _ in 0..10 {
+        for _ in 0..rounds {
             (0..100).for_each(|_| graph.launch().expect("a launch"));
             // All have the same: nothing changes.
             comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
         }
-        let expected = (1..1000).fold(5_u32, |sum, _| sum.wrapping_mul(3));
+        let expected = (1..100 * rounds).fold(5_u32, |sum, _| sum.wrapping_mul(3));
         let mut found = [[0; COUNT]; 2];
         stream.download(sum.slice(..), &mut found[0])?;
         stream.download(passed.slice(..), &mut found[1])?;

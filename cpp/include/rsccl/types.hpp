@@ -179,9 +179,8 @@ class ReduceOp {
     static const ReduceOp prod; ///< x0 * x1 * ...
     static const ReduceOp min;  ///< the least; a NaN on any rank gives the type's one quiet NaN, and -0 is less than +0
     static const ReduceOp max;  ///< the greatest; NaN and zeros as for min
-    /// The sum divided by the number of ranks; integers round towards zero, and their sum wraps. In memory of the host the average of
-    /// finite floats is finite, also where their sum is too large: inputs are scaled down by a power of two where need be. In memory of
-    /// GPUs the sum may overflow.
+    /// The sum divided by the number of ranks; integers round towards zero, and their sum wraps. The average of finite floats is
+    /// finite, also where their sum is too large: inputs are scaled down by a power of two where need be.
     static const ReduceOp avg;
     static const ReduceOp band; ///< bitwise and; integers only
     static const ReduceOp bor;  ///< bitwise or; integers only

@@ -418,8 +418,8 @@ const PLANNED: [Collective; 9] = [
 ];
 /// float32, the usual type of gradients.
 const ELEMENT_BYTES: u32 = 4;
-/// NCCL's most.
-const MOST_CHANNELS: u32 = 64;
+#[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
+const MOST_CHANNELS: u32 = rsccl::config::MAX_CHANNELS as u32;
 /// A world's most, as in communicators.
 const MOST_RANKS: u32 = 65_536;
 const LEAST_GIGABITS: f64 = 0.001;

@@ -34,6 +34,13 @@ pub(crate) struct Arguments {
 
 /// Prints each constant as it is measured, and writes them.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let (path, is_new) = (&arguments.output, !arguments.output.exists());
+    let unwritable = |error| Error::system(format!("writing {}", path.display()), error);
+    // Before anything is measured. What is there stays as it is until then.
+    drop(std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(unwritable)?);
+    if is_new {
+        std::fs::remove_file(path).map_err(unwritable)?;
+    }
     let effort =
         if arguments.quick { Effort { rounds: 20, bytes: 1 << 20 } } else { Effort { rounds: 2_000, bytes: 64 << 20 } };
     let mut costs = Costs { copy_bytes_per_us: copying(effort.bytes, SAMPLES)?, ..Costs::default() };
@@ -64,10 +71,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     say("a message over TCP", net.latency_us, "us")?;
     say("each of many messages over TCP", net.each_us, "us")?;
     say("long messages over TCP", net.bytes_per_us, "MB/s")?;
-    let (path, text) = (&arguments.output, Calibration::new(costs).write());
+    let text = Calibration::new(costs).write();
     // What was measured is read as ranks will read it: figures out of range are found here.
     Calibration::parse(&path.display().to_string(), &text)?;
-    open::write(path, &text).map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+    open::write(path, &text).map_err(unwritable)?;
     show(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }

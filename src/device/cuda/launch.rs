@@ -1,7 +1,7 @@
 //! What a launch hands to a kernel: the records of `kernels/abi.h`, and the shape of the grid.
 
 use super::kernels::{BitOp, EntryPoint, FoldOp};
-use crate::device::{Average, Kernel, Pass};
+use crate::device::{Average, Kernel, Pass, records};
 use crate::types::{DataType, ReduceOp};
 
 /// Threads of a block at most, as the kernels are compiled (`kernels/launch.h`).
@@ -27,7 +27,7 @@ pub(super) struct FoldStep {
     pub(super) count: u64,
     /// Bytes, added to each operand's place.
     pub(super) offset: u64,
-    /// What the raw source is multiplied by: bits of the accumulators' type.
+    /// What the raw source, or an average's inputs, are multiplied by: bits of the accumulators' type.
     pub(super) scalar: u64,
     /// Place of the first source in the table of operands.
     pub(super) first_source: u32,
@@ -41,6 +41,12 @@ pub(super) struct FoldStep {
     pub(super) raw: Option<u32>,
     /// What the result is divided by; 0: nothing.
     pub(super) divisor: u32,
+    /// How an average adds up: one of [`records`]' numbers from [`records::NO_AVERAGE`] to [`records::SHARES`].
+    pub(super) average: u32,
+    /// Of [`records::SHARES`]: the first source that is an input.
+    pub(super) first_input: u32,
+    /// How many inputs there are.
+    pub(super) inputs: u32,
 }
 
 /// `NOT_RAW`
@@ -63,8 +69,9 @@ impl FoldStep {
             pair(self.first_source, self.sources),
             pair(self.first_target, self.targets),
             pair(self.raw.unwrap_or(NOT_RAW), self.divisor),
-            0,
-            0,
+            // A fold or a copy.
+            pair(0, self.average),
+            pair(self.first_input, self.inputs),
         ]
     }
 }
@@ -156,26 +163,63 @@ pub(super) struct PassKind {
     scalar: u64,
     raw: Option<u32>,
     divisor: u32,
+    average: u32,
+    first_input: u32,
+    inputs: u32,
     element: u64,
 }
 
 impl PassKind {
     /// A pass of `kernel` on `sources` operands, the `raw` of which is this rank's own, with a final result or not.
-    pub(super) fn new(kernel: &Kernel, sources: usize, raw: Option<usize>, finish: bool) -> PassKind {
+    pub(super) fn new(
+        kernel: &Kernel,
+        sources: usize,
+        raw: Option<usize>,
+        (finish, average): (bool, Average),
+    ) -> PassKind {
         let (data_type, op) = (kernel.data_type(), kernel.op());
         let element = u64::from(data_type.size());
-        let copies = sources == 1 && kernel.is_copy(raw, finish, Average::Sum);
+        let copies = sources == 1 && kernel.is_copy(raw, finish, average);
         let entry = op.filter(|_| !copies).map_or(EntryPoint::Copy, |op| entry_of(data_type, op));
-        let mut work = PassKind { entry, unit: 1, scalar: 0, raw: None, divisor: 0, element };
+        let mut work = PassKind {
+            entry,
+            unit: 1,
+            scalar: 0,
+            raw: None,
+            divisor: 0,
+            average: records::NO_AVERAGE,
+            first_input: 0,
+            inputs: 0,
+            element,
+        };
         if let EntryPoint::Fold(..) = entry {
             work.unit = element;
             work.divisor = kernel.divisor().filter(|_| finish).unwrap_or(0);
             if let Some(bits) = kernel.scalar_bits() {
                 work.scalar = bits;
                 work.raw = raw.and_then(|raw| u32::try_from(raw).ok());
+            } else if kernel.divisor().is_some() {
+                work.adds_up(kernel.share_bits(), sources, (finish, average));
             }
         }
         work
+    }
+
+    /// Sets how an average adds up, whose inputs are multiplied by `share` where they are scaled.
+    fn adds_up(&mut self, share: Option<u64>, sources: usize, (finish, average): (bool, Average)) {
+        self.average = if finish { records::DIVIDED } else { records::NO_AVERAGE };
+        let Some(share) = share else { return };
+        match average {
+            Average::Sum => {}
+            Average::Whole if !finish => {}
+            Average::Whole => (self.average, self.scalar) = (records::WHOLE, share),
+            Average::Parts(inputs) => {
+                let number = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
+                let inputs = inputs.among(sources);
+                (self.average, self.scalar) = (records::SHARES, share);
+                (self.first_input, self.inputs) = (number(inputs.start), number(inputs.len()));
+            }
+        }
     }
 
     /// The step for `count` elements, with the targets behind the sources in the table of operands.
@@ -190,6 +234,9 @@ impl PassKind {
             targets,
             raw: self.raw,
             divisor: self.divisor,
+            average: self.average,
+            first_input: self.first_input,
+            inputs: self.inputs,
         }
     }
 
@@ -224,7 +271,16 @@ pub(super) fn operands_of(pass: &Pass<'_>) -> Vec<FoldOperand> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::headers::constant;
     use crate::types::Scalar;
+
+    #[test]
+    fn kernels_have_the_same_constants() {
+        let host = [u64::from(THREADS), PACK_BYTES, u64::from(NOT_RAW), 8 * PARAMETER_WORDS as u64];
+        assert_eq!(host, ["THREADS", "PACK", "NOT_RAW", "PARAMETER_BYTES"].map(constant));
+        let averages = [records::NO_AVERAGE, records::DIVIDED, records::WHOLE, records::SHARES].map(u64::from);
+        assert_eq!(averages, ["NO_AVERAGE", "DIVIDED", "WHOLE", "SHARES"].map(constant));
+    }
 
     #[test]
     fn small_tables_travel_with_the_launch_and_large_ones_lie_apart() {
@@ -238,13 +294,16 @@ mod tests {
             targets: 1,
             raw: None,
             divisor: 3,
+            average: records::SHARES,
+            first_input: 1,
+            inputs: 7,
         };
         let operands = [FoldOperand { base: 4096, offset: 8 }; 3];
         let arguments = Arguments::inline(&[step], &operands).unwrap();
         assert_eq!(arguments.bytes(), 24 + 64 + 3 * 16);
         assert_eq!(arguments.words[..6], [0, 0, 1, 5, 0, 9]);
         assert_eq!(arguments.words[6..9], [2 << 32, 2 | 1 << 32, u64::from(u32::MAX) | 3 << 32]);
-        assert_eq!(arguments.words[11..13], [4096, 8]);
+        assert_eq!(arguments.words[9..13], [3 << 32, 1 | 7 << 32, 4096, 8]);
         // 4,072 bytes are left: a step and 250 operands.
         assert!(Arguments::inline(&[step], &[operands[0]; 250]).is_some());
         assert!(Arguments::inline(&[step], &[operands[0]; 251]).is_none());
@@ -269,7 +328,7 @@ mod tests {
     #[test]
     fn a_pass_becomes_the_kernel_of_its_type_and_operator() {
         let work = |op, sources, raw, finish| {
-            PassKind::new(&Kernel::reduce(DataType::F16, op, 4).unwrap(), sources, raw, finish)
+            PassKind::new(&Kernel::reduce(DataType::F16, op, 4).unwrap(), sources, raw, (finish, Average::Sum))
         };
         assert_eq!(work(ReduceOp::Sum, 1, None, true).entry, EntryPoint::Copy);
         assert_eq!(work(ReduceOp::Sum, 2, None, true).entry, EntryPoint::Fold(DataType::F16, FoldOp::Sum));
@@ -279,10 +338,43 @@ mod tests {
         let scaled = work(ReduceOp::PreMulSum(Scalar::Float(0.5)), 2, Some(1), true);
         assert_eq!((scaled.raw, scaled.scalar), (Some(1), u64::from(0.5_f32.to_bits())));
         assert_eq!(work(ReduceOp::PreMulSum(Scalar::Float(0.5)), 1, None, true).entry, EntryPoint::Copy);
-        let bits = PassKind::new(&Kernel::reduce(DataType::I32, ReduceOp::BitXor, 4).unwrap(), 3, Some(0), true);
+        let bits = PassKind::new(&Kernel::reduce(DataType::I32, ReduceOp::BitXor, 4).unwrap(), 3, Some(0), LAST);
         assert_eq!((bits.entry, bits.raw), (EntryPoint::Bits(BitOp::Xor), None));
         assert_eq!(bits.step(5, (0, 3), 1).count, 20);
         assert_eq!(average.step(5, (0, 1), 1).count, 5);
-        assert_eq!(PassKind::new(&Kernel::copy(DataType::F64), 1, None, true).step(3, (7, 1), 2).first_target, 8);
+        assert_eq!(PassKind::new(&Kernel::copy(DataType::F64), 1, None, LAST).step(3, (7, 1), 2).first_target, 8);
+    }
+
+    const LAST: (bool, Average) = (true, Average::Sum);
+
+    /// The number and the scalar of an average, its divisor and its inputs.
+    #[track_caller]
+    fn must_add_up(work: PassKind, (average, scalar): (u32, u64), divisor: u32, inputs: (u32, u32)) {
+        let step = work.step(5, (0, 3), 1);
+        assert_eq!((step.average, step.scalar, step.divisor), (average, scalar, divisor));
+        assert_eq!((step.first_input, step.inputs, step.raw), (inputs.0, inputs.1, None));
+    }
+
+    #[test]
+    fn an_average_tells_its_kernel_which_sources_it_scales() {
+        let parts = Average::Parts((1..9).into());
+        let work = |data_type, sources, how| {
+            PassKind::new(&Kernel::reduce(data_type, ReduceOp::Avg, 3).unwrap(), sources, Some(0), how)
+        };
+        // Of three ranks 2^-2 for f16; 2^-3 for the others.
+        let (quarter, eighth) = (u64::from(0.25_f32.to_bits()), u64::from(0.125_f32.to_bits()));
+        must_add_up(work(DataType::F16, 3, (false, parts)), (records::SHARES, quarter), 0, (1, 2));
+        must_add_up(work(DataType::BF16, 3, (true, parts)), (records::SHARES, eighth), 3, (1, 2));
+        must_add_up(work(DataType::F32, 3, (true, Average::Whole)), (records::WHOLE, eighth), 3, (0, 0));
+        must_add_up(work(DataType::F32, 3, (false, Average::Whole)), (records::NO_AVERAGE, 0), 0, (0, 0));
+        must_add_up(work(DataType::F64, 3, (true, parts)), (records::SHARES, 0.125_f64.to_bits()), 3, (1, 2));
+        for data_type in [DataType::F8E4M3, DataType::F8E5M2, DataType::I32] {
+            must_add_up(work(data_type, 3, (true, parts)), (records::DIVIDED, 0), 3, (0, 0));
+            must_add_up(work(data_type, 3, (false, parts)), (records::NO_AVERAGE, 0), 0, (0, 0));
+        }
+        // One source is copied, unless it is an input.
+        let input = Average::Parts((0..1).into());
+        assert_eq!(work(DataType::F16, 1, (false, parts)).entry, EntryPoint::Copy);
+        assert_eq!(work(DataType::F16, 1, (false, input)).entry, EntryPoint::Fold(DataType::F16, FoldOp::ScaledSum));
     }
 }

@@ -172,14 +172,20 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Kernel;
+    use crate::device::{Average, Kernel};
     use crate::types::{DataType, ReduceOp};
+
+    const LAST: (bool, Average) = (true, Average::Sum);
 
     /// Adds copies (from, to, bytes), and returns the targets of each level in the order of the launches.
     fn levels(copies: &[(u64, u64, u64)]) -> Vec<Vec<u64>> {
         let mut levels = LaunchLevels::default();
         for (from, into, bytes) in copies {
-            levels.put(PassKind::new(&Kernel::copy(DataType::U8), 1, None, false), *bytes, (&[*from], &[*into]));
+            levels.put(
+                PassKind::new(&Kernel::copy(DataType::U8), 1, None, (false, Average::Sum)),
+                *bytes,
+                (&[*from], &[*into]),
+            );
         }
         let targets = |launch: LevelLaunch| launch.operands.chunks(2).map(|pair| pair[1].base).collect();
         levels.launches().into_iter().map(targets).collect()
@@ -220,8 +226,8 @@ mod tests {
         let sum = Kernel::reduce(DataType::F32, ReduceOp::Sum, 2).unwrap();
         for pair in 0..100 {
             let at = pair * 1000;
-            levels.put(PassKind::new(&sum, 2, None, true), 5, (&[at, at + 100], &[at + 200]));
-            levels.put(PassKind::new(&sum, 1, None, true), 7, (&[at + 300], &[at + 400]));
+            levels.put(PassKind::new(&sum, 2, None, LAST), 5, (&[at, at + 100], &[at + 200]));
+            levels.put(PassKind::new(&sum, 1, None, LAST), 7, (&[at + 300], &[at + 400]));
         }
         let launches = levels.launches();
         assert_eq!(launches.iter().map(|launch| launch.steps.len()).sum::<usize>(), 200);
@@ -233,7 +239,7 @@ mod tests {
         // 300 sources fit no launch's parameter, so the fold is one launch with a table.
         let mut levels = LaunchLevels::default();
         let sources: Vec<u64> = (0..300).map(|at| at * 10).collect();
-        levels.put(PassKind::new(&sum, 300, None, true), 1, (&sources, &[1 << 20]));
+        levels.put(PassKind::new(&sum, 300, None, LAST), 1, (&sources, &[1 << 20]));
         assert_eq!(levels.launches().len(), 1);
     }
 }

@@ -280,3 +280,10 @@ const WRITE_32: u32 = 2;
 const ANY_BIT: u32 = 2;
 /// The driver takes fewer than 256 operations at once.
 const _: () = assert!(2 * MOST_RANKS < 256);
+
+#[cfg(test)]
+#[test]
+fn kernels_have_the_same_constants() {
+    use crate::device::headers::constant;
+    assert_eq!([MOST_RANKS as u64, DeviceRanks::LEADER as u64], ["MOST_RANKS", "LEADER"].map(constant));
+}

@@ -240,7 +240,8 @@ impl Walk {
         }
         if length > 0 {
             let raw = (step.raw != NONE).then_some(step.raw as usize);
-            self.levels.put(PassKind::new(&lane.kernel, from.len(), raw, step.finish == 1), length, (&from, &into));
+            let how = (step.finish == 1, step.average());
+            self.levels.put(PassKind::new(&lane.kernel, from.len(), raw, how), length, (&from, &into));
         }
         for queue in sources.iter().filter_map(|source| lane.queue(source)) {
             self.link(queue).taken += 1;

@@ -139,7 +139,7 @@ impl Queue for StreamQueue {
         }
         let count = |operands: usize| u32::try_from(operands).map_err(|_| Error::invalid_argument("too many operands"));
         let (sources, targets) = (count(pass.sources.len())?, count(pass.targets.len())?);
-        let work = PassKind::new(kernel, pass.sources.len(), pass.raw, pass.finish);
+        let work = PassKind::new(kernel, pass.sources.len(), pass.raw, (pass.finish, pass.average));
         let step = work.step(pass.count as u64, (0, sources), targets);
         let _entered = self.active.primary().enter()?;
         self.keep_captured(&[])?;

@@ -1,8 +1,8 @@
 //! Files of lines: our own groups, and Slurm's topology.conf of switches or of blocks.
 
 use super::names::{NameRoom, name};
-use super::{SHOWN_BYTES, SwitchFile, SwitchGroup};
-use crate::wire;
+use super::{SwitchFile, SwitchGroup};
+use crate::error::shown;
 
 /// Reads all lines.
 ///
@@ -102,11 +102,9 @@ impl SwitchLine {
         }
         let value = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
         let allow = |allowed: &[&str]| match fields.iter().find(|(key, _)| !allowed.contains(&&**key)) {
-            Some((key, _)) => {
-                Err(format!("{:?} is not known here (allowed: {})", wire::cut(key, SHOWN_BYTES), allowed.join(", ")))
-            }
+            Some((key, _)) => Err(format!("{:?} is not known here (allowed: {})", shown(key), allowed.join(", "))),
             None if fields.len() < text.split_ascii_whitespace().count() => {
-                Err(format!("{:?} has a word without a =", wire::cut(text, SHOWN_BYTES)))
+                Err(format!("{:?} has a word without a =", shown(text)))
             }
             None => Ok(()),
         };
@@ -138,7 +136,7 @@ impl SwitchLine {
         if let Some(sizes) = value("blocksizes") {
             allow(&["blocksizes"])?;
             let numbers: Result<Vec<usize>, _> = sizes.split(',').map(str::parse).collect();
-            let wrong = || format!("BlockSizes={:?} is not a list of numbers", wire::cut(sizes, SHOWN_BYTES));
+            let wrong = || format!("BlockSizes={:?} is not a list of numbers", shown(sizes));
             return Ok(SwitchLine::BlockSizes(numbers.ok().filter(|all| !all.contains(&0)).ok_or_else(wrong)?));
         }
         if text.split_ascii_whitespace().next().is_some_and(|word| word.eq_ignore_ascii_case("include")) {
@@ -146,7 +144,7 @@ impl SwitchLine {
         }
         let Some((switch, hosts)) = text.split_once(':') else {
             let form = "neither \"group: hosts\" nor a line of Slurm's (SwitchName=…, BlockName=…)";
-            return Err(format!("{:?} is {form}", wire::cut(text, SHOWN_BYTES)));
+            return Err(format!("{:?} is {form}", shown(text)));
         };
         let mut names = Vec::new();
         for list in hosts.split_ascii_whitespace() {

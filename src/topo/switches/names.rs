@@ -1,8 +1,8 @@
 //! Names of hosts and switches, and Slurm's lists of them: `a,n[01-03,7]` is `a n01 n02 n03 n7`.
 
-use crate::wire;
+use crate::error::shown;
 
-use super::{MAX_NAMES, SHOWN_BYTES};
+use super::MAX_NAMES;
 
 /// The longest name; those of DNS have 253 bytes.
 const MAX_NAME_BYTES: usize = 256;
@@ -11,7 +11,7 @@ const MAX_DIGITS: usize = 20;
 
 /// The name, if it is one: letters, digits and `. _ -`, and not too long.
 pub(super) fn name(text: &str) -> Result<&str, String> {
-    let shown = wire::cut(text, SHOWN_BYTES);
+    let shown = shown(text);
     if text.is_empty() || !text.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_' | '-')) {
         return Err(format!("{shown:?} is not a name of letters, digits and . _ -"));
     }
@@ -22,7 +22,7 @@ fn fits(text: &str) -> Result<&str, String> {
     if text.len() <= MAX_NAME_BYTES {
         Ok(text)
     } else {
-        Err(format!("{:?}… has more than {MAX_NAME_BYTES} bytes", wire::cut(text, SHOWN_BYTES)))
+        Err(format!("{:?} has more than {MAX_NAME_BYTES} bytes", shown(text)))
     }
 }
 
@@ -65,7 +65,7 @@ impl NameRoom {
 
 /// The names of one item, which has any number of brackets: `r[1-2]n[1-3]` has six.
 fn product(item: &str, room: usize) -> Result<Vec<String>, String> {
-    let shown = wire::cut(item, SHOWN_BYTES);
+    let shown = shown(item);
     let mut names = vec![String::new()];
     let mut rest = item;
     while !rest.is_empty() {
@@ -98,7 +98,7 @@ fn product(item: &str, room: usize) -> Result<Vec<String>, String> {
 fn numbers(ranges: &str, room: usize) -> Result<Vec<String>, String> {
     let mut numbers = Vec::new();
     for range in ranges.split(',') {
-        let shown = wire::cut(range, SHOWN_BYTES);
+        let shown = shown(range);
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let number = |text: &str| text.parse::<usize>().map_err(|_| format!("{shown:?} is not a range of numbers"));
         let (from, to) = (number(first)?, number(last)?);
@@ -164,12 +164,12 @@ pub(super) fn compress(names: &[String]) -> String {
             None => runs.push(NameRun { start, ranges: vec![fresh] }),
         }
     }
-    let shown = |run: &NameRun<'_>| match &run.ranges[..] {
+    let text = |run: &NameRun<'_>| match &run.ranges[..] {
         [] => run.start.to_owned(),
         [one] if one.first == one.last => format!("{}{}", run.start, one.text()),
         all => format!("{}[{}]", run.start, all.iter().map(NumberRange::text).collect::<Vec<_>>().join(",")),
     };
-    runs.iter().map(shown).collect::<Vec<_>>().join(",")
+    runs.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

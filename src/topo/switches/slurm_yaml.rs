@@ -2,8 +2,8 @@
 
 use super::names::{NameRoom, name};
 use super::yaml::{self, Yaml, YamlValue};
-use super::{SHOWN_BYTES, SwitchFile, SwitchGroup};
-use crate::wire;
+use super::{SwitchFile, SwitchGroup};
+use crate::error::shown;
 
 /// Reads the topology of `partition`, or the cluster's.
 ///
@@ -27,12 +27,12 @@ pub(super) fn parse(text: &str, partition: Option<&str>) -> Result<SwitchFile, (
             () => "it is the first",
         };
         let other = "to use another one, put it into a file of its own";
-        let name = wire::cut(name, SHOWN_BYTES);
+        let name = shown(name);
         found.notes.push(format!("the file has {} topologies, and {name:?} is used: {why}; {other}", named.len()));
     }
     let kinds: Vec<&str> =
         ["tree", "block", "flat", "ring", "torus3d"].into_iter().filter(|kind| of.has(kind)).collect();
-    let name = wire::cut(name, SHOWN_BYTES);
+    let name = shown(name);
     match kinds[..] {
         ["tree"] => tree(of.map("tree")?, &mut found)?,
         ["block"] => blocks(of.map("block")?, &mut found)?,
@@ -91,12 +91,7 @@ fn blocks(of: YamlMap<'_>, found: &mut SwitchFile) -> Result<(), (usize, String)
     let mut sizes = Vec::new();
     for size in of.list("block_sizes")? {
         let number = word(size)?.parse().ok().filter(|size| *size > 0);
-        sizes.push(
-            number.ok_or((
-                size.line,
-                format!("block_sizes has {:?}, not a number", wire::cut(word(size)?, SHOWN_BYTES)),
-            ))?,
-        );
+        sizes.push(number.ok_or((size.line, format!("block_sizes has {:?}, not a number", shown(word(size)?))))?);
     }
     found.check_block_sizes(&sizes);
     Ok(())
@@ -120,7 +115,7 @@ impl<'y> YamlMap<'y> {
     fn allow(&self, allowed: &[&str]) -> Result<(), (usize, String)> {
         match self.entries.iter().find(|(key, _)| !allowed.contains(&&**key)) {
             Some((key, value)) => {
-                let shown = wire::cut(key, SHOWN_BYTES);
+                let shown = shown(key);
                 Err((value.line, format!("{shown:?} is not known here (allowed: {})", allowed.join(", "))))
             }
             None => Ok(()),

@@ -4,6 +4,8 @@
 
 use std::collections::HashSet;
 
+use crate::error::shown;
+
 /// A value, with the line on which it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Yaml {
@@ -217,10 +219,6 @@ fn plain(text: &str) -> Result<String, String> {
         _ => return Ok(text.to_owned()),
     };
     Err(format!("{:?}: {what} not read here", shown(text)))
-}
-
-fn shown(text: &str) -> &str {
-    crate::wire::cut(text, super::SHOWN_BYTES)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::types::Rank;
 #[derive(Debug)]
 pub(in crate::transport) struct DataConnector {
     calls: Vec<(TcpStream, Caller, bool)>,
+    address: SocketAddr,
 }
 
 impl DataConnector {
@@ -44,7 +45,7 @@ impl DataConnector {
         if stopped {
             log::detail!(Net @ me, "to rank {owner} inside this host: Reno in place of BBR");
         }
-        Ok(DataConnector { calls })
+        Ok(DataConnector { calls, address })
     }
 
     /// The sockets, once all are through.
@@ -56,6 +57,16 @@ impl DataConnector {
             return Ok(Some(std::mem::take(&mut self.calls).into_iter().map(|(stream, ..)| stream).collect()));
         }
         Ok(None)
+    }
+
+    /// How far it has come, in words; `None` where it is through.
+    pub(in crate::transport) fn standing(&self) -> Option<String> {
+        let (stream, ..) = self.calls.iter().find(|(_, _, done)| !done)?;
+        let address = self.address;
+        Some(match stream.peer_addr() {
+            Ok(_) => format!("{address} has taken the data connection and not answered its handshake"),
+            Err(_) => format!("connecting to {address} for data: no answer (does a firewall drop it?)"),
+        })
     }
 }
 

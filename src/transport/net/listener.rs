@@ -9,7 +9,7 @@ use crate::bootstrap::auth::Terms;
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::sys::random;
-use crate::transport::data_handshake::{Answerer, Request, SESSION_TIME, crowd_out};
+use crate::transport::data_handshake::{Answerer, Refused, Request, SESSION_TIME, crowd_out};
 use crate::transport::net::{SocketOptions, apply};
 use crate::types::Rank;
 
@@ -24,6 +24,7 @@ pub(in crate::transport) struct DataListener {
     expected: HashMap<u64, Expected>,
     sessions: Vec<Session>,
     ready: Vec<(u64, Rank, Vec<TcpStream>)>,
+    refused: Refused,
 }
 
 #[derive(Debug)]
@@ -35,6 +36,7 @@ struct Expected {
 #[derive(Debug)]
 struct Session {
     stream: TcpStream,
+    from: SocketAddr,
     answerer: Answerer,
     since: Instant,
 }
@@ -52,7 +54,8 @@ impl DataListener {
         let (listener, address) = socket::listen(wanted)?;
         tune(&listener, options)?;
         let (expected, sessions, ready) = (HashMap::new(), Vec::new(), Vec::new());
-        Ok(DataListener { terms, me, listener, address, options, expected, sessions, ready })
+        let refused = Refused::default();
+        Ok(DataListener { terms, me, listener, address, options, expected, sessions, ready, refused })
     }
 
     /// Where to connect, for the blob.
@@ -72,18 +75,21 @@ impl DataListener {
     pub(in crate::transport) fn progress(&mut self, now: Instant) -> Result<()> {
         while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
             let accepted = socket::accept(&self.listener);
-            let Some((stream, _)) = accepted.map_err(|error| Error::system("accept on the data port", error))? else {
+            let Some((stream, from)) = accepted.map_err(|error| Error::system("accept on the data port", error))?
+            else {
                 break;
             };
-            self.sessions.push(Session { stream, answerer: Answerer::new(self.terms.clone(), self.me), since: now });
+            let answerer = Answerer::new(self.terms.clone(), self.me);
+            self.sessions.push(Session { stream, from, answerer, since: now });
         }
         for mut session in std::mem::take(&mut self.sessions) {
             match session.answerer.progress(&session.stream) {
                 Ok(None) if now.duration_since(session.since) < SESSION_TIME => self.sessions.push(session),
-                Ok(None) => {}
+                Ok(None) => self.refused.add(session.from, "it did not say in time what it wants"),
                 Ok(Some((peer, request))) => self.admit(peer, request, session.stream),
                 Err(error) => {
-                    crate::log::trace!(Net @ self.me, "a connection to the data port was refused: {error}")
+                    crate::log::trace!(Net @ self.me, "a connection to the data port was refused: {error}");
+                    self.refused.add(session.from, error.message());
                 }
             }
         }
@@ -93,6 +99,7 @@ impl DataListener {
     fn admit(&mut self, peer: Rank, request: Request, stream: TcpStream) {
         let Some(expected) = self.expected.get_mut(&request.ticket).filter(|expected| expected.peer == peer) else {
             crate::log::warn!(Net @ self.me, "rank {peer} connected to the data port for nothing that was offered to it");
+            self.refused.add(format_args!("rank {peer}"), "nothing was offered to it");
             return;
         };
         let place = usize::try_from(request.index).ok().and_then(|index| expected.sockets.get_mut(index));
@@ -104,6 +111,11 @@ impl DataListener {
         {
             self.ready.push((request.ticket, peer, complete.sockets.into_iter().flatten().collect()));
         }
+    }
+
+    /// What was refused here, in words.
+    pub(in crate::transport) fn refused(&self) -> Option<String> {
+        self.refused.words("the data port")
     }
 
     /// The connections that are complete.

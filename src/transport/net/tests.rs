@@ -6,9 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use super::SocketOptions;
+use super::connector::DataConnector;
+use super::listener::DataListener;
 use super::receive_pump::ReceivePump;
 use super::send_pump::SendPump;
 use super::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, cut, encode};
+use crate::bootstrap::auth::{Purpose, Terms};
 use crate::error::{Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Ordering};
 use crate::sync::ring::{Receiver, Sender, Shape};
@@ -382,4 +386,42 @@ fn parts_cover_a_message_once() {
             assert_eq!(at, bytes);
         }
     }
+}
+
+/// What a listener refuses, and how far a connection has come that nobody takes: a time-out tells both.
+#[test]
+fn refused_and_unanswered_connections_are_known() {
+    let terms = |key: u8| Terms { key: [key; 32], purpose: Purpose::Data, communicator: 7, job: None };
+    let options = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
+    let [me, peer] = [0, 1].map(Rank::new);
+    let mut listener = DataListener::new(terms(1), me, "127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let ticket = listener.expect(peer).unwrap();
+    assert_eq!(listener.refused(), None);
+    let address = listener.address();
+    let connect =
+        |key, ticket| DataConnector::new(&terms(key), (peer, me), (address.ip(), address), (ticket, options)).unwrap();
+    // A stranger, and a rank that asks for what was not offered to it.
+    let (mut stranger, mut lost) = (connect(2, ticket), connect(1, ticket ^ 1));
+    let mut serve = |connector: &mut DataConnector, until: &dyn Fn(&str) -> bool| {
+        for _ in 0..10_000 {
+            // The one that is refused sees its connection close.
+            let _closed = connector.progress();
+            listener.progress(crate::sys::clock::now()).unwrap();
+            if let Some(words) = listener.refused().filter(|words| until(words)) {
+                return words;
+            }
+            std::thread::yield_now();
+        }
+        panic!("{:?}", listener.refused());
+    };
+    let words = serve(&mut stranger, &|_| true);
+    assert!(words.starts_with("this rank has refused 1 connection to the data port from 127.0.0.1:"), "{words}");
+    let words = serve(&mut lost, &|words| words.contains(" 2 "));
+    assert_eq!(
+        words,
+        "this rank has refused 2 connections to the data port, the last from rank 1: nothing was offered to it"
+    );
+    let unanswered = connect(1, ticket);
+    let standing = unanswered.standing().expect("nobody answers");
+    assert!(standing.starts_with(&format!("{address} has taken the data connection and not answered")), "{standing}");
 }

@@ -3,6 +3,7 @@
 //! `machine/file.rs` reads the text and names the line of a mistake; this module holds what the driver, NVML and the
 //! schedule ask: who reaches whom, by which path, with what rights. The ready machines lie in `machines/*.toml`.
 
+mod fields;
 mod file;
 mod kind;
 

@@ -15,6 +15,10 @@ use crate::error::{Error, Result};
 const MOST_SEATS: usize = 128;
 /// `MOST_OPERANDS` of a step.
 const MOST_OPERANDS: u32 = 256;
+/// `PartImage::scales`: `scalar` is that of the sources that steps call raw.
+const RAW_SOURCES: u32 = 1;
+/// The same: it scales the inputs of averages.
+const INPUTS_OF_AVERAGES: u32 = 2;
 
 // As the static assertions of program.h.
 const _: () = assert!(size_of::<StepRecord>() == 64 && size_of::<OperandRecord>() == 16);
@@ -47,18 +51,26 @@ pub(super) struct Arithmetic {
     pub(super) interpreter: usize,
     op: u32,
     element: u32,
-    scalar: Option<u64>,
+    scalar: u64,
+    /// Of what `scalar` is: 0, [`RAW_SOURCES`] or [`INPUTS_OF_AVERAGES`].
+    scales: u32,
     divisor: u32,
 }
 
 impl Arithmetic {
     pub(super) fn of(kernel: &Kernel) -> Arithmetic {
         let (interpreter, op) = interpreter_of(kernel);
+        let (scalar, scales) = match (kernel.scalar_bits(), kernel.share_bits()) {
+            (Some(scalar), _) => (scalar, RAW_SOURCES),
+            (None, Some(share)) => (share, INPUTS_OF_AVERAGES),
+            (None, None) => (0, 0),
+        };
         Arithmetic {
             interpreter,
             op,
             element: kernel.data_type().size(),
-            scalar: kernel.scalar_bits(),
+            scalar,
+            scales,
             divisor: kernel.divisor().unwrap_or(0),
         }
     }
@@ -123,7 +135,9 @@ fn lane_words(records: &Records, lane: &LaneRecord, steps: &[StepRecord]) -> Vec
         words.pair(step.first - before, step.sources);
         words.pair(step.targets, step.raw);
         words.pair(step.peer, u32::from_le_bytes([step.kind, step.lag, step.flag, step.finish]));
-        (0..4).for_each(|_| words.long(0));
+        words.pair(step.average, step.first_input);
+        words.pair(step.inputs, 0);
+        (0..2).for_each(|_| words.long(0));
     }
     for operand in &records.operands[first_operand as usize..][..operands as usize] {
         words.pair(operand.kind, operand.base);
@@ -165,12 +179,12 @@ fn part_words(rank: &PartWords<'_>) -> Vec<u64> {
     let count = |items: usize| u32::try_from(items).unwrap_or(NONE);
     let mut words = Words::default();
     words.long(page);
-    words.long(arithmetic.scalar.unwrap_or(0));
+    words.long(arithmetic.scalar);
     // The length is known at the end.
     words.pair(0, part.rank);
     words.pair(part.layout.ranks, part.layout.lanes);
     words.pair(count(part.bases.len()), count(part.labels.len()));
-    words.pair(arithmetic.divisor, u32::from(arithmetic.scalar.is_some()));
+    words.pair(arithmetic.divisor, arithmetic.scales);
     words.pair(arithmetic.element, arithmetic.op);
     words.long(0);
     part.bases.iter().for_each(|base| words.long(*base));
@@ -279,6 +293,7 @@ mod tests {
 
     use super::*;
     use crate::device::StatusPage;
+    use crate::device::headers::constant;
     use crate::device::records::{BlockNumbers, ControlLayout, Numbers, Reduction, SlotQueue};
     use crate::sync::primitive::Arc;
     use crate::types::{DataType, ReduceOp};
@@ -323,6 +338,7 @@ mod tests {
     fn records() -> Records {
         let step = StepRecord { block: 11, times: 12, sources: 2, ..StepRecord::default() };
         let combine = StepRecord { targets: 1, raw: 16, peer: 17, kind: COMBINE, lag: 18, flag: 1, finish: 1, ..step };
+        let combine = StepRecord { average: 3, first_input: 19, inputs: 20, ..combine };
         let operand = |kind| OperandRecord { kind, base: 41, buffer: 42, index: 43 };
         Records {
             lanes: vec![LaneRecord { steps: 2, flags: 5, after: NONE, label: 7, ..LaneRecord::default() }],
@@ -330,6 +346,12 @@ mod tests {
             operands: vec![operand(0), operand(1), operand(2)],
             ranks: vec![21, 22],
         }
+    }
+
+    #[test]
+    fn kernels_have_the_same_constants() {
+        let host = [MOST_SEATS as u64, MOST_OPERANDS.into(), RAW_SOURCES.into(), INPUTS_OF_AVERAGES.into()];
+        assert_eq!(host, ["MOST_SEATS", "MOST_OPERANDS", "RAW_SOURCES", "INPUTS_OF_AVERAGES"].map(constant));
     }
 
     #[test]
@@ -342,7 +364,8 @@ mod tests {
         lane.must_be(words, 0, &header);
         let numbered = [("block", 11), ("times", 12), ("first", 0), ("sources", 2)];
         let first = [("targets", 1), ("raw", 16), ("peer", 17), ("kind", 1), ("lag", 18), ("flag", 1), ("finish", 1)];
-        step.must_be(words, lane.bytes, &[&numbered[..], &first].concat());
+        let third = [("average", 3), ("first_input", 19), ("inputs", 20)];
+        step.must_be(words, lane.bytes, &[&numbered[..], &first, &third].concat());
         let second = [("targets", 0), ("kind", 2), ("lag", 0), ("flag", 6), ("finish", 0)];
         step.must_be(words, lane.bytes + step.bytes, &[&numbered[..], &second].concat());
         let behind = lane.bytes + 2 * step.bytes;
@@ -390,7 +413,7 @@ mod tests {
             keep: Vec::new(),
             across: None,
         };
-        let arithmetic = Arithmetic { interpreter: 0, op: 71, element: 4, scalar: Some(72), divisor: 73 };
+        let arithmetic = Arithmetic { interpreter: 0, op: 71, element: 4, scalar: 72, scales: 75, divisor: 73 };
         let rank = PartWords { part: &part, arithmetic, page: 74, blocks: 4 };
         let (words, blocks) = launch(&[rank], &[vec![8_000]], ADDRESS).unwrap();
         assert_eq!((blocks.address, blocks.count), (ADDRESS, 1));
@@ -407,7 +430,7 @@ mod tests {
         let told = [("status", 74), ("scalar", 72), ("bytes", (numbers - at) as u64), ("rank", 1), ("ranks", 2)];
         image.must_be(&words, at, &told);
         let told =
-            [("lanes", 9), ("bases", 3), ("labels", 1), ("divisor", 73), ("scales", 1), ("element", 4), ("op", 71)];
+            [("lanes", 9), ("bases", 3), ("labels", 1), ("divisor", 73), ("scales", 75), ("element", 4), ("op", 71)];
         image.must_be(&words, at, &told);
         assert_eq!(words[bases / 8..][..6], [54, 55, 56, 51, 52, 53]);
         peer.must_be(&words, peers + peer.bytes, &[("control", 57), ("scratch", 58)]);

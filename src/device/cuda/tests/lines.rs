@@ -15,8 +15,10 @@ use crate::types::{DataType, Protocol};
 const WORDS: u64 = 128;
 const PAYLOAD: u64 = 64;
 /// Bytes before the lines of a slot, and of the lines.
-const HEADER: usize = 128;
-const LINES: usize = 32 << 10;
+#[expect(clippy::cast_possible_truncation, reason = "128")]
+const HEADER: usize = lines::HEADER as usize;
+#[expect(clippy::cast_possible_truncation, reason = "32 KiB")]
+const LINES: usize = lines::LINES as usize;
 
 /// Two ranks on one GPU and the connection from one to the other.
 struct Pair {

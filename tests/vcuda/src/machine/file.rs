@@ -13,9 +13,9 @@
 //! links = 18
 //! ```
 
-use serde::Deserialize;
 use toml::Spanned;
 
+use super::fields::{Field, Fields, line_of};
 use super::kind;
 use super::{FabricAttr, Gpu, Link, Machine, Switch, index};
 
@@ -32,8 +32,6 @@ const MAX_MEMORY_MIB: u64 = 1 << 20;
 /// The least driver that loads PTX ISA 8.0.
 const MIN_DRIVER: u32 = 12_000;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
 struct MachineText {
     driver_version: Spanned<u32>,
     driver_name: String,
@@ -44,7 +42,7 @@ struct MachineText {
     virtual_memory: bool,
     legacy_ipc: bool,
     posix_fd: bool,
-    fabric: FabricText,
+    fabric: FabricAttr,
     weak: bool,
     checks: bool,
     /// The host whose view this is; `vcuda run` writes it into the file that it hands to the processes of a host.
@@ -54,47 +52,10 @@ struct MachineText {
     switch: Vec<Spanned<SwitchText>>,
 }
 
-impl Default for MachineText {
-    fn default() -> MachineText {
-        MachineText {
-            driver_version: Spanned::new(0..0, 12_080),
-            driver_name: "570.86.15".to_owned(),
-            hosts: Spanned::new(0..0, 1),
-            pcie_peer: true,
-            connections: Spanned::new(0..0, 8),
-            mps: false,
-            virtual_memory: true,
-            legacy_ipc: true,
-            posix_fd: true,
-            fabric: FabricText::None,
-            weak: true,
-            checks: true,
-            host: None,
-            gpu: Vec::new(),
-            link: Vec::new(),
-            switch: Vec::new(),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum FabricText {
-    None,
-    Lies,
-    NoChannel,
-    Works,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct GpuText {
     kind: String,
-    #[serde(default = "one")]
     count: u32,
-    #[serde(default)]
     host: u32,
-    #[serde(default)]
     numa_node: u32,
     pcie_switch: Option<u32>,
     bus_id: Option<String>,
@@ -105,40 +66,91 @@ struct GpuText {
     sms: Option<u32>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct LinkText {
     gpus: (u32, u32),
-    #[serde(default = "one")]
     count: u32,
-    #[serde(default = "yes")]
     ll128: bool,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct SwitchText {
     gpus: Vec<u32>,
-    #[serde(default = "one")]
     links: u32,
-    #[serde(default = "yes")]
     ll128: bool,
 }
 
-fn one() -> u32 {
-    1
+impl MachineText {
+    fn read(fields: &mut Fields<'_>) -> Result<MachineText, String> {
+        let or = |given: Option<Spanned<u32>>, usual| given.unwrap_or_else(|| Spanned::new(0..0, usual));
+        Ok(MachineText {
+            driver_version: or(fields.placed("driver_version")?, 12_080),
+            driver_name: fields.optional("driver_name")?.unwrap_or_else(|| "570.86.15".to_owned()),
+            hosts: or(fields.placed("hosts")?, 1),
+            pcie_peer: fields.or("pcie_peer", true)?,
+            connections: or(fields.placed("connections")?, 8),
+            mps: fields.or("mps", false)?,
+            virtual_memory: fields.or("virtual_memory", true)?,
+            legacy_ipc: fields.or("legacy_ipc", true)?,
+            posix_fd: fields.or("posix_fd", true)?,
+            fabric: fields.or("fabric", FabricAttr::None)?,
+            weak: fields.or("weak", true)?,
+            checks: fields.or("checks", true)?,
+            host: fields.placed("host")?,
+            gpu: fields.tables("gpu", GpuText::read)?,
+            link: fields.tables("link", LinkText::read)?,
+            switch: fields.tables("switch", SwitchText::read)?,
+        })
+    }
 }
 
-fn yes() -> bool {
-    true
+impl GpuText {
+    fn read(fields: &mut Fields<'_>) -> Result<GpuText, String> {
+        Ok(GpuText {
+            kind: fields.required("kind")?,
+            count: fields.or("count", 1)?,
+            host: fields.or("host", 0)?,
+            numa_node: fields.or("numa_node", 0)?,
+            pcie_switch: fields.optional("pcie_switch")?,
+            bus_id: fields.optional("bus_id")?,
+            uuid: fields.optional("uuid")?,
+            name: fields.optional("name")?,
+            capability: fields.optional("capability")?,
+            memory_mib: fields.optional("memory_mib")?,
+            sms: fields.optional("sms")?,
+        })
+    }
+}
+
+impl LinkText {
+    fn read(fields: &mut Fields<'_>) -> Result<LinkText, String> {
+        let (gpus, count) = (fields.required("gpus")?, fields.or("count", 1)?);
+        Ok(LinkText { gpus, count, ll128: fields.or("ll128", true)? })
+    }
+}
+
+impl SwitchText {
+    fn read(fields: &mut Fields<'_>) -> Result<SwitchText, String> {
+        let (gpus, links) = (fields.required("gpus")?, fields.or("links", 1)?);
+        Ok(SwitchText { gpus, links, ll128: fields.or("ll128", true)? })
+    }
+}
+
+impl Field for FabricAttr {
+    const WANTED: &'static str = "\"none\", \"lies\", \"no-channel\" or \"works\"";
+
+    fn of(value: &toml::de::DeValue<'_>) -> Option<FabricAttr> {
+        Some(match value.as_str()? {
+            "none" => FabricAttr::None,
+            "lies" => FabricAttr::Lies,
+            "no-channel" => FabricAttr::NoChannel,
+            "works" => FabricAttr::Works,
+            _ => return None,
+        })
+    }
 }
 
 /// Reads a machine, or says in which line the mistake is.
 pub(super) fn parse(name: &str, text: &str) -> Result<Machine, String> {
-    let file: MachineText = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| line_of(text, span.start));
-        format!("line {line}: {}", error.message().trim_end())
-    })?;
+    let file = Fields::of_text(text, MachineText::read)?;
     let reader = Reader { text, name, hosts: *file.hosts.get_ref() };
     reader.check_numbers(&file)?;
     let mut machine = Machine {
@@ -156,12 +168,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Machine, String> {
         virtual_memory: file.virtual_memory,
         legacy_ipc: file.legacy_ipc,
         posix_fd: file.posix_fd,
-        fabric: match file.fabric {
-            FabricText::None => FabricAttr::None,
-            FabricText::Lies => FabricAttr::Lies,
-            FabricText::NoChannel => FabricAttr::NoChannel,
-            FabricText::Works => FabricAttr::Works,
-        },
+        fabric: file.fabric,
         weak: file.weak,
         checks: file.checks,
     };
@@ -332,10 +339,6 @@ impl Reader<'_> {
     }
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
-    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
-}
-
 fn checked_bus_id(text: &str) -> Result<String, String> {
     let upper = text.to_uppercase();
     let parts: Vec<&str> = upper.split([':', '.']).collect();
@@ -388,7 +391,14 @@ mod tests {
             ),
             ("[[gpu]]\nkind = \"h100\"\nbus_id = \"1B:0\"\n", "line 1: bus_id"),
             ("[[gpu]]\nkind = \"h100\"\nuuid = \"GPU-12\"\n", "line 1: uuid"),
-            ("fabric = \"maybe\"\n", "line 1: "),
+            ("fabric = \"maybe\"\n", "line 1: fabric is wanted as \"none\""),
+            ("\n= 3\n", "line 2: "),
+            ("mps = true\nmps = true\n", "line 2: duplicate key"),
+            ("hosts = -1\n", "line 1: hosts is wanted as a number of 32 bits"),
+            ("[gpu]\nkind = \"h100\"\n", "line 1: gpu is wanted as [[gpu]]"),
+            ("\n[[gpu]]\nsms = 4\n", "line 2: missing field `kind`"),
+            ("[[gpu]]\nkind = \"h100\"\n\nspeed = 3\n", "line 4: unknown field `speed`"),
+            ("[[gpu]]\nkind = \"h100\"\n[[link]]\ngpus = [0, 1, 2]\n", "line 4: gpus is wanted as two numbers"),
             ("host = 2\n[[gpu]]\nkind = \"h100\"\n", "line 1: host 2 of 1 hosts"),
         ];
         for (text, expected) in cases {

@@ -5,19 +5,19 @@
 //! with special values and seeded samples. Layouts: numbers of sources and targets, counts, alignments, targets that
 //! are sources.
 
-#[path = "vcuda/tests/flat/mod.rs"]
+mod averages;
+#[path = "../vcuda/tests/flat/mod.rs"]
 mod flat;
+mod host;
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
-use std::io::Write as _;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use flat::{Flat, Parameters, config, launch};
+use host::{Host, host};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use rsccl::ReduceOp;
 use rsccl::internals::device::records::{self, ControlLayout, EnterLine, OperandRecord, StatusPage, StepRecord};
@@ -47,12 +47,14 @@ struct Step {
     raw: u32,
     divisor: u32,
     kind: u32,
-    reserved: [u32; 3],
+    average: u32,
+    first_input: u32,
+    inputs: u32,
 }
 
 const NOT_RAW: u32 = u32::MAX;
 /// Where the fields lie, as `kernels_host_places` lists them.
-const PLACES: [usize; 14] = [
+const PLACES: [usize; 17] = [
     size_of::<Operand>(),
     offset_of!(Operand, base),
     offset_of!(Operand, offset),
@@ -67,6 +69,9 @@ const PLACES: [usize; 14] = [
     offset_of!(Step, raw),
     offset_of!(Step, divisor),
     offset_of!(Step, kind),
+    offset_of!(Step, average),
+    offset_of!(Step, first_input),
+    offset_of!(Step, inputs),
 ];
 
 impl Operand {
@@ -80,7 +85,8 @@ impl Step {
         let mut bytes = [self.count, self.offset, self.scalar].map(u64::to_le_bytes).concat();
         let words =
             [self.first_source, self.sources, self.first_target, self.targets, self.raw, self.divisor, self.kind];
-        words.iter().chain(&self.reserved).for_each(|word| bytes.extend(word.to_le_bytes()));
+        let average = [self.average, self.first_input, self.inputs];
+        words.iter().chain(&average).for_each(|word| bytes.extend(word.to_le_bytes()));
         bytes
     }
 }
@@ -147,7 +153,7 @@ fn short_name(data_type: DataType) -> &'static str {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels")
 }
 
 /// The shipped module with this entry point.
@@ -174,12 +180,14 @@ struct Case {
     raw: Option<usize>,
     world: u32,
     finish: bool,
+    average: Average,
 }
 
 impl Case {
     fn new(data_type: DataType, op: ReduceOp, sources: Vec<Vec<u8>>) -> Case {
         let sources = sources.into_iter().map(|bytes| (bytes, 0)).collect();
-        Case { data_type, op, sources, targets: vec![Ok(0)], raw: None, world: 1, finish: false }
+        let average = Average::Sum;
+        Case { data_type, op, sources, targets: vec![Ok(0)], raw: None, world: 1, finish: false, average }
     }
 
     fn size(&self) -> usize {
@@ -206,7 +214,7 @@ impl Case {
             targets: &targets,
             count,
             finish: self.finish,
-            average: Average::Sum,
+            average: self.average,
             store: Store::Cached,
         };
         // SAFETY: sources and target have the count's bytes, and nobody else uses them.
@@ -216,15 +224,16 @@ impl Case {
 
     /// The entry point: one source that nothing changes is copied.
     fn entry(&self) -> usize {
-        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish, Average::Sum);
+        let copies = self.sources.len() == 1 && self.kernel().is_copy(self.raw, self.finish, self.average);
         if copies { COPY } else { entry_of(self.op) }
     }
 
     fn step(&self) -> Step {
         let in_bytes = self.entry() >= 5;
+        let (average, share, inputs) = self.adds_up();
         let scalar = match self.op {
             ReduceOp::PreMulSum(scalar) => scalar_bits(self.data_type, scalar),
-            _ => 0,
+            _ => share,
         };
         let divides = self.finish && self.op == ReduceOp::Avg;
         let number = |count: usize| u32::try_from(count).expect("few operands");
@@ -239,7 +248,27 @@ impl Case {
             raw: if scalar_of(self.op) { self.raw.map_or(NOT_RAW, number) } else { NOT_RAW },
             divisor: if divides { self.world } else { 0 },
             kind: 0,
-            reserved: [0; 3],
+            average,
+            first_input: number(inputs.start),
+            inputs: number(inputs.len()),
+        }
+    }
+
+    /// How the step's average adds up, by what inputs are multiplied, and which sources these are.
+    fn adds_up(&self) -> (u32, u64, std::ops::Range<usize>) {
+        let is_scaled = self.data_type.is_float() && self.size() > 1;
+        if self.op != ReduceOp::Avg || !is_scaled {
+            let divides = self.op == ReduceOp::Avg && self.finish;
+            return (if divides { records::DIVIDED } else { records::NO_AVERAGE }, 0, 0..0);
+        }
+        // 2^-e, where e is the least for which 2^e shares are all ranks', and one more but for f16.
+        let places = self.world.next_power_of_two().trailing_zeros() + u32::from(self.data_type != DataType::F16);
+        let share = scalar_bits(self.data_type, Scalar::Float(0.5_f64.powi(i32::try_from(places).expect("few"))));
+        match self.average {
+            Average::Parts(inputs) => (records::SHARES, share, inputs.among(self.sources.len())),
+            Average::Whole if self.finish => (records::WHOLE, share, 0..0),
+            Average::Sum if self.finish => (records::DIVIDED, 0, 0..0),
+            Average::Sum | Average::Whole => (records::NO_AVERAGE, 0, 0..0),
         }
     }
 
@@ -311,14 +340,15 @@ impl Case {
     fn name(&self) -> String {
         let places: Vec<usize> = self.sources.iter().map(|(_, place)| *place).collect();
         format!(
-            "{} {}, {} bytes from {places:?} to {:?}, raw {:?}, world {}, finish {}",
+            "{} {}, {} bytes from {places:?} to {:?}, raw {:?}, world {}, finish {}, {:?}",
             self.data_type,
             self.op,
             self.bytes(),
             self.targets,
             self.raw,
             self.world,
-            self.finish
+            self.finish,
+            self.average
         )
     }
 
@@ -361,74 +391,6 @@ fn scalar_bits(data_type: DataType, scalar: Scalar) -> u64 {
         (_, Scalar::Unsigned(value)) => value,
         (data_type, scalar) => panic!("{scalar:?} for {data_type}"),
     }
-}
-
-/// The headers as a library of the host.
-struct Host {
-    run: unsafe extern "C" fn(u32, u32, *const Step, *const Operand, u64, u64, u64),
-    places: unsafe extern "C" fn(*mut u64),
-    program: unsafe extern "C" fn(*mut u64, u32, u32),
-}
-
-impl Host {
-    fn run(
-        &self,
-        data_type: DataType,
-        entry: usize,
-        step: &Step,
-        operands: &[Operand],
-        members: std::ops::Range<u64>,
-        size: u64,
-    ) {
-        let (code, entry) = (u32::from(data_type.code()), u32::try_from(entry).expect("nine"));
-        // SAFETY: the operands' places have the bytes that the step names, and nobody else uses them meanwhile.
-        unsafe { (self.run)(code, entry, step, operands.as_ptr(), members.start, members.end, size) };
-    }
-}
-
-/// The library, compiled once; None, with a printed reason, where there is no g++.
-fn host() -> Option<&'static Host> {
-    static HOST: OnceLock<Option<Host>> = OnceLock::new();
-    HOST.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let library = folder.path().join("libkernels.so");
-        let mut command = Command::new("g++");
-        command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
-        command.args(["-Wno-unknown-pragmas", "-fno-strict-aliasing", "-I"]).arg(self::folder());
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/host.cpp")).arg("-o").arg(&library);
-        let Ok(output) = command.output() else {
-            writeln!(std::io::stderr(), "skipped: no g++, so the kernels' headers do not run on the host")
-                .expect("stderr");
-            return None;
-        };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
-        // SAFETY: loads the library compiled above, which runs no code when it is loaded.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{} cannot be loaded", library.display());
-        let symbol = |name: &std::ffi::CStr| {
-            // SAFETY: the library is loaded, and the name ends with a zero byte.
-            let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            assert!(!address.is_null(), "{name:?} is not exported");
-            address
-        };
-        let (run, places) = (symbol(c"kernels_host_run"), symbol(c"kernels_host_places"));
-        // SAFETY: host.cpp defines the function with this signature.
-        let run = unsafe {
-            std::mem::transmute::<
-                *mut libc::c_void,
-                unsafe extern "C" fn(u32, u32, *const Step, *const Operand, u64, u64, u64),
-            >(run)
-        };
-        // SAFETY: as above.
-        let places = unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64)>(places) };
-        let program = symbol(c"kernels_host_program");
-        // SAFETY: as above.
-        let program =
-            unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64, u32, u32)>(program) };
-        Some(Host { run, places, program })
-    })
-    .as_ref()
 }
 
 /// SplitMix64.
@@ -491,7 +453,7 @@ fn records_of_programs_and_control_words_lie_alike_in_rust_and_in_c() {
         };
     }
     let records = places! {
-        StepRecord: block times first sources targets raw peer kind lag flag finish;
+        StepRecord: block times first sources targets raw peer kind lag flag finish average first_input inputs;
         OperandRecord: kind base buffer index;
         EnterLine: ready label input output;
     };
@@ -500,9 +462,10 @@ fn records_of_programs_and_control_words_lie_alike_in_rust_and_in_c() {
     let operands = [records::OWN, records::PEER, records::SLOT].map(u64::from);
     let buffers = [records::INPUT, records::OUTPUT, records::SCRATCH, records::NONE].map(u64::from);
     let flag = [u64::from(records::EVEN_EMPTY)];
+    let averages = [records::NO_AVERAGE, records::DIVIDED, records::WHOLE, records::SHARES].map(u64::from);
     let codes = [StatusPage::CLAIMED, StatusPage::ABORTED, StatusPage::MISMATCH].map(u64::from);
-    let expected = [&records[..], &words, &kinds, &operands, &buffers, &flag, &codes].concat();
-    let mut found = [0_u64; 40];
+    let expected = [&records[..], &words, &kinds, &operands, &buffers, &flag, &averages, &codes].concat();
+    let mut found = [0_u64; 47];
     assert_eq!(found.len(), expected.len());
     // SAFETY: the function writes as many numbers as this test lists.
     unsafe { (host.program)(found.as_mut_ptr(), layout.lanes, layout.ranks) };
@@ -662,7 +625,10 @@ fn random_case(random: &mut Random) -> Case {
     if random.below(3) == 0 {
         targets[0] = Err(random.below(sources.len()));
     }
-    Case { data_type, op, sources, targets, raw, world: 1 + u32::try_from(random.below(9)).expect("small"), finish }
+    let first = random.below(sources.len());
+    let average = [Average::Sum, Average::Whole, Average::Parts((first..first + 2).into())][random.below(3)];
+    let world = 1 + u32::try_from(random.below(9)).expect("small");
+    Case { data_type, op, sources, targets, raw, world, finish, average }
 }
 
 #[test]
@@ -745,7 +711,9 @@ fn counts_and_offsets_have_64_bits() {
         raw: NOT_RAW,
         divisor: 0,
         kind: 0,
-        reserved: [0; 3],
+        average: records::NO_AVERAGE,
+        first_input: 0,
+        inputs: 0,
     };
     host.run(DataType::F32, 0, &fold, &operands, member..member + 1, 1 << 40);
     // SAFETY: in the mapping, aligned.
@@ -775,7 +743,9 @@ fn a_launch_does_all_of_its_steps() {
         raw: NOT_RAW,
         divisor: 0,
         kind: 0,
-        reserved: [0; 3],
+        average: records::NO_AVERAGE,
+        first_input: 0,
+        inputs: 0,
     };
     for apart in [false, true] {
         memory.write(target, &[0; 96]);
