@@ -28,8 +28,12 @@ complain() {
     outcome=1
 }
 
-programs=()
-for source in "$here"/*.c; do programs+=("$(basename "$source" .c)"); done
+mapfile -t programs < <(cd "$here" && ls -- *.c *.cpp | sed 's/\.[a-z]*$//' | sort -u)
+for name in "${programs[@]}"; do
+    [[ -f $here/$name.c ]] || complain "$name.cpp has no partner in MPI, $name.c"
+    [[ -f $here/$name.cpp ]] || complain "$name.c has no partner in the classes, $name.cpp"
+done
+((outcome == 0)) || exit 1
 ((${#programs[@]} == 5)) || complain "${#programs[@]} programs found, and there are five"
 
 # A row: its first cell names calls, its last one a program. "MPI_I…" is every call that begins so.
