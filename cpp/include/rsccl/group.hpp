@@ -59,7 +59,8 @@ class Group {
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
-    /// Adds a call on `communicator`: `calls.on(comm).send(buffer, peer)`. What it yields must not outlive the group.
+    /// Adds a call on `communicator`: `calls.on(comm).send(buffer, peer)`. What it yields must not outlive the group, and keeps the
+    /// communicator from ending before the group does: one that is destroyed meanwhile ends with the group.
     /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; end() throws it for one that
     ///   was finalized
     Member on(const Communicator& communicator) { return Member(*this, communicator); }
