@@ -221,7 +221,7 @@ impl NetBootstrap {
 
     /// Waits until the connections have taken all bytes for `only`, or for all living ranks. A caller that then waits
     /// for something else does not drive these connections, so the bytes must have left before it returns.
-    fn settle(&self, only: Option<Rank>, wait: &Wait) -> Result<()> {
+    fn settle_with(&self, only: Option<Rank>, wait: &Wait) -> Result<()> {
         let busy = |control: &ControlPlane| match only {
             Some(peer) => Some(peer).filter(|_| control.unsent(peer) > 0 && control.inbox().gone(peer).is_none()),
             None => control.busy(),
@@ -243,7 +243,7 @@ impl NetBootstrap {
     /// Runs one collective until all its bytes have been sent.
     fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Participants) -> Result<T>) -> Result<T> {
         let outcome = run(&self.next_group()).map_err(|error| error.at(self.world.rank))?;
-        self.settle(None, wait)?;
+        self.settle_with(None, wait)?;
         Ok(outcome)
     }
 
@@ -294,7 +294,7 @@ impl NetBootstrap {
     /// One exchange in which any rank may say that it has failed.
     fn agree_in(&self, group: (&Participants, u8), mine: Result<Vec<u8>>, wait: &Wait) -> Agreed<Vec<Vec<u8>>> {
         let agreed = collective::agree(self, group, mine, wait).map_err(|error| error.at(self.world.rank))?;
-        self.settle(None, wait)?;
+        self.settle_with(None, wait)?;
         Ok(agreed.map_err(|error| error.at(self.world.rank)))
     }
 }
@@ -391,12 +391,16 @@ impl Bootstrap for NetBootstrap {
 
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
         self.post(peer, tag, bytes, wait)?;
-        self.settle(Some(peer), wait)
+        self.settle(peer, wait)
     }
 
     fn post(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
         check_message(bytes)?;
         self.put(peer, Channel::Message(tag), bytes, wait)
+    }
+
+    fn settle(&self, peer: Rank, wait: &Wait) -> Result<()> {
+        self.settle_with(Some(peer), wait)
     }
 
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {

@@ -231,7 +231,7 @@ impl Fabric {
         }
         let offer = fabric_handles::offer(mine)?;
         for (peer, _) in peers {
-            setup.bootstrap.send(*peer, TAG_FABRIC_SIDE, &offer, setup.wait)?;
+            setup.send(self, *peer, (TAG_FABRIC_SIDE, &offer))?;
         }
         let mut taken = Vec::with_capacity(peers.len());
         for (owner, bytes) in peers.iter().copied() {

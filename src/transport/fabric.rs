@@ -50,19 +50,36 @@ impl std::fmt::Debug for Setup<'_> {
 }
 
 impl Setup<'_> {
+    /// [`Bootstrap::send`], looking at the watch meanwhile: a first message leaves only when `peer` is in a call of its
+    /// own, and after a failure, of which others have told, it may come to none.
+    pub(super) fn send(&mut self, fabric: &mut Fabric, peer: Rank, (tag, bytes): (u32, &[u8])) -> Result<()> {
+        self.bootstrap.post(peer, tag, bytes, self.wait)?;
+        loop {
+            match self.bootstrap.settle(peer, &self.wait.until(Deadline::after(SETUP_LOOK))) {
+                Err(error) if error.kind() == Kind::Timeout => {
+                    self.look(peer, "to make this call: the two are not connected yet")?;
+                    while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Looks at the watch, which has the deadline: its error says more than that of a wait.
+    fn look(&mut self, peer: Rank, what: &str) -> Result<()> {
+        let looked = self.watch.look(&|| format!("rank {peer} ({what})"));
+        // Where the watch knows of nobody in particular, the rank that is waited for is late.
+        looked.map_err(|error| if error.kind() == Kind::Timeout { error.about(peer) } else { error })
+    }
+
     /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say
     /// so.
     pub(super) fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
             while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
             let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };
-            // The watch has the deadline: its error says more.
             match self.bootstrap.recv(peer, tag, &self.wait.until(Deadline::after(look))) {
-                Err(error) if error.kind() == Kind::Timeout => {
-                    let looked = self.watch.look(&|| format!("rank {peer} ({what})"));
-                    // Where the watch knows of nobody in particular, the rank that is waited for is late.
-                    looked.map_err(|error| if error.kind() == Kind::Timeout { error.about(peer) } else { error })?;
-                }
+                Err(error) if error.kind() == Kind::Timeout => self.look(peer, what)?,
                 other => return other,
             }
         }
@@ -458,7 +475,7 @@ impl Fabric {
             let offer = self.transports[place].offer(mine, &takers, setup.bootstrap)?;
             let written = self.write_offer(*first, &[&length, &offer[..]].concat());
             for peer in takers {
-                setup.bootstrap.send(peer, tag, &written, setup.wait)?;
+                setup.send(self, peer, (tag, &written))?;
             }
         }
         Ok(())
