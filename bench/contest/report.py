@@ -277,7 +277,8 @@ def write(result, folder, name):
         "| contestant | settings |", "|---|---|",
         *(f"| {contestant} | {settings} |" for contestant, settings in result["settings"].items()),
         *baseline_table(result["samples"]),
-        "", "## Summary", "", summary(ratios), "", "## Tables", *tables, *others(result),
+        # Without peers there is nothing to sum up.
+        *(["", "## Summary", "", summary(ratios)] if any(ratios.values()) else []), "", "## Tables", *tables, *others(result),
     ]
     if result["failures"]:
         lines += ["", "### Runs that failed", "", *(f"- {failure['contestant']}, {failure['part']}, {failure['ranks']} ranks: {failure['why']}"
