@@ -256,6 +256,7 @@ for compiler in "${compilers[@]}"; do
 done
 queue "ThreadSanitizer: $first" $COMPILE_LIMIT_S bash "$cpp/tests/tsan.sh" "$first" "$prefix" "$work/tsan"
 queue "plugins, static and shared" $COMPILE_LIMIT_S bash "$cpp/tests/plugin.sh" "$first" "$prefix" "$work/plugin"
+queue "children of Python programs" $COMPILE_LIMIT_S bash "$cpp/tests/python.sh" "$first" "$prefix" "$work/python"
 if have mpicxx; then
     queue "the C++ of docs/from-nccl.md" $COMPILE_LIMIT_S bash "$cpp/tests/from_nccl.sh" "$prefix" "$work/from_nccl"
 else

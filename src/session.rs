@@ -24,8 +24,8 @@ use crate::session::culprit::Culprit;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
 use crate::session::settings::Settings;
 use crate::session::stall::{BegunMessages, Stall};
-use crate::sync::primitive::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::sync::{AbortFlag, AwaitedMessage, Deadline, NoteReader, Wait};
+use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AbortFlag, AwaitedMessage, Deadline, HookSlot, NoteReader, Wait};
 use crate::sys::alive::Process;
 use crate::sys::{clock, futex};
 use crate::transport::PeerInfo;
@@ -45,8 +45,8 @@ pub(crate) struct Session {
     told: Mutex<ToldStall>,
     /// Whether the ranks are on more than one host.
     pub(crate) spans_hosts: bool,
-    /// Whether a hook of the program is called while a call waits. Relaxed: only words of errors depend on it.
-    pub(crate) has_hook: AtomicBool,
+    /// What the program wants called while a call waits.
+    pub(crate) hook: HookSlot,
     /// The processes of the other ranks that this one can see.
     processes: Vec<(Rank, Process)>,
     /// Collectives begun. All ranks count alike.
@@ -91,11 +91,11 @@ struct MessageCounts {
 impl Session {
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
         let world = bootstrap.world();
-        let has_hook = AtomicBool::new(settings.progress.is_some());
+        let hook = HookSlot::new(settings.progress.clone());
         Session {
             world,
             settings,
-            has_hook,
+            hook,
             bootstrap,
             abort,
             history: History::default(),
@@ -256,7 +256,7 @@ impl Session {
             }
             // The late rank may wait in MPI for a message of this rank, which MPI moves only inside its own calls.
             // A peer that tells of its time-out has said so.
-            Kind::Timeout if self.settings.beside_mpi && !self.has_hook.load(Ordering::Relaxed) => {
+            Kind::Timeout if self.settings.beside_mpi && !self.hook.is_set() => {
                 if error.to_string().contains(MPI_RESTS) { error } else { error.advising(MPI_RESTS) }
             }
             _ => error,

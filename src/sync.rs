@@ -15,6 +15,7 @@ pub(crate) mod progress;
 pub mod ring;
 #[cfg(sanitize_thread)]
 mod seen;
+mod turn;
 mod turns;
 mod wait;
 mod waiting;
@@ -25,6 +26,8 @@ pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
 pub use progress::Progress;
+pub(crate) use progress::{HookSlot, WeakHook};
+pub use turn::{Turn, Turned};
 pub use turns::{TurnGuard, Turns};
 pub use wait::{Deadline, NoteReader, TimeLimit, Wait};
 pub use waiting::{AwaitedMessage, Waiting};

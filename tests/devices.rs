@@ -4,6 +4,8 @@
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
+#[path = "devices/waits.rs"]
+mod waits;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

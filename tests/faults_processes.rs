@@ -26,6 +26,7 @@ mod faults {
     mod rack;
     pub(crate) mod ranks;
     mod rest;
+    mod retries;
     mod setup;
     #[cfg(feature = "cuda")]
     mod shared_gpus;

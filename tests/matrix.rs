@@ -63,7 +63,7 @@ use std::time::Duration;
 
 use case::{Case, Placed, every_program};
 use rsccl::types::Algorithm;
-use rsccl::{Communicator, Config, DataType, Result, local, plan};
+use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local, plan};
 use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
@@ -360,6 +360,44 @@ fn a_peer_that_waits_takes_in_what_the_room_of_a_socket_connection_holds() {
         comm.finalize()
     };
     each_with(&[config.clone(), config], body).unwrap();
+}
+
+/// The same of a rank that waits for one of its own host only, which waits for the sender.
+#[test]
+fn a_peer_that_waits_for_its_own_host_takes_in_what_a_socket_connection_holds() {
+    const ROOM: usize = 4 << 20;
+    const SYSTEM: u64 = 64 << 10;
+    let config = Config::default().with_socket_send_bytes(SYSTEM).with_socket_receive_bytes(SYSTEM);
+    let config = config.with_socket_interfaces("lo").with_timeout(Duration::from_secs(10));
+    let body = |comm: Communicator| -> Result<()> {
+        let (mut values, mut long, mut word) = (vec![comm.rank(); 100_000], vec![comm.rank(); ROOM / 4], [0_u32]);
+        comm.all_reduce_in_place(&mut values, ReduceOp::Max)?;
+        // Connections are opened.
+        match comm.rank() {
+            0 => comm.recv(&mut word, 2)?,
+            1 => comm.recv(&mut word, 2)?,
+            _ => (0..2).try_for_each(|peer| comm.send(&[7_u32], peer))?,
+        }
+        match comm.rank() {
+            0 => {
+                comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?;
+                comm.recv(&mut long, 2)?;
+                assert!(long.iter().all(|value| *value == 2));
+            }
+            1 => {
+                comm.recv(&mut word, 2)?;
+                comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?;
+            }
+            _ => {
+                comm.send(&long, 0)?;
+                comm.send(&[7_u32], 1)?;
+                comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?;
+            }
+        }
+        assert!(values.iter().all(|value| *value == 6), "rank {}", comm.rank());
+        comm.finalize()
+    };
+    on_hosts(&[0, 0, 1], &config, body).unwrap();
 }
 
 #[test]

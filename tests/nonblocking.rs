@@ -71,6 +71,27 @@ fn a_split_returned_only_when_all_ranks_had_come() {
     });
 }
 
+/// Regression: both asked all ranks where they are, although each knows that from init.
+#[test]
+fn local_and_cross_returned_only_when_all_ranks_had_come() {
+    for make in [Communicator::local, Communicator::cross] {
+        let other_is_back = Barrier::new(2);
+        ranks(2, |comm| {
+            if comm.rank() == 1 {
+                other_is_back.wait();
+            }
+            let child = make(&comm)?;
+            if comm.rank() == 0 {
+                assert!(in_progress(&child) && in_progress(&comm));
+                other_is_back.wait();
+            }
+            assert!(settled(&child).is_none() && settled(&comm).is_none());
+            assert_eq!(sum(&child)?, child.size());
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn rank_and_size_of_a_child_wait_for_it() {
     ranks(3, |comm| {

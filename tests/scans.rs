@@ -77,14 +77,26 @@ fn long_scans_are_right_and_reproducible_ones_have_the_bits_of_short_ones() {
 /// The pieces of two scans may be alike up to the end of the shorter one.
 #[test]
 fn scans_of_different_lengths_are_a_mismatch() {
-    for (short, long) in [(262_144, 524_288), (65_536, 1 << 20), (1 << 20, (1 << 20) + 1)] {
-        let failed = local::run(2, |comm| {
-            let count = if comm.rank() == 0 { short } else { long };
-            let mut values = vec![1.0f32; count];
-            comm.scan_in_place(&mut values, ReduceOp::Sum)
-        });
-        let error = failed.unwrap_err();
-        assert_eq!(error.kind(), Kind::Mismatch, "{error}");
-        assert!(error.message().contains(&short.to_string()) && error.message().contains(&long.to_string()), "{error}");
+    // Of 3 and 5 ranks the longer ones go along a chain, in which the odd one stands first, in the middle and last.
+    for (size, odd) in [(2, 0), (3, 0), (3, 1), (3, 2), (5, 2), (5, 4)] {
+        for (short, long) in [(262_144, 524_288), (65_536, 1 << 20), (1 << 20, (1 << 20) + 1)] {
+            for exclusive in [false, true] {
+                let failed = local::run(size, |comm| {
+                    let count = if comm.rank() == odd { short } else { long };
+                    let mut values = vec![1.0f32; count];
+                    match exclusive {
+                        true => comm.exscan_in_place(&mut values, ReduceOp::Sum),
+                        false => comm.scan_in_place(&mut values, ReduceOp::Sum),
+                    }?;
+                    // A rank from which nobody takes anything finds it by the next call.
+                    comm.barrier()
+                });
+                let error = failed.unwrap_err();
+                let (case, words) = (format!("{size} ranks, rank {odd}, {short} and {long}"), error.message());
+                assert_eq!(error.kind(), Kind::Mismatch, "{case}: {error}");
+                let named = words.contains(&short.to_string()) && words.contains(&long.to_string());
+                assert!(named, "{case}: {error}");
+            }
+        }
     }
 }

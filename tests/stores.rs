@@ -173,7 +173,7 @@ fn an_id_is_shared_under_a_counter_and_removed_when_all_have_it() {
                     scope.spawn(move || {
                         let members = World { rank: Rank::new(rank), size: 3 };
                         let counter = IdCounter::new("ids");
-                        let make = || Ok(rsccl::internals::bootstrap::Root::serve(&options())?.0);
+                        let make = || UniqueId::generate(&options());
                         (0..3).map(|_| counter.share(&**door, members, make, &soon()).unwrap()).collect()
                     })
                 })

@@ -238,6 +238,29 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
         });
 }
 
+TEST_CASE("non-blocking: local and cross return before a late rank has come") {
+    for (auto make : {&Communicator::local, &Communicator::cross}) {
+        beside_a_late_one(
+            [make](Communicator& comm, std::promise<void>& done) {
+                Communicator child = (comm.*make)();
+                for (Communicator* other : {&child, &comm}) {
+                    const auto state = other->async_error();
+                    require(state && state->code() == ErrorCode::in_progress, "in progress");
+                }
+                done.set_value();
+                settle(child);
+                settle(comm);
+                use(child);
+            },
+            [make](Communicator& comm) {
+                Communicator child = (comm.*make)();
+                settle(child);
+                settle(comm);
+                use(child);
+            });
+    }
+}
+
 TEST_CASE("non-blocking: splits of two communicators in crossed orders") {
     const auto all = [] { return Communicator::init_all(2, nonblocking()); };
     std::vector<Communicator> first = all(), second = all();

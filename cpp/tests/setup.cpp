@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -384,6 +386,57 @@ TEST_CASE("a program's own store carries an id; what it throws comes through") {
     CHECK_THROWS_AS((void)Communicator::from_store(full, 0, 2, quick()), DiskFull::Error);
     // A code that does not exist is not taken for success.
     CHECK_THROWS_AS(rsccl::share(full, "id", 1, 2, quick()), rsccl::Error);
+}
+
+namespace {
+
+/// Rank 2 comes when the others have failed without it, before they try again: each try ends by reasons of its own. The words are
+/// the store, as `folder` or `address`, and where it is. The ranks wait for each other by other keys of the store.
+int process_tries_again(const std::vector<std::string>& words) {
+    const int rank = std::atoi(std::getenv("RSCCL_RANK")); // NOLINT: no other thread runs
+    Config patient = quick();
+    Config hasty = quick();
+    hasty.init_timeout = std::chrono::milliseconds(200);
+    std::unique_ptr<rsccl::Store> store;
+    if (words.at(0) == "folder") {
+        store = std::make_unique<rsccl::FileStore>(words.at(1));
+    } else {
+        store = std::make_unique<rsccl::TcpStore>(rsccl::TcpStore::connect(words.at(1), quick()));
+    }
+    for (int round = 0; round < 2; ++round) {
+        const std::string turn = std::to_string(round);
+        if (rank != 2) {
+            try {
+                (void)Communicator::from_store(*store, rank, 3, hasty, "again");
+                throw std::runtime_error("rank 2 has not come");
+            } catch (const rsccl::Timeout&) {
+                store->set("failed/" + turn + std::to_string(rank), "");
+            }
+        }
+        store->wait({"failed/" + turn + "0", "failed/" + turn + "1"});
+        if (rank == 0) {
+            // The others are there first, and have a moment to be told what does not concern them.
+            store->wait({"begun/" + turn + "1", "begun/" + turn + "2"});
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        } else {
+            store->set("begun/" + turn + std::to_string(rank), "");
+        }
+        Communicator comm = Communicator::from_store(*store, rank, 3, patient, "again");
+        require(sum_of_ranks(comm) == 3, "sum");
+        comm.finalize();
+    }
+    return 0;
+}
+
+const ranks::Named tries_again_worker("process_tries_again", process_tries_again);
+
+} // namespace
+
+TEST_CASE("a process that comes late to a try meets the others at the next one, under the same key") {
+    const ranks::Folder folder;
+    CHECK(ranks::processes(3, "process_tries_again", {"folder", folder.path() + "/store"}) == std::vector<int>{0, 0, 0});
+    rsccl::TcpStore served = rsccl::TcpStore::serve("127.0.0.1:0", quick());
+    CHECK(ranks::processes(3, "process_tries_again", {"address", served.address()}) == std::vector<int>{0, 0, 0});
 }
 
 TEST_CASE("stores that cannot be are refused") {

@@ -6,6 +6,8 @@
 //! | welcome | root → rank | session 16, count 4, addresses of the rank's neighbours |
 //! | refusal | root → rank | kind 1, peer 4, reason |
 //! | late | root → rank | as a refusal: why the others did not meet, before this rank came |
+//! | ask | rank → root | nothing: do ranks still meet here? The answer is `late` or `gathers` |
+//! | gathers | root → rank | nothing |
 //! | block | root → first of its block → root 0 | root 4, time left in ms 4, world 4, roots 4, count 4, addresses |
 //! | table | root 0 → first rank of a block → its root | session 16, count 4, addresses of all ranks |
 
@@ -33,6 +35,8 @@ pub(super) const REFUSAL: u8 = 3;
 pub(super) const BLOCK: u8 = 4;
 pub(super) const TABLE: u8 = 5;
 pub(super) const LATE: u8 = 6;
+pub(super) const ASK: u8 = 7;
+pub(super) const GATHERS: u8 = 8;
 
 /// The most bytes of a refusal's reason.
 const MAX_REASON_BYTES: usize = 8 << 10;

@@ -1,17 +1,18 @@
-//! A look at who serves an address: the root of an id, or the store of a job.
+//! A look at who serves an address: the root of an id, and whether its ranks still meet; or the store of a job.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::bootstrap::Options;
 use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::{Handshake, NO_RANK, OtherJob, Terms};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
+use crate::bootstrap::{Options, checkin};
 use crate::error::Result;
 use crate::sync::{Deadline, Wait};
 use crate::sys::poller::{Poller, Ready};
 use crate::sys::{clock, interfaces};
+use crate::wire::frame::Frame;
 
 /// What serves an address.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,28 +25,47 @@ pub(super) enum Answer {
     Nothing,
 }
 
-/// How long a service may take to prove itself; its thread does nothing else.
+/// What the root of an id says of the ranks that meet there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RootState {
+    /// They still meet.
+    Gathers,
+    /// They have failed to meet, for this reason.
+    Failed(String),
+    /// Nothing answers, or something else does: the root has ended.
+    Silent,
+}
+
+/// How long a service may take to prove itself and to answer; its thread does nothing else.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a wait polls before it looks at the abort flag again.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
 
-/// The most bytes of a frame: a service sends none to a connection that makes no request.
-const MOST_BYTES: usize = 64;
+/// The most bytes of a frame: the answer of a root, which may hold a reason.
+const MOST_BYTES: usize = 16 << 10;
 
-/// Connects to the root of `id` and runs the handshake, which proves that it has the id's secret. False if nothing
-/// answers, or something else does.
+/// Connects to the root of `id`, which proves by the handshake that it has the id's secret, and asks whether ranks
+/// still meet there.
 ///
 /// # Errors
 /// The abort's reason, or the time-out of `wait`.
-pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
+pub(super) fn state_of_root(id: &UniqueId, wait: &Wait) -> Result<RootState> {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     for address in localise(id.address(), any, &interfaces::list()?) {
-        if who_serves(address, &id.terms(&Options::default()), wait)? == Answer::Service {
-            return Ok(true);
+        let (answer, frames) = ask(address, &id.terms(&Options::default()), Some(checkin::ASK), wait)?;
+        if answer == Answer::Service {
+            return Ok(match frames.first() {
+                Some(frame) if frame.kind == checkin::LATE => {
+                    RootState::Failed(checkin::decode_refusal(&frame.payload).message().to_owned())
+                }
+                Some(_) => RootState::Gathers,
+                // It has ended while it was asked.
+                None => RootState::Silent,
+            });
         }
     }
-    Ok(false)
+    Ok(RootState::Silent)
 }
 
 /// Connects to `address` and runs the handshake by `terms`.
@@ -53,25 +73,35 @@ pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
 /// # Errors
 /// The abort's reason, or the time-out of `wait`.
 pub(super) fn who_serves(address: SocketAddr, terms: &Terms, wait: &Wait) -> Result<Answer> {
+    ask(address, terms, None, wait).map(|(answer, _)| answer)
+}
+
+/// Connects to `address`, runs the handshake by `terms`, and sends a request of the kind `request`: yields the frames
+/// that answer it, at least one from a service that goes on.
+fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> Result<(Answer, Vec<Frame>)> {
+    let (nothing, mut frames) = ((Answer::Nothing, Vec::new()), Vec::new());
     let handshake = Handshake::initiate(terms.clone(), NO_RANK, NO_RANK)?;
-    let Ok(mut link) = Link::connect(address, handshake, MOST_BYTES) else { return Ok(Answer::Nothing) };
+    let Ok(mut link) = Link::connect(address, handshake, MOST_BYTES) else { return Ok(nothing) };
+    if let Some(kind) = request {
+        link.queue(kind, 0, &[]);
+    }
     let (poller, mut ready, mut scratch) = (Poller::new()?, Ready::default(), vec![0; SCRATCH_BYTES]);
     link.told = link.interest();
     poller.add(link.fd(), 0, link.told)?;
     let patience = Deadline::after(PATIENCE);
-    while link.peer().is_none() {
+    while link.peer().is_none() || (request.is_some() && frames.is_empty()) {
         wait.check(|| format!("waited for what serves {address} to prove itself"))?;
         if patience.passed(clock::now()) {
-            return Ok(Answer::Nothing);
+            return Ok(nothing);
         }
         poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
         let Some(event) = ready.get(0) else { continue };
-        let read = if event.readable { link.read(&mut scratch, &mut Vec::new()) } else { Ok(()) };
+        let read = if event.readable { link.read(&mut scratch, &mut frames) } else { Ok(()) };
         match read.and_then(|()| link.flush()) {
             Ok(()) => {}
-            Err(End::OtherJob(other)) => return Ok(Answer::OtherJob(other)),
-            Err(_) if link.peer().is_some() => return Ok(Answer::Service),
-            Err(_) => return Ok(Answer::Nothing),
+            Err(End::OtherJob(other)) => return Ok((Answer::OtherJob(other), frames)),
+            Err(_) if link.peer().is_some() => return Ok((Answer::Service, frames)),
+            Err(_) => return Ok(nothing),
         }
         let wanted = link.interest();
         if wanted != link.told {
@@ -79,5 +109,5 @@ pub(super) fn who_serves(address: SocketAddr, terms: &Terms, wait: &Wait) -> Res
             link.told = wanted;
         }
     }
-    Ok(Answer::Service)
+    Ok((Answer::Service, frames))
 }

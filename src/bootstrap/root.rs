@@ -220,6 +220,10 @@ impl Service {
         let outcome = match (self.guests.get(&token).copied(), frame.kind) {
             (None, checkin::CHECK_IN) => self.check_in(token, frame, now),
             (None, checkin::BLOCK) => self.block(token, frame, now),
+            (None, checkin::ASK) => {
+                self.tell_state(token);
+                Ok(())
+            }
             (Some(guest), checkin::TABLE) if first == Some(guest) => self.table(frame, now),
             (Some(guest), checkin::REFUSAL) if first == Some(guest) => {
                 self.fail(checkin::decode_refusal(&frame.payload), now);
@@ -247,6 +251,20 @@ impl Service {
         self.seat(token, Guest::Rank(check_in.rank));
         self.take_step(step, now);
         Ok(())
+    }
+
+    /// Answers a rank that asks before it takes the id from a store: after an attempt that has failed it waits for the
+    /// next.
+    fn tell_state(&mut self, token: u64) {
+        match &self.phase {
+            Phase::Failed(error, _) => {
+                let refusal = checkin::encode_refusal(error);
+                self.acceptor.send_last(token, checkin::LATE, &refusal);
+            }
+            Phase::Gather | Phase::AwaitTable | Phase::Answered(_) => {
+                self.acceptor.send_last(token, checkin::GATHERS, &[]);
+            }
+        }
     }
 
     fn block(&mut self, token: u64, frame: &Frame, now: Instant) -> Result<()> {

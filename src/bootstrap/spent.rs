@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use super::UniqueId;
 use crate::sys::handed_down::HandedDown;
+use crate::types::Rank;
 
 /// Notes that the ranks of `id` have failed to meet.
 pub(super) fn note(id: &UniqueId) {
@@ -19,6 +20,23 @@ pub(super) fn note(id: &UniqueId) {
 pub(super) fn holds(id: &UniqueId) -> bool {
     SPENT.lock().contains(&id.number())
 }
+
+/// Notes that `rank` of this process has read why there is no id, in the record with this `number`.
+pub(super) fn note_told(number: u64, rank: Rank) {
+    let mut told = TOLD.lock();
+    if told.len() == MOST_SPENT {
+        told.pop_front();
+    }
+    told.push_back((number, rank.get()));
+}
+
+/// Whether `rank` of this process has read the record with this `number`, which says why there is no id.
+pub(super) fn is_told(number: u64, rank: Rank) -> bool {
+    TOLD.lock().contains(&(number, rank.get()))
+}
+
+/// The failures to make an id that ranks of this process were told, by the number of the record.
+static TOLD: HandedDown<VecDeque<(u64, u32)>> = HandedDown::new(VecDeque::new, VecDeque::clone);
 
 /// The numbers of the latest ids. They are random, so an id of another try is never among them.
 static SPENT: HandedDown<VecDeque<u64>> = HandedDown::new(VecDeque::new, VecDeque::clone);

@@ -9,13 +9,14 @@ use std::thread::JoinHandle;
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
+use crate::comm::placement::{self, locality_of};
 use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{no_child, split_off};
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, work};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::worker::{check_message, check_messages};
-use crate::comm::{Buffer, Communicator, Placement, forked, group, last_words, placement};
+use crate::comm::{Buffer, Communicator, Placement, forked, group, last_words};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 #[cfg(feature = "cpp")]
@@ -131,8 +132,11 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::local`].
     pub fn local(&self) -> Result<Communicator> {
-        let placement = self.placement()?;
-        self.by_color(placement.host, placement.local_rank)
+        if self.is_home()? {
+            return self.communicator.local();
+        }
+        let here = self.on_engine(|engine, _| locality_of(engine))?;
+        self.by_color(here.host, here.local_rank)
     }
 
     /// [`Communicator::cross`], beside the requests that are under way.
@@ -140,8 +144,11 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::cross`].
     pub fn cross(&self) -> Result<Communicator> {
-        let placement = self.placement()?;
-        self.by_color(placement.local_rank, placement.host)
+        if self.is_home()? {
+            return self.communicator.cross();
+        }
+        let here = self.on_engine(|engine, _| locality_of(engine))?;
+        self.by_color(here.local_rank, here.host)
     }
 
     fn by_color(&self, color: u32, key: u32) -> Result<Communicator> {

@@ -158,18 +158,21 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn locality(&self) -> Result<Locality> {
-        self.with_engine(|engine| {
-            let (topology, number) = (engine.hosts(), |count: usize| u32::try_from(count));
-            let (locals, is_me) = (topology.local_ranks(self.me()), |rank: &Rank| *rank == self.me());
-            let host = topology.hosts().iter().position(|ranks| ranks.iter().any(is_me)).unwrap_or_default();
-            let local = locals.iter().position(is_me).unwrap_or_default();
-            let numbers = [host, topology.hosts().len(), local, locals.len()].map(number);
-            let [Ok(host), Ok(hosts), Ok(local_rank), Ok(local_size)] = numbers else {
-                return Err(Error::internal("more ranks than ranks can be"));
-            };
-            Ok(Locality { host_name: host::hostname()?, host, hosts, local_rank, local_size })
-        })
+        self.with_engine(|engine| locality_of(engine))
     }
+}
+
+/// Where the rank of `engine` is, as init found it.
+pub(super) fn locality_of(engine: &Engine) -> Result<Locality> {
+    let (topology, me) = (engine.hosts(), engine.session.world.rank);
+    let (locals, is_me) = (topology.local_ranks(me), |rank: &Rank| *rank == me);
+    let host = topology.hosts().iter().position(|ranks| ranks.iter().any(is_me)).unwrap_or_default();
+    let local = locals.iter().position(is_me).unwrap_or_default();
+    let numbers = [host, topology.hosts().len(), local, locals.len()].map(u32::try_from);
+    let [Ok(host), Ok(hosts), Ok(local_rank), Ok(local_size)] = numbers else {
+        return Err(Error::internal("more ranks than ranks can be"));
+    };
+    Ok(Locality { host_name: host::hostname()?, host, hosts, local_rank, local_size })
 }
 
 /// Asks all ranks where they are. The inner error is that of a rank which cannot tell, the same on all ranks.

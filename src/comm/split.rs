@@ -87,10 +87,11 @@ impl Communicator {
         self.split(Some(color), key)?.ok_or_else(|| self.at(no_child()))
     }
 
-    /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks.
+    /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks. Where the
+    /// configuration says non-blocking, the call returns at once, as [`Communicator::split`] does.
     ///
     /// # Errors
-    /// As [`Communicator::placement`] and [`Communicator::split`].
+    /// As [`Communicator::split`].
     ///
     /// # Examples
     /// ```
@@ -102,15 +103,16 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn local(&self) -> Result<Communicator> {
-        let placement = self.placement()?;
-        self.by_color(placement.host, i64::from(placement.local_rank))
+        let here = self.locality()?;
+        self.by_color(here.host, i64::from(here.local_rank))
     }
 
     /// The ranks of my local rank, one of each host that has so many, in the order of the hosts. Collective over all
-    /// ranks. That of local rank 0 are the leaders.
+    /// ranks. That of local rank 0 are the leaders. Where the configuration says non-blocking, the call returns at
+    /// once, as [`Communicator::split`] does.
     ///
     /// # Errors
-    /// As [`Communicator::placement`] and [`Communicator::split`].
+    /// As [`Communicator::split`].
     ///
     /// # Examples
     /// ```
@@ -131,8 +133,8 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn cross(&self) -> Result<Communicator> {
-        let placement = self.placement()?;
-        self.by_color(placement.local_rank, i64::from(placement.host))
+        let here = self.locality()?;
+        self.by_color(here.local_rank, i64::from(here.host))
     }
 
     /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the

@@ -61,10 +61,7 @@ impl Background for UnderWay<'_> {
     }
 
     fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        let mut moved = fabric.links().pump()?;
-        if fabric.is_connecting() {
-            moved |= fabric.progress_connect(bootstrap)?;
-        }
+        let mut moved = fabric.is_connecting() && fabric.progress_connect(bootstrap)?;
         let mut blocked: Vec<Need> = Vec::new();
         let mut still = Vec::with_capacity(self.messages.len());
         let mut messages = std::mem::take(&mut self.messages).into_iter();

@@ -65,7 +65,11 @@ impl Engine {
     }
 
     /// Runs a collective through the leaders of the devices, if they can run it: false where they cannot, on all ranks.
-    pub(super) fn launch_across(&mut self, begun: &Begun<'_>, order: Order<'_>) -> Result<bool> {
+    pub(super) fn launch_across(
+        &mut self,
+        begun: &Begun<'_>,
+        (order, background): (Order<'_>, &mut dyn Background),
+    ) -> Result<bool> {
         let Begun { call, operation, world, .. } = *begun;
         let meeting = &self.side_mut()?.meeting;
         if !meeting.is_led() {
@@ -110,7 +114,7 @@ impl Engine {
             across.absent = absent.iter().map(|(rank, bases, lowered)| part_of(*rank, *bases, lowered)).collect();
             let mut part = LaunchPart { across: Some(across), ..part_of(world.rank, bases, &lowered) };
             part.keep.extend(call.buffers.kept());
-            self.launch_collective(part, operation, order)?;
+            self.launch_collective(part, operation, (order, &mut *background))?;
         }
         Ok(true)
     }

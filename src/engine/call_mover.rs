@@ -1,6 +1,6 @@
 //! What moves data while a call waits.
 
-use crate::exec::{Background, WaitContext};
+use crate::exec::{Background, CallTurn, WaitContext};
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
 use crate::sync::{Patience, Progress};
@@ -45,6 +45,7 @@ impl CallMover {
         let CallMover { fabric, patience, patience_for_one, progress } = self;
         let is_for_one = awaited == Awaited::OneRank && patience.is_crowded();
         let patience = if is_for_one { patience_for_one } else { patience };
-        WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
+        let bootstrap = &*session.bootstrap;
+        WaitContext { turn: CallTurn { patience, watch, bootstrap, background, progress: progress.as_ref() }, fabric }
     }
 }

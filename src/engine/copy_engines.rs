@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::engine::device_windows::Placed;
 use crate::engine::on_device::Putting;
 use crate::error::{Error, Result};
-use crate::exec::{Begun, Buffers, Call, CallCount, Order, WindowCopy, put_copies};
+use crate::exec::{Background, Begun, Buffers, Call, CallCount, Order, WindowCopy, put_copies};
 use crate::log;
 use crate::plan::Windows;
 use crate::types::{Collective, DataType, Rank, World};
@@ -25,7 +25,8 @@ impl Engine {
         &mut self,
         begun: &Begun<'_>,
         placed: Option<&Placed>,
-        (home, order): (Home, Order<'_>),
+        home: Home,
+        (order, background): (Order<'_>, &mut dyn Background),
     ) -> Result<bool> {
         let (Begun { call, operation, world, .. }, Some(placed)) = (*begun, placed) else { return Ok(false) };
         if !self.session.settings.copy_engines {
@@ -39,7 +40,7 @@ impl Engine {
             return Ok(false);
         };
         log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
-        self.launch_all(operation, order, |side, Putting { stream, captured, turn }| {
+        self.launch_all(operation, (order, background), |side, Putting { stream, captured, turn }| {
             side.launch_one(world.rank, (enter, stream, captured), turn)?;
             put_copies(stream, home, &moves)?;
             side.launch_one(world.rank, (leave, stream, captured), turn)

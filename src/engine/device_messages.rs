@@ -7,7 +7,7 @@ use crate::engine::call_log::LineOfWay;
 use crate::engine::on_device::{Launched, Putting};
 use crate::error::{Error, Result};
 use crate::exec::lower::{self, MessageWay};
-use crate::exec::{self, Keeper, Message, Operation, Order};
+use crate::exec::{self, Background, Keeper, Message, Operation, Order};
 use crate::log;
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::Label;
@@ -21,7 +21,7 @@ impl Engine {
         &mut self,
         messages: Vec<Message<'_>>,
         collective: Option<Operation>,
-        order: Order<'_>,
+        (order, background): (Order<'_>, &mut dyn Background),
     ) -> Result<()> {
         let home = messages.iter().map(Message::home).find(|home| *home != Home::Host).unwrap_or(Home::Host);
         if let Some(other) = messages.iter().find(|message| message.count() > 0 && message.home() != home) {
@@ -31,12 +31,12 @@ impl Engine {
             )));
         }
         let next = collective.map_or_else(|| self.session.collectives(), |operation| operation.sequence);
-        let home = self.enter_device((home, next), order, &mut exec::NoBackground)?;
+        let home = self.enter_device((home, next), order, background)?;
         let keepers: Vec<Keeper<'_>> = messages.iter().map(Message::keeper).collect();
         let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
         let ended = match collective {
-            Some(operation) => self.launch_messages(messages, &operation, order),
-            None => self.launch_singles(messages, order),
+            Some(operation) => self.launch_messages(messages, &operation, (order, background)),
+            None => self.launch_singles(messages, (order, background)),
         };
         keepers.into_iter().for_each(Keeper::note);
         ended
@@ -47,13 +47,10 @@ impl Engine {
         &mut self,
         messages: Vec<Message<'_>>,
         operation: &Operation,
-        order: Order<'_>,
+        (order, background): (Order<'_>, &mut dyn Background),
     ) -> Result<()> {
         exec::check_to_self(self.session.world.rank, &messages)?;
-        let channel = match operation.collective {
-            Collective::GatherV | Collective::ScatterV => Channel::Collective(0),
-            _ => Channel::PointToPoint,
-        };
+        let channel = exec::channel_of(operation.collective);
         let of_message = |message: &Message<'_>| Operation {
             data_type: message.data_type(),
             op: None,
@@ -62,12 +59,17 @@ impl Engine {
             ..*operation
         };
         let labels = messages.iter().map(|message| of_message(message).label()).collect();
-        let part = self.message_part((&messages, labels), channel, &Launched::Collective(*operation))?;
-        self.launch_collective(part, operation, order)
+        let launched = Launched::Collective(*operation);
+        let part = self.message_part((&messages, labels), channel, (&launched, &mut *background))?;
+        self.launch_collective(part, operation, (order, background))
     }
 
     /// Launches sends and recvs: those between ranks of this device meet on the host, the others go through slots.
-    fn launch_singles(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
+    fn launch_singles(
+        &mut self,
+        messages: Vec<Message<'_>>,
+        (order, background): (Order<'_>, &mut dyn Background),
+    ) -> Result<()> {
         let me = self.session.world.rank;
         exec::check_to_self(me, &messages)?;
         let numbers: Vec<u64> = messages.iter().map(|message| self.number_message(message)).collect();
@@ -97,10 +99,12 @@ impl Engine {
         let through_slots = if others.is_empty() {
             None
         } else {
-            Some(self.message_part((&others, others_labels), Channel::PointToPoint, &launched)?)
+            let others = (&others[..], others_labels);
+            Some(self.message_part(others, Channel::PointToPoint, (&launched, &mut *background))?)
         };
-        let mut blank = self.message_part((&[], Vec::new()), Channel::PointToPoint, &launched)?;
-        self.launch(&launched, order, |side, Putting { stream, captured, turn }| {
+        let blank = (&[][..], Vec::new());
+        let mut blank = self.message_part(blank, Channel::PointToPoint, (&launched, &mut *background))?;
+        self.launch(&launched, (order, background), |side, Putting { stream, captured, turn }| {
             let mut put = None;
             if let Some(mut part) = through_slots {
                 side.keep_by_graph(&mut part, captured);
@@ -120,13 +124,13 @@ impl Engine {
         &mut self,
         (messages, labels): (&[Message<'_>], Vec<Label>),
         channel: Channel,
-        launched: &Launched,
+        (launched, background): (&Launched, &mut dyn Background),
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
         let ways = self.ways_of(messages, launched);
         let lowered = lower::messages(messages, &ways, me, (channel, u64::from(shape.slot_bytes)));
-        let queues = self.open_queues(&lowered.steps.ends, launched, &mut exec::NoBackground)?;
+        let queues = self.open_queues(&lowered.steps.ends, launched, background)?;
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
         part.bases =

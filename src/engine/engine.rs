@@ -15,7 +15,7 @@ use crate::exec::flat::Flat;
 use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
     self, Accepted, Background, Begun, Call, LastCall, Message, MessageQueue, MessageRun, NoBackground, Operation,
-    Order, Program, Task,
+    Order, Program, Task, WaitContext,
 };
 use crate::log;
 use crate::plan::{Layout, Windows};
@@ -25,9 +25,7 @@ use crate::session::peer_status::{BootstrapCall, WaitingFor};
 use crate::session::settings::Settings;
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
-use crate::sync::{
-    AbortFlag, AwaitedMessage, Backoff, Deadline, Patience, Progress, TimeLimit, Wait, Waiting, Watch, progress,
-};
+use crate::sync::{AbortFlag, Backoff, Patience, Progress, TimeLimit, Turn as _, Turned, Wait};
 use crate::sys::futex;
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, KnownBuffer, Need, Receivers, Setup};
@@ -92,7 +90,7 @@ impl Engine {
 
     /// Sets what is called while a call waits.
     pub(crate) fn set_progress(&mut self, hook: Option<Progress>) {
-        self.session.has_hook.store(hook.is_some(), Ordering::Relaxed);
+        self.session.hook.set(hook.clone());
         self.mover.progress = hook;
     }
 
@@ -301,7 +299,7 @@ impl Engine {
             message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
-            return self.device_messages(messages, None, order);
+            return self.device_messages(messages, None, (order, &mut NoBackground));
         }
         let others = self.copy_to_self(messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
@@ -373,7 +371,7 @@ impl Engine {
         }
         if on_a_device(&messages, order) {
             let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type), true);
-            let result = self.device_messages(messages, Some(operation), order);
+            let result = self.device_messages(messages, Some(operation), (order, &mut NoBackground));
             return result.map_err(|error| error.during(operation.to_string()));
         }
         let (others, data_type) = self.open_exchange(messages)?;
@@ -443,21 +441,21 @@ impl Engine {
     /// Of the background work, or of the watch.
     pub(crate) fn turn(&mut self, background: &mut dyn Background, backoff: &mut Backoff) -> Result<bool> {
         let (session, mover) = (&*self.session, &mut self.mover);
-        let attended = mover.fabric.attend(&*session.bootstrap)?;
-        if background.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
-            if backoff.started().is_some() {
-                session.goes_on();
+        // The turn knows the messages.
+        let unknown = Vec::new;
+        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&unknown)).turn_since(backoff.started());
+        let WaitContext { mut turn, fabric } = mover.wait_context((session, Awaited::Ranks), &mut watch, background);
+        match turn.turn_of_requests(fabric, backoff)? {
+            Turned::Moved => {
+                if backoff.started().is_some() {
+                    session.goes_on();
+                }
+                mover.patience.follow_processors(backoff);
+                *backoff = Backoff::new(mover.patience);
+                return Ok(true);
             }
-            mover.patience.follow_processors(backoff);
-            *backoff = Backoff::new(mover.patience);
-            return Ok(true);
-        }
-        let open = || background.messages();
-        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&open)).turn_since(backoff.started());
-        if backoff.turn(&mut watch, &Requests(&*background))?.is_some() {
-            progress::turn(mover.progress.as_ref())?;
-            let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
-            futex::nap(progress::rest(mover.progress.as_ref(), nap));
+            Turned::Awake => {}
+            Turned::Tired(slice) => futex::nap(slice.min(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP))),
         }
         Ok(false)
     }
@@ -489,10 +487,10 @@ impl Engine {
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
-    /// What this rank has on its device, and the fabric, which waits move on.
-    pub(super) fn device_and_fabric(&mut self) -> Result<(&mut DeviceSide, &mut Fabric)> {
+    /// What this rank has on its device, and what moves data, which waits move on.
+    pub(super) fn device_and_mover(&mut self) -> Result<(&mut DeviceSide, &mut CallMover)> {
         let side = self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))?;
-        Ok((side, &mut self.mover.fabric))
+        Ok((side, &mut self.mover))
     }
 
     fn connect(
@@ -533,12 +531,11 @@ impl Engine {
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
         let wait = limit.wait(&self.session.abort).with_progress(self.mover.progress.clone());
-        let (session, fabric) = (&*self.session, &mut self.mover.fabric);
-        let busy = !background.is_empty() || !fabric.links().drained();
-        let bootstrap = &*session.bootstrap;
+        let session = &*self.session;
         let mut watch = FailureWatch::new(session, waiting_for).with_limit(limit);
-        let mut turn = |fabric: &mut Fabric| background.turn(fabric, bootstrap);
-        body(fabric, &mut Setup { bootstrap, wait: &wait, watch: &mut watch, background: busy.then_some(&mut turn) })
+        let WaitContext { mut turn, fabric } =
+            self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
+        body(fabric, &mut Setup { bootstrap: &*session.bootstrap, wait: &wait, turn: &mut turn })
     }
 
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
@@ -576,30 +573,28 @@ impl Engine {
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
         let mut watch = FailureWatch::new(session, WaitingFor::Bootstrap(waited));
         // The watch has the deadline: its error says who is late.
-        let meeting = wait.until(Deadline::after(session.settings.timeout.time.saturating_add(WATCH_FIRST)));
-        if background.is_empty() && mover.fabric.links().drained() {
-            let waiting_for = || format!("all ranks (to call {call})");
-            let mut turn = || {
-                watch.look(&waiting_for)?;
-                mover.fabric.attend(bootstrap).map(drop)
-            };
-            let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
-            bootstrap.meet(call, &meeting, Some(senders))?;
-            return Ok(wait.until(session.wait().deadline));
-        }
-        let mut backoff = Backoff::new(mover.patience);
+        let meeting = wait.until(session.settings.timeout.and(WATCH_FIRST).deadline());
+        let busy = !background.is_empty() || !mover.fabric.links().drained();
+        let waiting_for = || format!("all ranks (to call {call})");
+        let mut wait_context = mover.wait_context((session, Awaited::Ranks), &mut watch, background);
+        // A rank that has nothing under way sleeps in the bootstrap, which wakes it.
+        let patience = if busy { *wait_context.turn.patience } else { Patience::fixed(0, Duration::ZERO) };
+        let mut backoff = Backoff::new(patience);
         let mut turn = || {
-            let attended = mover.fabric.attend(bootstrap)?;
-            if background.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? || attended {
-                backoff = Backoff::new(mover.patience);
-            } else if backoff.turn(&mut watch, &Requests(&*background))?.is_some() {
-                let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
-                futex::nap(progress::rest(mover.progress.as_ref(), nap));
+            let WaitContext { turn, fabric } = &mut wait_context;
+            let turned = match busy {
+                true => turn.turn_of_requests(fabric, &mut backoff)?,
+                false => turn.turn(fabric, &mut backoff, &waiting_for)?,
+            };
+            match turned {
+                Turned::Moved => backoff = Backoff::new(patience),
+                Turned::Tired(slice) if busy => futex::nap(slice.min(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP))),
+                Turned::Tired(_) | Turned::Awake => {}
             }
             Ok(())
         };
-        let meanwhile = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
-        bootstrap.meet(call, &meeting, Some(meanwhile))?;
+        let pause = if busy { Duration::ZERO } else { MEETING_PAUSE };
+        bootstrap.meet(call, &meeting, Some(BackgroundWork { turn: &mut turn, pause }))?;
         Ok(wait.until(session.wait().deadline))
     }
 
@@ -781,25 +776,6 @@ fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {
     matches!(order, Order::Stream(_)) || messages.iter().any(|message| message.home() != Home::Host)
 }
 
-/// What requests wait for.
-struct Requests<'a>(&'a dyn Background);
-
-impl Waiting for Requests<'_> {
-    fn words(&self) -> String {
-        let messages = self.0.messages();
-        let named: Vec<String> = messages.iter().take(NAMED_MESSAGES).map(AwaitedMessage::full_name).collect();
-        format!("{}{}", named.join(", "), if messages.len() > NAMED_MESSAGES { ", ..." } else { "" })
-    }
-
-    fn messages(&self) -> Option<Vec<AwaitedMessage>> {
-        Some(self.0.messages())
-    }
-
-    fn blocking(&self) -> Option<Vec<AwaitedMessage>> {
-        Some(self.0.blocking())
-    }
-}
-
 #[cold]
 fn no_windows() -> Error {
     Error::internal("the host's windows are not open")
@@ -816,5 +792,3 @@ const WATCH_FIRST: Duration = Duration::from_secs(1);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
 /// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);
-/// Messages that the error of a request names.
-const NAMED_MESSAGES: usize = 8;

@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::reach::proxy::Attention;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
-use crate::sync::Watch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sync::{Waiting, Watch};
 use crate::sys::{gpus, thread};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
@@ -30,8 +30,6 @@ struct Watched {
     state: Mutex<State>,
     /// Something was added while the thread slept for want of launches, or the end was asked for.
     changed: Condvar,
-    /// A launch is no longer watched.
-    has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -60,8 +58,8 @@ impl Monitor {
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread can be started.
     pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Monitor> {
-        let (state, changed, has_room) = (Mutex::default(), Condvar::new(), Condvar::new());
-        let shared = Arc::new(Watched { session, status, state, changed, has_room });
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Watched { session, status, state, changed });
         let watched = Arc::clone(&shared);
         let thread = thread::spawn("rsccl monitor", move || {
             gpus::settle_near(device.0);
@@ -74,14 +72,19 @@ impl Monitor {
     /// are watched, it waits for the oldest, which ends well or at its deadline.
     ///
     /// # Errors
-    /// What has ended the communicator meanwhile.
-    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>, attention: Option<Attention>) -> Result<()> {
+    /// Those of `turn`, which is one turn of the wait for room; the launch is not watched then.
+    pub(super) fn add(
+        &self,
+        (launched, event): (Launched, Arc<dyn Event>),
+        attention: Option<Attention>,
+        turn: &mut dyn FnMut(&dyn Waiting) -> Result<()>,
+    ) -> Result<()> {
         let mut state = self.shared.state();
         while state.launches.len() >= MOST_LAUNCHES {
-            self.shared.session.abort.check()?;
-            // Woken now and then to look at the abort flag.
-            let waited = self.shared.has_room.wait_timeout(state, ROOM_LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            // Not under the lock: the program's hook may take its time, and may make calls on the device.
+            drop(state);
+            turn(&|| format!("the oldest of {MOST_LAUNCHES} calls on streams to end"))?;
+            state = self.shared.state();
         }
         state.launches.push_back(Launch { launched, event, _attention: attention });
         if std::mem::take(&mut state.is_idle) {
@@ -136,7 +139,6 @@ impl Watched {
                 self.await_end(&*event);
             }
             self.state().launches.pop_front();
-            self.has_room.notify_one();
         }
     }
 
@@ -153,7 +155,9 @@ impl Watched {
     /// Waits for a launch that has been told to end, and gives up after the first wait that fails.
     fn await_end(&self, event: &dyn Event) {
         let has_given_up = self.state().has_given_up;
-        if !has_given_up && on_device::await_end((event, Some(&self.status)), &self.session).is_err() {
+        // This thread has no turn of the communicator: the calls that wait have it.
+        let nothing = &mut || Ok(());
+        if !has_given_up && on_device::await_end((event, Some(&self.status)), &self.session, nothing).is_err() {
             // The communicator has its error; a device that does not end its launches, or has failed, ends none of
             // the others.
             self.state().has_given_up = true;
@@ -164,6 +168,5 @@ impl Watched {
 /// Launches that one communicator may have under way on streams: more than hide the host's work, far fewer than fill
 /// a device's queues.
 const MOST_LAUNCHES: usize = 1024;
-const ROOM_LOOK: Duration = Duration::from_millis(100);
 /// How often a launch is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

@@ -12,12 +12,13 @@ use crate::device::records::{LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::engine::Engine;
 use crate::engine::call_log::LineOfWay;
+use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Question, SMALL_SCRATCH};
 use crate::engine::device_windows::{DeviceWindows, Placed};
 use crate::engine::monitor::Monitor;
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{Background, Begun, Call, Cohort, DeviceStream, Last, Operation, Order, composed};
+use crate::exec::{Background, Begun, Call, Cohort, DeviceStream, Last, Operation, Order, WaitContext, composed};
 use crate::log;
 use crate::plan::{self, Windows};
 use crate::reach::channel_search;
@@ -31,7 +32,7 @@ use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sync::{AwaitedMessage, Backoff, Patience, Waiting};
+use crate::sync::{AwaitedMessage, Backoff, Waiting};
 use crate::sys::{clock, futex};
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, Elements, Protocol, Rank};
@@ -99,11 +100,10 @@ pub(super) struct Putting<'a> {
 
 /// The wait of a call on a device: for its cohort and, if the call returns when it is done, for the end of its launch.
 struct DeviceWait<'a> {
-    session: &'a Session,
-    fabric: &'a mut Fabric,
-    patience: Patience,
-    watch: FailureWatch<'a>,
+    context: WaitContext<'a>,
     backoff: Backoff,
+    /// Whether its stream is being captured. What the program's hook calls of the device could spoil the capture.
+    is_captured: bool,
 }
 
 /// Bytes of a rank's scratch that no peer reads: what plans over connections, and the pieces of a scan, take.
@@ -225,23 +225,23 @@ impl Engine {
         let home = self.enter_device((call.buffers.home(), operation.sequence), order, background)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
-            return self.launch_messages(messages, operation, order);
+            return self.launch_messages(messages, operation, (order, background));
         }
         if log::hears_calls() {
             self.log_choice(call, |chooser, asked| chooser.chosen_on_device(asked));
         }
-        if self.launch_across(begun, order)? {
+        if self.launch_across(begun, (order, &mut *background))? {
             return Ok(());
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
         let placed = self.placed(call);
-        if self.launch_copies(begun, placed.as_ref(), (home, order))? {
+        if self.launch_copies(begun, placed.as_ref(), home, (order, &mut *background))? {
             return Ok(());
         }
         let Some((lowered, windows)) = self.device_program(call, placed.is_some())? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
-        let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), background)?;
+        let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), &mut *background)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
         let scratch = if windows == Windows::None && world.size > 1 {
@@ -257,7 +257,7 @@ impl Engine {
         }
         part.keep.extend(call.buffers.kept());
         part.queues = queues;
-        self.launch_collective(part, operation, order)
+        self.launch_collective(part, operation, (order, background))
     }
 
     /// Where the buffers of a call lie in windows; `None` where it does not work there.
@@ -337,7 +337,7 @@ impl Engine {
             self.set_up(launched.waiting_for(&open), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
         let (shape, session) = (self.session.settings.sizes.shape, Arc::clone(&self.session));
-        let (side, fabric) = self.device_and_fabric()?;
+        let (side, CallMover { fabric, .. }) = self.device_and_mover()?;
         let mut queues = Vec::with_capacity(ends.len());
         for end in ends {
             if side.meeting.is_wired(end.peer) {
@@ -366,10 +366,10 @@ impl Engine {
         &mut self,
         part: LaunchPart,
         operation: &Operation,
-        order: Order<'_>,
+        meanwhile: (Order<'_>, &mut dyn Background),
     ) -> Result<()> {
         let me = self.session.world.rank;
-        self.launch_all(operation, order, |side, Putting { stream, captured, turn }| {
+        self.launch_all(operation, meanwhile, |side, Putting { stream, captured, turn }| {
             side.launch_one(me, (part, stream, captured), turn)
         })
     }
@@ -378,10 +378,10 @@ impl Engine {
     pub(super) fn launch_all(
         &mut self,
         operation: &Operation,
-        order: Order<'_>,
+        meanwhile: (Order<'_>, &mut dyn Background),
         put: impl FnOnce(&mut DeviceSide, Putting<'_>) -> Result<Arc<dyn Event>>,
     ) -> Result<()> {
-        self.launch(&Launched::Collective(*operation), order, put)
+        self.launch(&Launched::Collective(*operation), meanwhile, put)
     }
 
     /// Calls `put`, which puts work into the stream and returns its end. A call that returns when it is done
@@ -389,14 +389,14 @@ impl Engine {
     pub(super) fn launch(
         &mut self,
         launched: &Launched,
-        order: Order<'_>,
+        (order, background): (Order<'_>, &mut dyn Background),
         put: impl FnOnce(&mut DeviceSide, Putting<'_>) -> Result<Arc<dyn Event>>,
     ) -> Result<()> {
         let session = Arc::clone(&self.session);
         let open = || launched.messages();
-        let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&open)));
-        let (side, fabric) = self.device_and_fabric()?;
-        let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
+        let mut watch = FailureWatch::new(&session, launched.waiting_for(&open));
+        let (side, mover) = self.device_and_mover()?;
+        let mut wait = DeviceWait::new(mover.wait_context((&session, Awaited::Ranks), &mut watch, background));
         let stream = side.stream(order).clone();
         let alone = side.cohort.is_alone();
         let putting = || {
@@ -404,7 +404,12 @@ impl Engine {
             if captured && matches!(order, Order::Caller) {
                 stream.check_runs()?;
             }
-            let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
+            wait.is_captured = captured;
+            let turn = &mut |missing: &[Rank]| match alone {
+                // `at_once` is around this: the program's hook would not find its own context.
+                true => Err(Error::internal("a launch of one rank waits for others")),
+                false => wait.turn(&|| on_this_device(missing)),
+            };
             Ok((put(side, Putting { stream: &stream, captured, turn }), captured))
         };
         // Not around a wait for other ranks: it may log, and the program's log callback must find its own context.
@@ -413,23 +418,30 @@ impl Engine {
         let attention = side.far.take_attention();
         let (put, captured) = asked?;
         if put.is_ok() && matches!(order, Order::Stream(_)) {
-            stream.has_call_of(&session.abort, &side.status, captured);
+            stream.has_call_of((&session.abort, &session.hook), &side.status, captured);
         }
         match (put, order) {
             // Captured work runs later, and as often as the program likes: there is nothing to wait for.
             (Ok(_), Order::Stream(_)) if captured => Ok(()),
-            (Ok(end), Order::Stream(_)) => side.watch_over(&session, (launched.clone(), end), attention),
+            (Ok(end), Order::Stream(_)) => {
+                side.watch_over(&session, (launched.clone(), end), attention, &mut |what| wait.turn(what))
+            }
             (Ok(end), Order::Caller) => {
                 let ended = wait.until(&*end);
                 if ended.is_err() {
                     // The launch must not touch the caller's memory after this call returns.
-                    await_end((&*end, Some(&side.status)), &session)?;
+                    await_end((&*end, Some(&side.status)), &session, &mut || wait.context.turn_of_failed())?;
                 }
-                side.fault(&session).and(ended)
+                match (side.fault(&session), ended) {
+                    // The launch was told to end because the wait had failed, which says more.
+                    (Err(told), Err(error)) if told.kind() == Kind::Aborted => Err(error),
+                    (fault, ended) => fault.and(ended),
+                }
             }
             (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {
                 // Some of the messages may be in the stream, of a communicator that goes on.
-                side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
+                let begun = (launched.clone(), stream.record()?);
+                side.watch_over(&session, begun, attention, &mut |what| wait.turn(what))?;
                 Err(error)
             }
             (Err(error), Order::Stream(_)) => Err(error),
@@ -437,7 +449,8 @@ impl Engine {
                 // Other ranks may have started copies for this call: they must not touch the caller's memory after it
                 // returns.
                 let told = side.meeting.is_led().then_some(&*side.status);
-                stream.record().and_then(|end| await_end((&*end, told), &session)).and(Err(error))
+                let meanwhile = &mut || wait.context.turn_of_failed();
+                stream.record().and_then(|end| await_end((&*end, told), &session, meanwhile)).and(Err(error))
             }
         }
     }
@@ -620,8 +633,9 @@ impl DeviceSide {
     fn watch_over(
         &mut self,
         session: &Arc<Session>,
-        (launched, event): (Launched, Arc<dyn Event>),
+        launch: (Launched, Arc<dyn Event>),
         attention: Option<Attention>,
+        turn: &mut dyn FnMut(&dyn Waiting) -> Result<()>,
     ) -> Result<()> {
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
@@ -630,7 +644,7 @@ impl DeviceSide {
                 none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status), gpu)?)
             }
         };
-        monitor.add(launched, event, attention)
+        monitor.add(launch, attention, turn)
     }
 }
 
@@ -682,20 +696,22 @@ impl Launched {
     }
 }
 
-impl DeviceWait<'_> {
-    /// One turn of the wait. It also answers peers in other processes that ask for this rank's ends of connections.
+impl<'a> DeviceWait<'a> {
+    fn new(context: WaitContext<'a>) -> DeviceWait<'a> {
+        let backoff = Backoff::new(*context.turn.patience);
+        DeviceWait { context, backoff, is_captured: false }
+    }
+
+    /// One turn of the wait.
     fn turn(&mut self, what: &dyn Waiting) -> Result<()> {
-        let slice = self.backoff.turn(&mut self.watch, what)?;
-        if !self.fabric.attend(&*self.session.bootstrap)?
-            && let Some(slice) = slice
-        {
-            futex::nap(slice.min(LAUNCH_NAP));
+        match self.is_captured {
+            true => self.context.without_hook().turn_or_nap(&mut self.backoff, what, LAUNCH_NAP),
+            false => self.context.turn_or_nap(&mut self.backoff, what, LAUNCH_NAP),
         }
-        Ok(())
     }
 
     fn until(&mut self, event: &dyn Event) -> Result<()> {
-        self.backoff = Backoff::new(self.patience);
+        self.backoff = Backoff::new(*self.context.turn.patience);
         while !event.is_done()? {
             self.turn(&|| "its launch".to_owned())?;
         }
@@ -704,13 +720,18 @@ impl DeviceWait<'_> {
 }
 
 /// Waits for a launch, which is `told` to end, at most as long as an operation may take. Nothing frees memory that
-/// the launch uses: the device's queue keeps it.
+/// the launch uses: the device's queue keeps it. `meanwhile` is what this rank still does for others: one turn.
 ///
 /// # Errors
 /// [`Kind::Timeout`] where the launch does not end; those of the device.
-pub(super) fn await_end((event, told): (&dyn Event, Option<&StatusPage>), session: &Session) -> Result<()> {
+pub(super) fn await_end(
+    (event, told): (&dyn Event, Option<&StatusPage>),
+    session: &Session,
+    meanwhile: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     let timeout = session.settings.timeout;
     let deadline = timeout.deadline();
+    let mut goes_on = true;
     while !event.is_done()? {
         // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
         told.into_iter().for_each(crate::sync::Mirror::raise);
@@ -720,6 +741,8 @@ pub(super) fn await_end((event, told): (&dyn Event, Option<&StatusPage>), sessio
                 timeout.time.as_secs_f64()
             )));
         }
+        // The call has failed already: what goes wrong here is no news.
+        goes_on = goes_on && meanwhile().is_ok();
         futex::nap(LAUNCH_NAP);
     }
     Ok(())

@@ -13,8 +13,8 @@ use crate::device::{self, CaptureId, Event, Home, Place, Queue, StatusPage, Surr
 use crate::error::{Error, Result};
 use crate::exec::rendezvous::captured_apart;
 use crate::exec::stream_callers::StreamCallers;
-use crate::sync::AbortFlag;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sync::{AbortFlag, HookSlot};
 use crate::types::Rank;
 
 /// A stream of a device: it does the work that is put into it in that order. Clones are the same stream.
@@ -57,9 +57,15 @@ impl DeviceStream {
         self.home
     }
 
-    /// A call of the communicator of this flag and page was put into the stream, or `captured` from it.
-    pub(crate) fn has_call_of(&self, abort: &AbortFlag, status: &Arc<StatusPage>, captured: bool) {
-        self.callers.add(abort, status, captured);
+    /// A call of the communicator of this flag, hook and page was put into the stream, or `captured` from it.
+    pub(crate) fn has_call_of(&self, of: (&AbortFlag, &HookSlot), status: &Arc<StatusPage>, captured: bool) {
+        self.callers.add(of, status, captured);
+    }
+
+    /// One turn of a wait for the stream: calls the hooks of the communicators whose calls it has got. They have their
+    /// own threads, or none: what moves their data is not at hand here.
+    pub(super) fn turn(&self) {
+        self.callers.turn();
     }
 
     /// Says, once all that was put into the stream is done, whether calls of a communicator may have ended early.

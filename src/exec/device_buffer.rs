@@ -265,7 +265,8 @@ impl DeviceStream {
     }
 
     /// Waits until all that was put into the stream is done, at most as long as `RSCCL_TIMEOUT_MS` allows for an
-    /// operation ([`Config::timeout`]).
+    /// operation ([`Config::timeout`]). Meanwhile it calls the hooks of the communicators whose calls were put there
+    /// ([`Communicator::set_progress`](crate::Communicator::set_progress)).
     ///
     /// # Errors
     /// The error that has ended a communicator whose calls were put into the stream
@@ -299,11 +300,17 @@ impl DeviceStream {
     }
 
     /// Waits until all that was put into the stream is done; `look` may end the wait.
-    fn wait_until_done(&self, mut look: impl FnMut(bool) -> Result<()>) -> Result<()> {
+    fn wait_until_done(&self, look: impl FnMut(bool) -> Result<()>) -> Result<()> {
         let event = self.on_thread(|| {
             self.check_runs()?;
             self.record()
         })?;
+        self.await_event(&*event, look)
+    }
+
+    /// Waits until an event of this stream, or of one that waits for it, is done; `look` may end the wait. The hooks of
+    /// the communicators whose calls the stream has got are called meanwhile.
+    pub(super) fn await_event(&self, event: &dyn Event, mut look: impl FnMut(bool) -> Result<()>) -> Result<()> {
         loop {
             let is_done = event.is_done()?;
             look(is_done)?;
@@ -311,6 +318,7 @@ impl DeviceStream {
                 return Ok(());
             }
             futex::nap(LOOK_EVERY);
+            self.turn();
         }
     }
 
@@ -329,18 +337,6 @@ impl DeviceStream {
     pub(super) fn outlast(&self) -> Result<()> {
         self.wait_until_done(|_| Ok(()))
     }
-}
-
-/// Waits without bound until an event is done: what was put into a stream before works in memory that a caller has
-/// lent.
-///
-/// # Errors
-/// Those of the device, whose work is lost.
-pub(super) fn outlast(event: &dyn Event) -> Result<()> {
-    while !event.is_done()? {
-        futex::nap(LOOK_EVERY);
-    }
-    Ok(())
 }
 
 #[cold]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::Bootstrap;
-use crate::error::Result;
-use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Waiting, Watch, progress};
+use crate::error::{Error, Result};
+use crate::exec::turn::{CallTurn, LONG_REST, Looked, SHORT_REST, WaitContext};
+use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Waiting};
 use crate::sys::unanswered::Unanswered;
 use crate::transport::{EndRequest, Fabric, Links};
 
@@ -47,68 +47,6 @@ pub trait Task {
     }
 }
 
-/// Work that progresses whenever an operation waits: messages that were begun before it, a hook of the user.
-pub trait Background {
-    /// Whether there is nothing to run.
-    fn is_empty(&self) -> bool;
-
-    /// Does what can be done now; returns whether something moved.
-    ///
-    /// # Errors
-    /// What ends the communicator.
-    fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool>;
-
-    /// The messages of this work that have not ended.
-    fn messages(&self) -> Vec<AwaitedMessage>;
-
-    /// Those for which the program waits.
-    fn blocking(&self) -> Vec<AwaitedMessage>;
-}
-
-/// No background work.
-#[derive(Debug)]
-pub struct NoBackground;
-
-impl Background for NoBackground {
-    fn is_empty(&self) -> bool {
-        true
-    }
-
-    fn turn(&mut self, _: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn messages(&self) -> Vec<AwaitedMessage> {
-        Vec::new()
-    }
-
-    fn blocking(&self) -> Vec<AwaitedMessage> {
-        Vec::new()
-    }
-}
-
-/// What a wait of this rank needs: patience, what to look at, and what to run meanwhile.
-pub struct WaitContext<'a> {
-    /// How long to stay awake.
-    pub patience: &'a mut Patience,
-    /// Looked at on every slow turn.
-    pub watch: &'a mut dyn Watch,
-    /// The connections.
-    pub fabric: &'a mut Fabric,
-    /// Carries what connections under way need.
-    pub bootstrap: &'a dyn Bootstrap,
-    /// Work that progresses while the wait lasts.
-    pub background: &'a mut dyn Background,
-    /// The program's own progress hook, which slow turns of the wait call.
-    pub progress: Option<&'a crate::sync::Progress>,
-}
-
-impl std::fmt::Debug for WaitContext<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WaitContext").field("patience", &self.patience).finish_non_exhaustive()
-    }
-}
-
 /// A way to wait for a flag.
 pub trait FlagWait {
     /// Waits until `flag` has reached `target`. `waiting_for` yields the words for an error.
@@ -127,64 +65,47 @@ impl FlagWait for WaitContext<'_> {
 
 impl WaitContext<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Waiting) -> Result<()> {
-        let WaitContext { patience, watch, fabric, bootstrap, background, progress } = self;
-        loop {
-            let alone = background.is_empty() && !fabric.owes();
-            let mut turn = || Ok(background.turn(fabric, *bootstrap)? | pay(fabric, *bootstrap)?);
-            let background: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
-            match wait_on((flag, target), (patience, *watch, *progress), (background, *bootstrap), waiting_for)? {
-                Woken::Reached => return Ok(()),
-                Woken::Asked(ask) => fabric.open_for(ask, *bootstrap)?,
-            }
+        let WaitContext { turn, fabric } = self;
+        match wait_on((flag, target), turn, Some(&mut **fabric), waiting_for)? {
+            None => Ok(()),
+            Some(_) => Err(Error::internal("a wait that has the connections has opened none")),
         }
     }
 }
 
-/// Hands over memory that this rank has offered to peers that ask for it by now; returns whether one took it.
-#[inline]
-fn pay(fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
-    if fabric.owes() { fabric.pay(bootstrap) } else { Ok(false) }
-}
-
-/// Runs the background work of a wait once; returns whether something moved.
-type Turn<'a> = &'a mut dyn FnMut() -> Result<bool>;
-
-/// What has ended a wait for a flag.
-enum Woken {
-    /// The flag has reached its value.
-    Reached,
-    /// A rank asks for this rank's end of a connection; the flag has not reached its value.
-    Asked(EndRequest),
-}
-
-/// Waits until `flag` has reached `target`, or a sender asks for a connection.
+/// Waits until `flag` has reached `target`. If the wait has no `fabric`, because the flag lies there, it ends where a
+/// sender asks for a connection, too, and returns what it asks.
 fn wait_on(
     (flag, target): (&Flag, u64),
-    (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
-    (mut background, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
+    turn: &mut CallTurn<'_>,
+    mut fabric: Option<&mut Fabric>,
     waiting_for: &dyn Waiting,
-) -> Result<Woken> {
-    patience.heed_sleepers();
-    let mut backoff = Backoff::new(*patience);
+) -> Result<Option<EndRequest>> {
+    turn.patience.heed_sleepers();
+    let mut backoff = Backoff::new(*turn.patience);
+    let mut busy = fabric.as_deref().is_some_and(|fabric| !turn.is_alone(fabric));
+    let has_pumps = fabric.as_deref_mut().is_some_and(|fabric| fabric.links().has_pumps());
     while !flag.reached(target) {
-        if let Some(background) = &mut background
-            && background()?
+        if (busy || (has_pumps && backoff.started().is_some()))
+            && let Some(fabric) = &mut fabric
+            && turn.move_on(fabric)?
         {
             continue;
         }
-        if let Some(slice) = backoff.turn(watch, waiting_for)? {
-            let slice = if background.is_some() { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
-            flag.park(target, progress::rest(hook, slice));
-        }
-        if backoff.started().is_some() {
-            progress::turn(hook)?;
-            if let Some(ask) = Fabric::asking(bootstrap) {
-                return Ok(Woken::Asked(ask));
+        match (turn.look(&mut backoff, waiting_for)?, fabric.as_deref_mut()) {
+            (Looked::Awake, _) => {}
+            // Nothing raises the flag where bytes come by a socket meanwhile.
+            (Looked::Tired(slice), _) if has_pumps => flag.park(target, slice.min(backoff.nap(SHORT_REST, LONG_REST))),
+            (Looked::Tired(slice), _) => flag.park(target, slice),
+            (Looked::Asked(ask), Some(fabric)) => {
+                fabric.open_for(ask, turn.bootstrap)?;
+                busy = true;
             }
+            (Looked::Asked(ask), None) => return Ok(Some(ask)),
         }
     }
-    patience.learn(&backoff);
-    Ok(Woken::Reached)
+    turn.patience.learn(&backoff);
+    Ok(None)
 }
 
 /// [`drive`] for one task that often waits for one flag only: it looks at nothing else while it spins, which is what
@@ -193,12 +114,14 @@ fn wait_on(
 /// # Errors
 /// As [`drive`].
 pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Result<()> {
-    if wait_context.fabric.links().has_pumps() || wait_context.fabric.owes() || !wait_context.background.is_empty() {
+    let WaitContext { turn, fabric } = wait_context;
+    if fabric.links().has_pumps() || !turn.is_alone(fabric) {
         return drive(&mut [task], wait_context);
     }
     let mut wakes = 0;
     loop {
-        let links = wait_context.fabric.links();
+        let WaitContext { turn, fabric } = wait_context;
+        let links = fabric.links();
         match task.progress(links)? {
             Progress::Done => return Ok(()),
             Progress::Moved => wakes = 0,
@@ -209,12 +132,8 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
                 }
                 wakes += 1;
                 let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], wait_context) };
-                let quiet = (None, wait_context.bootstrap);
-                let waiting = OneTask(task);
-                let WaitContext { patience, watch, progress, .. } = wait_context;
-                let woken = wait_on(flag, (patience, *watch, *progress), quiet, &waiting)?;
-                if let Woken::Asked(ask) = woken {
-                    wait_context.fabric.open_for(ask, wait_context.bootstrap)?;
+                if let Some(ask) = wait_on(flag, turn, None, &OneTask(task))? {
+                    fabric.open_for(ask, turn.bootstrap)?;
                     return drive(&mut [task], wait_context);
                 }
             }
@@ -234,13 +153,14 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
         many.resize(tasks.len(), false);
         &mut many[..]
     };
-    let sockets = wait_context.fabric.links().has_pumps();
+    let WaitContext { turn, fabric } = wait_context;
+    let sockets = fabric.links().has_pumps();
     let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
-    wait_context.patience.heed_sleepers();
-    let mut backoff = Backoff::new(patience(*wait_context.patience));
-    let background = !wait_context.background.is_empty();
+    turn.patience.heed_sleepers();
+    let mut backoff = Backoff::new(patience(*turn.patience));
+    let background = !turn.background.is_empty();
     loop {
-        let links = wait_context.fabric.links();
+        let links = fabric.links();
         let mut moved = false;
         // Tasks first: what has come may be all that they need, and what they publish leaves in this turn.
         for (task, done) in tasks.iter_mut().zip(&mut *done).filter(|(_, done)| !**done) {
@@ -257,40 +177,25 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
         if all_done && links.drained() {
             return Ok(());
         }
-        moved |= links.pump()?;
+        moved |= if background { turn.move_on(fabric)? } else { turn.keep_up(fabric)? };
+        let links = fabric.links();
         if all_done && links.drained() {
             return Ok(());
         }
-        if background {
-            moved |= wait_context.background.turn(wait_context.fabric, wait_context.bootstrap)?;
-        }
-        moved |= pay(wait_context.fabric, wait_context.bootstrap)?;
         if moved {
             match sockets {
-                true => wait_context.patience.follow_processors(&backoff),
-                false => wait_context.patience.learn(&backoff),
+                true => turn.patience.follow_processors(&backoff),
+                false => turn.patience.learn(&backoff),
             }
-            wait_context.patience.heed_sleepers();
-            backoff = Backoff::new(patience(*wait_context.patience));
+            turn.patience.heed_sleepers();
+            backoff = Backoff::new(patience(*turn.patience));
             continue;
         }
-        let links = wait_context.fabric.links();
-        let tired = backoff.turn(wait_context.watch, &Tasks { tasks, done, links })?;
-        if backoff.started().is_some()
-            && let Some(ask) = Fabric::asking(wait_context.bootstrap)
-        {
-            wait_context.fabric.open_for(ask, wait_context.bootstrap)?;
-            continue;
-        }
-        if let Some(slice) = tired {
-            let nap = backoff.nap(SHORT_REST, LONG_REST);
-            let (nap, slice) = if background { (nap, nap) } else { (nap, slice) };
-            let (nap, slice) =
-                (progress::rest(wait_context.progress, nap), progress::rest(wait_context.progress, slice));
-            rest(tasks, done, wait_context.fabric.links(), (nap, slice))?;
-        }
-        if backoff.started().is_some() {
-            progress::turn(wait_context.progress)?;
+        let looked = turn.look(&mut backoff, &Tasks { tasks, done, links })?;
+        match looked {
+            Looked::Awake => {}
+            Looked::Tired(slice) => rest(tasks, done, links, (slice.min(backoff.nap(SHORT_REST, LONG_REST)), slice))?,
+            Looked::Asked(ask) => fabric.open_for(ask, turn.bootstrap)?,
         }
     }
 }
@@ -392,10 +297,6 @@ const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 const FEW_TASKS: usize = 4;
 /// Tasks, or peers, that an error names.
 const NAMED_TASKS: usize = 4;
-/// How long a wait on several flags sleeps between two looks, unless the flag on which it sleeps rises.
-const SHORT_REST: Duration = Duration::from_micros(500);
-/// The same, of a wait that has lasted long.
-const LONG_REST: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -403,11 +304,11 @@ mod tests {
     use std::ptr::NonNull;
 
     use super::*;
-    use crate::bootstrap::LocalBootstrap;
-    use crate::error::Error;
+    use crate::bootstrap::{Bootstrap as _, LocalBootstrap};
+    use crate::exec::turn::NoBackground;
     use crate::sync::primitive::{AtomicU64, Ordering};
     use crate::sync::ring::Shape;
-    use crate::sync::{AbortFlag, Deadline, Wait};
+    use crate::sync::{AbortFlag, Deadline, Wait, Watch};
     use crate::sys::clock;
     use crate::sys::numa::ThreadHome;
     use crate::sys::thread;
@@ -467,21 +368,28 @@ mod tests {
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
             let (mut fabric, mut watch) = (fabric(rank), limit());
             if rank.index() == 1 {
-                let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, background: None };
+                let mut turn = CallTurn {
+                    patience: &mut Patience::fixed(1, Duration::ZERO),
+                    watch: &mut watch,
+                    bootstrap: &bootstrap,
+                    background: &mut NoBackground,
+                    progress: None,
+                };
+                let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, turn: &mut turn };
                 fabric.connect(&[need(Way::Send, 0)], Receivers::Come, &mut setup).unwrap();
                 flag.raise(1);
                 return;
             }
             fabric.begin_connect(&[need(Way::Receive, 1)], Receivers::Come, (&bootstrap, &wait)).unwrap();
             assert!(fabric.owes());
-            let mut wait_context = WaitContext {
+            let turn = CallTurn {
                 patience: &mut Patience::fixed(1, Duration::ZERO),
                 watch: &mut watch,
-                fabric: &mut fabric,
                 bootstrap: &bootstrap,
                 background: &mut NoBackground,
                 progress: None,
             };
+            let mut wait_context = WaitContext { turn, fabric: &mut fabric };
             wait_context.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();
             assert!(!fabric.owes());
         };

@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::exec::call::{Begun, Call};
-use crate::exec::drive::WaitContext;
 use crate::exec::evict::await_peers_out;
 use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
 use crate::exec::pull;
+use crate::exec::turn::WaitContext;
 use crate::plan::Windows;
 use crate::transport::{Announced, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
 use crate::types::{Rank, ReduceOp, World};

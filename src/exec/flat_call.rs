@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use crate::device::{Average, Pass, Store};
 use crate::error::{Error, Result};
 use crate::exec::call::Begun;
-use crate::exec::drive::WaitContext;
 use crate::exec::flat::{Exchange, Flat};
+use crate::exec::turn::WaitContext;
 use crate::transport::HostWindows;
 use crate::types::{Collective, Rank};
 

@@ -5,7 +5,6 @@ use std::sync::PoisonError;
 
 use crate::device::{Event, Region};
 use crate::error::{Error, Result};
-use crate::exec::device_buffer::outlast;
 use crate::exec::{DeviceSlice, DeviceSliceMut, DeviceStream, Order};
 use crate::sync::primitive::{Arc, Mutex};
 use crate::types::Element;
@@ -56,7 +55,7 @@ impl Lender {
     /// Waits without bound until the calls are through that got the memory: where nothing else keeps it for them.
     pub fn outlast(&self, last: Option<Result<Arc<dyn Event>>>) {
         let waited = match last {
-            Some(Ok(last)) => outlast(&*last),
+            Some(Ok(last)) => self.stream.await_event(&*last, |_| Ok(())),
             Some(Err(_)) => self.stream.outlast(),
             None => Ok(()),
         };

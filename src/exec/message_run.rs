@@ -79,6 +79,28 @@ enum Look {
     Moved,
 }
 
+/// The connections by which the messages of a call travel, on the host and on devices. Those of which a collective is
+/// made have connections of their own: they wait for no message that was begun before them, and no other collective
+/// runs beside them.
+pub fn channel_of(call: Collective) -> Channel {
+    match call {
+        Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
+        Collective::GatherV | Collective::ScatterV | Collective::Scan | Collective::Exscan => Channel::Collective(0),
+        // They have plans.
+        Collective::AllReduce
+        | Collective::Broadcast
+        | Collective::Reduce
+        | Collective::AllGather
+        | Collective::AllGatherV
+        | Collective::ReduceScatter
+        | Collective::ReduceScatterV
+        | Collective::AllToAll
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::Barrier => Channel::Collective(0),
+    }
+}
+
 impl<'a> MessageRun<'a> {
     /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence`
     /// among the messages from its sender to its receiver; `collective` is what it is a part of.
@@ -95,12 +117,7 @@ impl<'a> MessageRun<'a> {
             on_device: false,
             windows: 0,
         };
-        // Messages that collectives are made of wait for no message that was begun before them, and have no other
-        // collective beside them.
-        let channel = match collective {
-            Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
-            _ => Channel::Collective(0),
-        };
+        let channel = channel_of(collective);
         let bytes = message.bytes();
         let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
         let (store, moved, begun) = (Store::Cached, 0, false);
@@ -464,7 +481,8 @@ mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap, LocalBootstrap};
     use crate::error::{Error, Kind};
-    use crate::exec::drive::{NoBackground, WaitContext, drive_one};
+    use crate::exec::drive::drive_one;
+    use crate::exec::turn::{CallTurn, NoBackground, WaitContext};
     use crate::sync::{AbortFlag, Deadline, Patience, Wait, Waiting, Watch};
     use crate::sys::clock;
     use crate::sys::numa::ThreadHome;
@@ -518,7 +536,14 @@ mod tests {
             let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };
             let need = Need { way, peer: Rank::new(peer), channel: Channel::PointToPoint };
             let mut watch = Limit(Deadline::after(LIMIT));
-            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, background: None };
+            let mut turn = CallTurn {
+                patience: &mut Patience::fixed(16, Duration::from_micros(20)),
+                watch: &mut watch,
+                bootstrap: &bootstrap,
+                background: &mut NoBackground,
+                progress: None,
+            };
+            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, turn: &mut turn };
             fabric.connect(&[need], Receivers::Come, &mut setup).unwrap();
             Side { bootstrap, fabric }
         }
@@ -528,14 +553,14 @@ mod tests {
         }
 
         fn run_within(&mut self, limit: Duration, run: &mut MessageRun<'_>) -> Result<()> {
-            let mut wait_context = WaitContext {
+            let turn = CallTurn {
                 patience: &mut Patience::fixed(16, Duration::from_micros(20)),
                 watch: &mut Limit(Deadline::after(limit)),
-                fabric: &mut self.fabric,
                 bootstrap: &self.bootstrap,
                 background: &mut NoBackground,
                 progress: None,
             };
+            let mut wait_context = WaitContext { turn, fabric: &mut self.fabric };
             drive_one(run, &mut wait_context)
         }
 

@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use crate::device::{Average, Pass, Store};
 use crate::error::Result;
 use crate::exec::call::{Begun, Call, CallCount};
-use crate::exec::drive::WaitContext;
 use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
+use crate::exec::turn::WaitContext;
 use crate::types::{Collective, Rank, World};
 
 /// What a rank takes from the input of another, or from its own, in elements.

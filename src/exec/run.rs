@@ -3,11 +3,12 @@
 use crate::device::Store;
 use crate::error::Result;
 use crate::exec::call::Begun;
-use crate::exec::drive::{WaitContext, drive};
+use crate::exec::drive::drive;
 use crate::exec::epoch::Epoch;
 use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::program::Program;
+use crate::exec::turn::WaitContext;
 use crate::plan::{ScratchSets, Windows};
 use crate::transport::HostWindows;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::device::StatusPage;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
-use crate::sync::{AbortFlag, Deadline};
+use crate::sync::{AbortFlag, Deadline, HookSlot, Progress, WeakHook};
 use crate::sys::{clock, futex};
 
 /// The communicators whose calls a stream has got since somebody has waited for it: those that live, and a bounded
@@ -19,6 +19,8 @@ pub(super) struct StreamCallers(Mutex<Vec<Caller>>);
 struct Caller {
     /// Raised with the error that ends the communicator.
     abort: AbortFlag,
+    /// What the program wants called in waits.
+    hook: WeakHook,
     /// Says that a launch has ended early; gone with the communicator and its graphs.
     status: Weak<StatusPage>,
     /// How many calls it has put into the stream.
@@ -35,11 +37,11 @@ impl StreamCallers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call of the communicator of this flag and page was put into the stream. Errors of other communicators are
-    /// forgotten once the program knows them, since it goes on: a wait has told them, or the communicator itself. Of
+    /// A call of the communicator of this flag, hook and page was put into the stream. Errors of other communicators
+    /// are forgotten once the program knows them, since it goes on: a wait has told them, or the communicator itself. Of
     /// communicators that are gone and whose errors nobody has told, the first [`MOST_ENDED`] stay: a wait fails by
     /// these.
-    pub(super) fn add(&self, abort: &AbortFlag, status: &Arc<StatusPage>, is_captured: bool) {
+    pub(super) fn add(&self, (abort, hook): (&AbortFlag, &HookSlot), status: &Arc<StatusPage>, is_captured: bool) {
         let status = Arc::downgrade(status);
         let mut callers = self.callers();
         let mut ended = 0;
@@ -56,7 +58,25 @@ impl StreamCallers {
         });
         match callers.iter_mut().find(|caller| caller.status.ptr_eq(&status)) {
             Some(known) => (known.calls, known.is_captured) = (known.calls + 1, known.is_captured || is_captured),
-            None => callers.push(Caller { abort: abort.clone(), status, calls: 1, is_captured, is_told: false }),
+            None => {
+                let (abort, hook) = (abort.clone(), hook.downgrade());
+                callers.push(Caller { abort, hook, status, calls: 1, is_captured, is_told: false });
+            }
+        }
+    }
+
+    /// Calls the hooks of the communicators once. A hook that fails ends its communicator, whose launches then end.
+    pub(super) fn turn(&self) {
+        let hook_of = |caller: &Caller| {
+            let hook = if caller.abort.is_raised() { None } else { caller.hook.get() };
+            hook.map(|hook| (hook, caller.abort.clone()))
+        };
+        // Not under the lock: a hook may put calls of another communicator into the stream.
+        let hooks: Vec<(Progress, AbortFlag)> = self.callers().iter().filter_map(hook_of).collect();
+        for (hook, abort) in hooks {
+            if let Err(error) = hook.turn() {
+                abort.raise(error);
+            }
         }
     }
 
@@ -126,6 +146,10 @@ mod tests {
     use super::*;
     use crate::device::LaunchFault;
 
+    fn add(callers: &StreamCallers, abort: &AbortFlag, status: &Arc<StatusPage>, is_captured: bool) {
+        callers.add((abort, &HookSlot::default()), status, is_captured);
+    }
+
     fn communicator() -> (AbortFlag, Arc<StatusPage>) {
         (AbortFlag::new(), Arc::new(StatusPage::new().unwrap()))
     }
@@ -133,30 +157,30 @@ mod tests {
     #[test]
     fn a_wait_hears_of_communicators_that_have_ended_until_another_goes_on() {
         let (callers, (abort, status), (other, page)) = (StreamCallers::default(), communicator(), communicator());
-        callers.add(&other, &page, false);
-        callers.add(&abort, &status, false);
-        callers.add(&abort, &status, false);
+        add(&callers, &other, &page, false);
+        add(&callers, &abort, &status, false);
+        add(&callers, &abort, &status, false);
         assert!(callers.check().is_ok());
         abort.raise(Error::aborted("a peer has died"));
         assert!(callers.check().is_ok(), "its calls had ended well before");
-        callers.add(&abort, &status, false);
-        callers.add(&other, &page, false);
+        add(&callers, &abort, &status, false);
+        add(&callers, &other, &page, false);
         for _ in 0..2 {
             assert_eq!(callers.check().unwrap_err().message(), "a peer has died");
         }
-        callers.add(&other, &page, false);
+        add(&callers, &other, &page, false);
         assert!(callers.check().is_ok(), "the program goes on with the other");
         // An error that nobody has heard of stays, also when the communicator has gone.
-        callers.add(&abort, &status, false);
+        add(&callers, &abort, &status, false);
         drop(status);
-        callers.add(&other, &page, false);
+        add(&callers, &other, &page, false);
         assert!(callers.check().is_err());
     }
 
     #[test]
     fn a_launch_that_has_ended_early_is_told_with_the_reason_that_comes_later() {
         let (callers, (abort, status)) = (StreamCallers::default(), communicator());
-        callers.add(&abort, &status, false);
+        add(&callers, &abort, &status, false);
         status.report(LaunchFault::Mismatch { peer: 1, mine: [1; 3], theirs: [2; 3] });
         std::thread::scope(|scope| {
             scope.spawn(|| abort.raise(Error::mismatch("roots differ")));
@@ -168,7 +192,7 @@ mod tests {
     #[test]
     fn a_program_that_has_the_error_from_the_communicator_may_use_the_stream() {
         let (callers, (abort, status)) = (StreamCallers::default(), communicator());
-        callers.add(&abort, &status, false);
+        add(&callers, &abort, &status, false);
         abort.raise(Error::aborted("a peer has died"));
         assert!(callers.check().is_err() && callers.check().is_err() && abort.is_known());
         abort.set_heard(true);
@@ -178,7 +202,7 @@ mod tests {
     #[test]
     fn a_graph_may_run_calls_again() {
         let (callers, (abort, status)) = (StreamCallers::default(), communicator());
-        callers.add(&abort, &status, true);
+        add(&callers, &abort, &status, true);
         assert!(callers.check().is_ok());
         abort.raise(Error::aborted("a peer has died"));
         assert!(callers.check().is_err());
@@ -190,7 +214,7 @@ mod tests {
         let callers = StreamCallers::default();
         let ended = ["one has died", "two has died"].map(|reason| {
             let (abort, status) = communicator();
-            callers.add(&abort, &status, false);
+            add(&callers, &abort, &status, false);
             abort.raise(Error::aborted(reason));
             (abort, status)
         });
@@ -200,7 +224,7 @@ mod tests {
         assert_eq!(told(), Err("two has died".to_owned()));
         assert!(told().is_err(), "until the program shows that it knows");
         // A call of another communicator shows that for those that were told.
-        callers.add(&communicator().0, &communicator().1, false);
+        add(&callers, &communicator().0, &communicator().1, false);
         assert_eq!(told(), Ok(()));
     }
 
@@ -209,7 +233,7 @@ mod tests {
         let callers = StreamCallers::default();
         let ended = ["heard", "captured", "last"].map(|reason| {
             let (abort, status) = communicator();
-            callers.add(&abort, &status, reason == "captured");
+            add(&callers, &abort, &status, reason == "captured");
             abort.raise(Error::aborted(reason));
             abort.set_heard(reason == "heard");
             (abort, status)
@@ -217,7 +241,7 @@ mod tests {
         let told = || callers.check().unwrap_err().message().to_owned();
         assert_eq!([told(), told()], ["captured", "last"]);
         // A call of one that was told shows nothing of itself: its error stays, and the others' go.
-        callers.add(&ended[1].0, &ended[1].1, false);
+        add(&callers, &ended[1].0, &ended[1].1, false);
         assert_eq!([told(), told()], ["captured", "captured"]);
         ended[1].0.set_heard(true);
         assert!(callers.check().is_ok() && callers.callers().is_empty());
@@ -229,7 +253,7 @@ mod tests {
         let callers = StreamCallers::default();
         for number in 0..10 * MOST_ENDED {
             let (abort, status) = communicator();
-            callers.add(&abort, &status, number % 2 == 0);
+            add(&callers, &abort, &status, number % 2 == 0);
             abort.raise(Error::aborted(format!("end {number}")));
         }
         assert!(callers.callers().len() <= MOST_ENDED + 1, "{}", callers.callers().len());
@@ -238,7 +262,7 @@ mod tests {
         let callers = StreamCallers::default();
         let kept: Vec<_> = (0..10).map(|_| communicator()).collect();
         for (abort, status) in &kept {
-            callers.add(abort, status, true);
+            add(&callers, abort, status, true);
             abort.raise(Error::aborted("a peer has died"));
             abort.set_heard(true);
         }

@@ -2,16 +2,20 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 use crate::sys::clock;
 
 /// A function that is called repeatedly while a call on a communicator waits. It is for another library (MPI) that
 /// moves its messages only inside its own calls.
 ///
-/// The waiting thread calls it, first after a short spin, then at least every few hundred microseconds. While a thread
+/// The waiting thread calls it, first after a short spin, then at least every few hundred microseconds: in calls on any
+/// memory, and in [`DeviceStream::synchronize`](crate::comm::DeviceStream::synchronize) and copies of a stream that has
+/// got calls of the communicator. It finds the CUDA context current that the program has made current. It is not called
+/// while a stream is captured: what it calls of CUDA could spoil the capture. While a thread
 /// of the library works on a request, or in a group of several communicators, both that thread and the program's
 /// waiting thread call it, but never two at a time. It must return soon, and must not call anything on the communicator
 /// that waits. An error or a panic of the hook ends the wait and the communicator. Clones share the hook.
@@ -75,6 +79,48 @@ impl Progress {
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Progress").finish_non_exhaustive()
+    }
+}
+
+/// The hook that a communicator has now, for waits that know the communicator's calls and have not its engine.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HookSlot(Arc<Mutex<Option<Progress>>>);
+
+/// A [`HookSlot`] that does not keep it: the communicator may end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WeakHook(Weak<Mutex<Option<Progress>>>);
+
+impl HookSlot {
+    /// With this hook.
+    pub(crate) fn new(hook: Option<Progress>) -> HookSlot {
+        HookSlot(Arc::new(Mutex::new(hook)))
+    }
+
+    /// From now on it is this hook.
+    pub(crate) fn set(&self, hook: Option<Progress>) {
+        *self.lock() = hook;
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_set(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// The same, for waits that may outlive the communicator.
+    pub(crate) fn downgrade(&self) -> WeakHook {
+        WeakHook(Arc::downgrade(&self.0))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
+        // A hook is there or not, whatever panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WeakHook {
+    /// The hook, unless the communicator has ended or has none.
+    pub(crate) fn get(&self) -> Option<Progress> {
+        HookSlot(self.0.upgrade()?).lock().clone()
     }
 }
 

@@ -24,6 +24,12 @@ impl TimeLimit {
         Wait { deadline: self.deadline(), abort: abort.clone(), progress: None, notes: None }
     }
 
+    /// This limit and `more`, by the same variable.
+    #[must_use]
+    pub fn and(self, more: Duration) -> TimeLimit {
+        TimeLimit { time: self.time.saturating_add(more), ..self }
+    }
+
     /// The deadline of a wait that begins now; `NEVER` if the clock cannot represent it.
     pub fn deadline(self) -> Deadline {
         clock::begin_wait();
@@ -170,5 +176,25 @@ impl Wait {
         } else {
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Regression: the deadline of a meeting, which lies behind that of the call, had lost the variable.
+    #[test]
+    fn a_limit_that_is_put_off_is_still_ruled_by_its_variable() {
+        let limit = TimeLimit { time: Duration::ZERO, variable: Some("RSCCL_TIMEOUT_MS") };
+        let put_off = limit.and(Duration::from_millis(10));
+        assert_eq!(put_off.time, Duration::from_millis(10));
+        let wait = limit.wait(&AbortFlag::new()).until(limit.and(Duration::ZERO).deadline());
+        let error = wait.check(|| "waited for all ranks".to_owned()).unwrap_err();
+        assert!(error.message().contains("(RSCCL_TIMEOUT_MS): waited for all ranks"), "{error}");
+        // For ever and a moment more is for ever.
+        let never = TimeLimit { time: Duration::MAX, ..limit };
+        assert_eq!(never.and(Duration::from_secs(1)), never);
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! In a collective both ends come by themselves. The receiver of a plain send may be in any other call, and may itself
 //! wait in a send: the sender asks it over the bootstrap to open its end ([`Receivers::AreAsked`]), and the receiver
-//! does that in whatever wait it is ([`Fabric::attend`]).
+//! does that in whatever wait it is ([`Fabric::open_for`], in each slow turn).
 
 use std::collections::HashMap;
 
@@ -160,20 +160,6 @@ impl Fabric {
         }
         self.connecting.asked_for.push(need);
         self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
-    }
-
-    /// Opens this rank's ends of the connections for which senders ask, and hands out what is owed: every wait does it
-    /// now and then. True where anything moved.
-    ///
-    /// # Errors
-    /// As [`Fabric::pay`] and [`Fabric::open_for`].
-    pub fn attend(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        let mut moved = false;
-        while let Some(ask) = Fabric::asking(bootstrap) {
-            self.open_for(ask, bootstrap)?;
-            moved = true;
-        }
-        Ok(moved | (self.owes() && self.pay(bootstrap)?))
     }
 
     /// Moves the connections on for which senders have asked. True where one moved.

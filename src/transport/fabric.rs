@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::{Arc, Weak};
 use crate::sync::ring::Shape;
-use crate::sync::{Backoff, Deadline, Patience, Wait, Waiting, Watch, progress};
+use crate::sync::{Backoff, Deadline, Patience, Turn, Turned, Wait, Waiting};
 use crate::sys::{clock, futex, limits};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
@@ -31,17 +31,11 @@ use crate::types::{Rank, TransportKind, World};
 pub struct Setup<'a> {
     /// Carries the offers.
     pub bootstrap: &'a dyn Bootstrap,
-    /// Bounds each wait.
+    /// Bounds what the bootstrap does.
     pub wait: &'a Wait,
-    /// Looked at while waiting.
-    pub watch: &'a mut dyn Watch,
-    /// Work that peers may wait for before they come to the set-up: one turn of it, true where anything moved. `None`
-    /// where there is no such work.
-    pub background: Option<Turn<'a>>,
+    /// What goes on in each wait: peers may wait for it before they come to the set-up.
+    pub turn: &'a mut dyn Turn<Fabric>,
 }
-
-/// One turn of the work that goes on during a set-up. True where something moved.
-pub type Turn<'a> = &'a mut (dyn FnMut(&mut Fabric) -> Result<bool> + 'a);
 
 impl std::fmt::Debug for Setup<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -50,47 +44,60 @@ impl std::fmt::Debug for Setup<'_> {
 }
 
 impl Setup<'_> {
-    /// [`Bootstrap::send`], looking at the watch meanwhile: a first message leaves only when `peer` is in a call of its
-    /// own, and after a failure, of which others have told, it may come to none.
+    /// [`Bootstrap::send`], with turns meanwhile: a first message leaves only when `peer` is in a call of its own, and
+    /// after a failure, of which others have told, it may come to none.
     pub(super) fn send(&mut self, fabric: &mut Fabric, peer: Rank, (tag, bytes): (u32, &[u8])) -> Result<()> {
         self.bootstrap.post(peer, tag, bytes, self.wait)?;
-        loop {
-            match self.bootstrap.settle(peer, &self.wait.until(Deadline::after(SETUP_LOOK))) {
-                Err(error) if error.kind() == Kind::Timeout => {
-                    self.look(peer, "to make this call: the two are not connected yet")?;
-                    while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
-                }
-                other => return other,
-            }
-        }
+        let what = "to make this call: the two are not connected yet";
+        self.turn_until(fabric, (peer, what), |setup, slice| {
+            let wait = setup.wait.until(Deadline::after(slice));
+            in_time(setup.bootstrap.settle(peer, &wait))
+        })
     }
 
-    /// Looks at the watch, which has the deadline: its error says more than that of a wait.
-    fn look(&mut self, peer: Rank, what: &str) -> Result<()> {
-        let looked = self.watch.look(&|| format!("rank {peer} ({what})"));
-        // Where the watch knows of nobody in particular, the rank that is waited for is late.
-        looked.map_err(|error| if error.kind() == Kind::Timeout { error.about(peer) } else { error })
-    }
-
-    /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say
-    /// so.
+    /// [`Bootstrap::recv`], with turns meanwhile: what `peer` waits for may never come, and others may say so.
     pub(super) fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
-        loop {
-            while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
-            let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };
-            match self.bootstrap.recv(peer, tag, &self.wait.until(Deadline::after(look))) {
-                Err(error) if error.kind() == Kind::Timeout => self.look(peer, what)?,
-                other => return other,
+        self.turn_until(fabric, (peer, what), |setup, slice| {
+            if slice.is_zero() {
+                return setup.bootstrap.try_recv(peer, tag);
             }
-        }
+            in_time(setup.bootstrap.recv(peer, tag, &setup.wait.until(Deadline::after(slice))))
+        })
     }
 
-    /// One turn of what goes on meanwhile: a peer may come to the set-up only once this rank has taken in, or handed
-    /// out, what goes over the sockets that are open.
-    fn turn(&mut self, fabric: &mut Fabric) -> Result<bool> {
-        let moved = fabric.links.pump()?;
-        let background = self.background.as_mut().map_or(Ok(false), |background| background(fabric))?;
-        Ok(moved | background)
+    /// Takes turns until `done` gives something: it looks, and may wait for the time that it is given.
+    fn turn_until<T>(
+        &mut self,
+        fabric: &mut Fabric,
+        (peer, what): (Rank, &str),
+        mut done: impl FnMut(&Self, Duration) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut backoff = Backoff::new(SETUP_PATIENCE);
+        let mut slice = Duration::ZERO;
+        loop {
+            if let Some(done) = done(self, slice)? {
+                return Ok(done);
+            }
+            let turned = self.turn.turn(fabric, &mut backoff, &|| format!("rank {peer} ({what})"));
+            // Where the watch knows of nobody in particular, the rank that is waited for is late.
+            let late = |error: Error| if error.kind() == Kind::Timeout { error.about(peer) } else { error };
+            slice = match turned.map_err(late)? {
+                Turned::Moved => {
+                    backoff.reset();
+                    Duration::ZERO
+                }
+                Turned::Awake => Duration::ZERO,
+                Turned::Tired(slice) => slice,
+            };
+        }
+    }
+}
+
+/// What has ended in time; the turn has the deadline, and its error says more.
+fn in_time<T>(ended: Result<T>) -> Result<Option<T>> {
+    match ended {
+        Err(error) if error.kind() == Kind::Timeout => Ok(None),
+        other => other.map(Some),
     }
 }
 
@@ -481,6 +488,13 @@ impl Fabric {
         Ok(())
     }
 
+    /// How far connections under way have come, and what transports have refused, for the error of a set-up.
+    #[cold]
+    fn told_of_connections(&self) -> Vec<String> {
+        let refused = self.transports.iter().filter_map(|transport| transport.refused());
+        self.connecting.standing().take(MOST_TOLD).chain(refused).collect()
+    }
+
     /// Answers peers until `step` says that all is done.
     pub(super) fn serve_until(
         &mut self,
@@ -490,19 +504,22 @@ impl Fabric {
         let mut backoff = Backoff::new(SETUP_PATIENCE);
         loop {
             self.serve(clock::now())?;
-            let attended = self.attend(setup.bootstrap)?;
-            let served = step(self)?;
-            if served.done {
+            let Served { done, moved, waiting } = step(self)?;
+            if done {
                 self.note_debt();
                 return Ok(());
             }
-            if setup.turn(self)? || served.moved || attended {
+            if moved {
                 backoff.reset();
             }
-            let waiting_for = Serving { served, connecting: &self.connecting, transports: &self.transports };
-            if backoff.turn(setup.watch, &waiting_for)?.is_some() {
-                progress::turn(setup.wait.progress.as_ref())?;
-                futex::nap(progress::rest(setup.wait.progress.as_ref(), backoff.nap(SETUP_NAP, LONG_SETUP_NAP)));
+            let unconnected = self.connecting.peers().collect();
+            // Words are made where the wait is slow enough for somebody to read them.
+            let told = if backoff.started().is_some() { self.told_of_connections() } else { Vec::new() };
+            let waiting_for = Serving { waiting, unconnected, told };
+            match setup.turn.turn(self, &mut backoff, &waiting_for)? {
+                Turned::Moved => backoff.reset(),
+                Turned::Awake => {}
+                Turned::Tired(slice) => futex::nap(slice.min(backoff.nap(SETUP_NAP, LONG_SETUP_NAP))),
             }
         }
     }
@@ -516,29 +533,28 @@ pub(super) struct Served {
 }
 
 /// What a set-up waits for.
-struct Serving<'a> {
-    served: Served,
-    connecting: &'a Connecting,
-    transports: &'a [Box<dyn Transport>],
+struct Serving {
+    waiting: Option<Rank>,
+    /// Some come more than once.
+    unconnected: Vec<Rank>,
+    /// How far connections have come, and what was refused.
+    told: Vec<String>,
 }
 
-impl Waiting for Serving<'_> {
+impl Waiting for Serving {
     fn words(&self) -> String {
-        match self.served.waiting {
+        match self.waiting {
             Some(peer) => format!("rank {peer} (to make the matching call: the two are not connected yet)"),
             None => "other ranks of this host (to make this call: this rank's memory is not mapped yet)".to_owned(),
         }
     }
 
     fn unconnected(&self) -> Option<Vec<Rank>> {
-        let ranks: Vec<Rank> = self.connecting.peers().collect();
-        (!ranks.is_empty()).then_some(ranks)
+        (!self.unconnected.is_empty()).then(|| self.unconnected.clone())
     }
 
     fn beside(&self) -> Option<String> {
-        let refused = self.transports.iter().filter_map(|transport| transport.refused());
-        let told: Vec<String> = self.connecting.standing().take(MOST_TOLD).chain(refused).collect();
-        (!told.is_empty()).then(|| told.join("; "))
+        (!self.told.is_empty()).then(|| self.told.join("; "))
     }
 }
 
@@ -592,8 +608,7 @@ const LARGE_PAGE: usize = 2 << 20;
 const MOST_REGISTRATIONS: usize = 1024;
 /// Set-up is rare and its peers may be late: it does not spin for long.
 const SETUP_PATIENCE: Patience = Patience::fixed(16, Duration::from_micros(200));
-/// How long a message of set-up is waited for between two looks at the news.
-const SETUP_LOOK: Duration = Duration::from_millis(20);
+/// How long a set-up sleeps between two looks at its peers.
 const SETUP_NAP: Duration = Duration::from_micros(200);
 /// The same, of a wait that has lasted long.
 const LONG_SETUP_NAP: Duration = Duration::from_millis(5);

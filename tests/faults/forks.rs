@@ -117,19 +117,30 @@ fn a_rank_that_is_killed_beside_a_child_of_a_bare_clone_is_known_to_be_dead() {
     }
 }
 
-/// A rank that has said goodbye and ended is not dead to a wait that lasts and does not need it.
+/// A rank that has said goodbye and ended is not dead to a wait that lasts and does not need it. Rank 6 has connections
+/// with those at a distance of 1, 2 and 4. Rank 1, at 3, hears its goodbye by way of others only, which pass it on in calls.
 #[test]
 fn a_process_that_has_left_and_ended_is_not_called_dead() {
-    let mut job = Job::joined(3, SHM);
-    job.must("call all_reduce 2");
-    job.ranks[2].must("finalize");
-    job.ranks.pop().expect("three ranks").end();
-    job.ranks[0].say("recv 7 1");
-    job.ranks[0].begun();
-    // Four times as long as a wait that finds such a process.
-    rsccl::internals::sys::poller::pause(std::time::Duration::from_secs(4));
-    job.ranks[1].must("send 7 0");
-    job.ranks[0].success("recv");
+    let mut jobs = [SHM, NET].map(|transport| {
+        let mut job = Job::joined(8, transport);
+        job.must("call barrier 0");
+        let mut leaver = job.ranks.remove(6);
+        leaver.must("finalize");
+        leaver.end();
+        for waiting in [1, 4] {
+            job.ranks[waiting].say("recv 7 0");
+            job.ranks[waiting].begun();
+        }
+        job
+    });
+    // Twice as long as a wait takes that finds such a process.
+    rsccl::internals::sys::poller::pause(std::time::Duration::from_secs(3));
+    for job in &mut jobs {
+        for waiting in [1, 4] {
+            job.ranks[0].must(&format!("send 7 {waiting}"));
+            job.ranks[waiting].success("recv");
+        }
+    }
 }
 
 /// A child of the process in which the root is: once the process is killed, nobody listens at the root's address.

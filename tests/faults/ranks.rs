@@ -254,13 +254,17 @@ pub(crate) struct Job {
     pub(crate) ranks: Vec<Rank>,
     /// The id that rank 0 made, in hex.
     pub(crate) id: String,
+    /// What [`Job::start`] was given.
+    variables: Vec<(String, String)>,
     folder: TempDir,
 }
 
 impl Job {
     /// Starts `ranks` processes that have not joined yet.
     pub(crate) fn start(ranks: usize, variables: &[(&str, &str)]) -> Job {
-        Job::start_each(ranks, |_| (Vec::new(), variables.to_vec()))
+        let mut job = Job::start_each(ranks, |_| (Vec::new(), variables.to_vec()));
+        job.variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        job
     }
 
     /// The same; `of` yields the words before the program, and the variables, of each.
@@ -272,7 +276,7 @@ impl Job {
         };
         let ranks: Vec<Rank> = (0..ranks).map(rank).collect();
         ranks.iter().for_each(|rank| rank.expect_line("ready"));
-        Job { ranks, id: String::new(), folder }
+        Job { ranks, id: String::new(), variables: Vec::new(), folder }
     }
 
     /// [`Job::start`], and all join by an id of rank 0.
@@ -344,6 +348,17 @@ impl Job {
     pub(crate) fn kill(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         drop(self.ranks.remove(place));
+    }
+
+    /// Kills the process of one rank, and starts another one in its place.
+    pub(crate) fn replace(&mut self, number: usize) {
+        let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
+        let (folder, variables) = (self.folder.path().to_owned(), self.variables.clone());
+        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (&**name, &**value)).collect();
+        drop(self.ranks.remove(place));
+        let rank = Rank::start(number, &folder, &[], &variables);
+        rank.expect_line("ready");
+        self.ranks.insert(place, rank);
     }
 
     /// Removes one rank from the job and kills its process, and not the children of that: they live as long as what is

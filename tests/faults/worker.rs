@@ -5,6 +5,10 @@
 //! id                     makes a unique id and serves its root            → its bytes in hex
 //! init ID RANK WORLD     joins                                            → rank and size
 //! from_env               joins as the launcher's variables say            → rank and size
+//! meet PLACE KEY RANK WORLD MS WHAT
+//!                        joins by an id that travels through a store, file:FOLDER or tcp:ADDRESS, within so many
+//!                        milliseconds; WHAT is `well`, `without` (rank 0 cannot make an id) or NAME=VALUE, a variable
+//!                                                                         → rank and size
 //! device NUMBER          `call` and `repeat` work in the memory of this device from now on, by a stream
 //! gpu NUMBER             the same, of a GPU
 //! host                   they work on the host again
@@ -89,6 +93,8 @@ use std::time::Duration;
 use rsccl::comm::{AbortHandle, DeviceStream};
 use rsccl::error::Kind;
 use rsccl::internals::sys::{clock, limits, poller, thread};
+use rsccl::store::{AbortFlag, FileStore, Options, Store, TcpStore, Wait, share_id};
+use rsccl::types::{Rank, World};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::case::{Case, Placed, every_program};
@@ -168,6 +174,15 @@ impl Worker {
                 self.adopt_made(comm)
             }
             ["from_env"] => Communicator::from_env().map(|comm| self.adopt(comm)),
+            ["meet", place, key, rank, world, milliseconds, what] => {
+                let config = Config::default().with_init_timeout(Duration::from_millis(number(milliseconds)));
+                let config = match what.split_once('=') {
+                    Some((name, value)) => config.with_variable(name, value)?,
+                    None => config,
+                };
+                let comm = meet(place, key, (number(rank), number(world)), &config, what != "without")?;
+                self.adopt_made(comm)
+            }
             ["device", device] => {
                 self.stream = Some(stream_of(number(device))?);
                 Ok(String::new())
@@ -581,6 +596,22 @@ fn threads(ranks: u32, count: usize) -> Result<String> {
     })?;
     let named = ends.iter().flatten().filter(|error| error.peer() == Some(1)).count();
     checked(named == ends.len() - 1, "who left")
+}
+
+/// Joins by an id that travels through the store at `place`.
+fn meet(place: &str, key: &str, (rank, size): (u32, u32), config: &Config, can: bool) -> Result<Communicator> {
+    let options = Options { interfaces: "=lo".parse().expect("a list"), ..Options::default() };
+    let wait = Wait::new(config.init_timeout, &AbortFlag::new());
+    let store: Box<dyn Store> = match place.split_once(':').expect("kind:place") {
+        ("file", folder) => Box::new(FileStore::open(folder, &wait)?),
+        (_, address) => Box::new(TcpStore::connect(&address.parse()?, &options)?),
+    };
+    let make = || match can {
+        true => Communicator::unique_id(config),
+        false => Err(Error::internal("no id on purpose")),
+    };
+    let id = share_id(&*store, key, World { rank: Rank::new(rank), size }, make, &wait)?;
+    Communicator::init(&id, rank, size, config)
 }
 
 /// Several ranks of a world, each a thread of this process.

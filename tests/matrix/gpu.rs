@@ -112,6 +112,7 @@ fn ranks_of_two_gpus() {
 #[test]
 fn memory_of_pools_between_gpus() {
     must_pass("2-nvswitch", "gpu::streams::on_several_gpus_calls_work");
+    must_pass("2-nvswitch", "gpu::streams::on_several_gpus_a_hook");
 }
 
 #[test]

@@ -155,6 +155,43 @@ fn all_elements_of_a_call_are_rounded_in_one_way() {
     }
 }
 
+/// Scans of one number at each rank, of less and more than goes in one piece: all elements of a rank's output have one
+/// value, within half a place of the sum for each rank that may have rounded.
+fn scans_are_rounded_alike<T: Half>(comm: &Communicator, path: &str) -> Result<()> {
+    for count in [1, 33, 5000, 140_001] {
+        for bits in [T::ONE | 1, T::ONE | T::FRACTION] {
+            let mine = vec![T::of_bits(bits); count];
+            let (mut up_to_mine, mut before_mine) = (mine.clone(), mine.clone());
+            comm.scan(&mine, &mut up_to_mine, ReduceOp::Sum)?;
+            comm.exscan(&mine, &mut before_mine, ReduceOp::Sum)?;
+            for (found, inputs) in [(up_to_mine, comm.rank() + 1), (before_mine, comm.rank().max(1))] {
+                let path = format!("{path}, rank {} of {}, {count} elements of {bits:x}", comm.rank(), comm.size());
+                let other = found.iter().position(|element| element.bits() != found[0].bits());
+                assert_eq!(other, None, "{path}: {:?} and {:?}", found[0], found[other.unwrap_or(0)]);
+                let (found, sum) = (found[0].to_f32(), mine[0].to_f32() * inputs as f32);
+                let slack = sum * inputs as f32 / (T::FRACTION + 1) as f32;
+                assert!((found - sum).abs() <= slack, "{path}: {found}, not {sum}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_elements_of_a_scan_are_rounded_in_one_way() {
+    for (way, config) in ways() {
+        for (reproducible, ranks) in [(false, 3), (false, 5), (true, 3), (true, 8)] {
+            let path = format!("{way}, reproducible: {reproducible}");
+            local::run_with(ranks, &config.clone().with_reproducible(reproducible), |comm| {
+                scans_are_rounded_alike::<f16>(&comm, &path)?;
+                scans_are_rounded_alike::<bf16>(&comm, &path)?;
+                comm.finalize()
+            })
+            .unwrap_or_else(|error| panic!("{path}, {ranks} ranks: {error}"));
+        }
+    }
+}
+
 /// A host of several ranks adds in 32 bits: in 16, each 1 that is added to 256 is lost.
 #[test]
 fn ranks_of_a_host_add_up_in_32_bits_between_hosts_too() {

@@ -3,16 +3,17 @@
 #[path = "../faults/own_memory.rs"]
 pub(crate) mod own_memory;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DevicePtr as _, DevicePtrMut as _};
-use rsccl::comm::{DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream};
+use rsccl::comm::{Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream};
 use rsccl::error::Kind;
 use rsccl::internals::device::cuda;
 use rsccl::internals::sys::clock::now;
-use rsccl::types::Scalar;
-use rsccl::{Communicator, Config, ReduceOp, Result, local};
+use rsccl::types::{Collective, DataType, Scalar};
+use rsccl::{Communicator, Config, Progress, ReduceOp, Result, local};
 
 use crate::TIMEOUT;
 use crate::machine::gpus::enough;
@@ -87,6 +88,69 @@ fn on_several_gpus_calls_work_in_memory_of_pools() {
         comm.finalize()
     })
     .expect("each in its own pool");
+}
+
+/// The program works with the other GPU's context. Rank 1 comes once the hook of rank 0 was called.
+#[test]
+fn on_several_gpus_a_hook_finds_the_context_of_the_program() {
+    if enough(2, cuda::gpus()).is_none() {
+        return;
+    }
+    let (calls, strange) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let ended = local::run_with(2, &config(), |comm| {
+        let stream = DeviceStream::new(comm.rank())?;
+        let mut memory = stream.alloc::<u32>(COUNT)?;
+        let other = CudaContext::new(1 - comm.rank() as usize).expect("the primary context");
+        other.bind_to_thread().expect("it becomes current");
+        let mine = other.cu_ctx().addr();
+        for kind in 0..3 {
+            let mut call = || match kind {
+                0 => comm.run(&Call {
+                    collective: Collective::AllReduce,
+                    data_type: DataType::U32,
+                    op: Some(ReduceOp::Sum),
+                    root: None,
+                    count: CallCount::Each(COUNT as u64),
+                    buffers: Buffers::shared_on_device(memory.slice_mut(..)),
+                }),
+                1 => {
+                    comm.on(&stream).all_reduce_in_place(memory.slice_mut(..), ReduceOp::Sum)?;
+                    stream.synchronize()
+                }
+                _ => {
+                    comm.on(&stream).all_reduce_in_place(memory.slice_mut(..), ReduceOp::Sum)?;
+                    stream.download(memory.slice(..), &mut [0; COUNT])
+                }
+            };
+            call()?;
+            comm.barrier()?;
+            let before = calls.load(Ordering::Acquire);
+            comm.barrier()?;
+            if comm.rank() == 0 {
+                let (counted, wrong) = (Arc::clone(&calls), Arc::clone(&strange));
+                comm.set_progress(Some(Progress::new(move || {
+                    let current = cudarc::driver::result::ctx::get_current().expect("the driver tells it");
+                    let is_mine = current.is_some_and(|current| current.addr() == mine);
+                    wrong.fetch_add(u32::from(!is_mine), Ordering::AcqRel);
+                    counted.fetch_add(1, Ordering::AcqRel);
+                    Ok(())
+                })))?;
+            } else {
+                let deadline = now() + TIMEOUT;
+                while calls.load(Ordering::Acquire) == before && now() < deadline {
+                    std::thread::yield_now();
+                }
+                assert!(calls.load(Ordering::Acquire) > before, "kind {kind}: no hook was called");
+            }
+            call()?;
+            comm.set_progress(None)?;
+        }
+        stream.synchronize()?;
+        drop((memory, stream));
+        comm.finalize()
+    });
+    ended.expect("both ranks end well");
+    assert_eq!(strange.load(Ordering::Acquire), 0, "in {} calls of the hook", calls.load(Ordering::Acquire));
 }
 
 /// Two threads, each on a GPU, with memory that they have allocated themselves in the way of that name.

@@ -122,7 +122,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidUsage if another job has the place
     static Communicator from_env(const Config& config = {});
     /// Joins a communicator whose id travels through `store`, under `key`. All ranks pass the same store, size and key; a key serves
-    /// one communicator at a time.
+    /// one communicator at a time. After a try that has failed all may try again under it: a rank that comes late for one try waits
+    /// for the next.
     /// @throws Error as share() and the constructor
     static Communicator from_store(Store& store, int rank, int size, const Config& config = {},
                                    const std::string& key = "rsccl/id");
@@ -152,9 +153,10 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0) const;
     /// split() where every rank has a color.
     Communicator by_color(int color, std::int64_t key = 0) const;
-    /// The ranks of my host, in rank order. Collective over all ranks.
+    /// The ranks of my host, in rank order. Collective over all ranks; non-blocking as split() is.
     Communicator local() const;
-    /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks.
+    /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks;
+    /// non-blocking as split() is.
     Communicator cross() const;
     /// Tells every rank how many elements this rank will send to it, `send_counts[r]` to rank r; yields how many each will send here: the
     /// `recv_counts` of all_to_all_v(). All ranks call it.

@@ -6,9 +6,11 @@
 //! record is not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
-//! - Elsewhere the root at the address in the id is asked to prove itself.
+//! - The root at the address in the id is asked to prove itself, and whether ranks still meet there. A rank that finds
+//!   the id of an attempt that has failed waits for the next one, so that ranks which try again under the same key meet,
+//!   whichever of them comes late.
 //! - A failure's reason stays for a few seconds, as long as its writer waits for the others to read it, and is then
-//!   removed.
+//!   removed. Each rank is told it once.
 //! - A record of another job, or for a world of another size, is not taken.
 //!
 //! Rank 0 replaces the record of a dead job. If the writer is alive and its root serves, two jobs use one store at the
@@ -19,7 +21,7 @@ use std::time::Duration;
 use super::Store;
 use super::record::{IdOutcome, Record};
 use crate::bootstrap::auth::JobTag;
-use crate::bootstrap::probe::root_answers;
+use crate::bootstrap::probe::{RootState, state_of_root};
 use crate::bootstrap::{UniqueId, spent};
 use crate::error::{Error, Result};
 use crate::log;
@@ -31,7 +33,8 @@ use crate::types::World;
 
 /// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others read it. The
 /// last member to read it removes it, because it holds a secret. A record of a job that died in the middle is
-/// recognised and replaced.
+/// recognised and replaced. After a try that has failed all may try again under the same key: a member that finds the
+/// id of that try waits for the next one.
 ///
 /// `members` is this member's place among those that share the id, which need not be a whole world: for a pair, 0 or 1
 /// of 2.
@@ -111,8 +114,8 @@ pub(crate) struct SharedId {
 enum Worth {
     /// Its job is alive.
     Fresh,
-    /// Its job has ended; the text says how that is known.
-    Stale(&'static str),
+    /// Its job has ended, or its ranks have failed to meet; the text says how that is known.
+    Stale(String),
 }
 
 impl IdSharing<'_> {
@@ -192,7 +195,7 @@ impl IdSharing<'_> {
             let is_mine = left.writer == Record::new(IdOutcome::Failed(String::new()))?.writer;
             let by = left.by();
             match &left.outcome {
-                IdOutcome::Id(id) if !is_mine && left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
+                IdOutcome::Id(id) if !is_mine && left.writer.life()? != Life::Ended && self.is_served(id)? => {
                     match left.other_job(self.job) {
                         Some(_) if !leaving.passed(clock::now()) => self.rest("another job to leave it")?,
                         Some(other) => return Err(self.taken_by(other)),
@@ -241,7 +244,7 @@ impl IdSharing<'_> {
             let bytes = self.store.get(self.key, self.wait)?;
             let record = Record::decode(&bytes)?;
             let worth = if spent == Some(record.number) || self.is_spent(&record) {
-                Worth::Stale("whose ranks did not meet")
+                Worth::Stale("whose ranks did not meet".to_owned())
             } else {
                 self.worth(&record)?
             };
@@ -283,7 +286,10 @@ impl IdSharing<'_> {
         record.check_size(self.members)?;
         match &record.outcome {
             IdOutcome::Id(_) => self.count(&record)?,
-            IdOutcome::Failed(_) => self.store.add(&self.told(&record), 1, self.wait).map(drop)?,
+            IdOutcome::Failed(_) => {
+                self.store.add(&self.told(&record), 1, self.wait)?;
+                spent::note_told(record.number, self.members.rank);
+            }
         }
         record.open()
     }
@@ -294,19 +300,37 @@ impl IdSharing<'_> {
         matches!(&record.outcome, IdOutcome::Id(id) if !id.is_fixed() && spent::holds(id))
     }
 
+    /// Whether the root of `id` serves, and its ranks have not failed to meet.
+    fn is_served(&self, id: &UniqueId) -> Result<bool> {
+        Ok(state_of_root(id, self.wait)? == RootState::Gathers)
+    }
+
     fn worth(&self, record: &Record) -> Result<Worth> {
-        if !self.store.outlives_its_users() {
-            return Ok(Worth::Fresh);
+        let life = if self.store.outlives_its_users() { record.writer.life()? } else { Life::Runs };
+        if life == Life::Ended {
+            return Ok(Worth::Stale("which has ended".to_owned()));
         }
-        Ok(match (record.writer.life()?, &record.outcome) {
-            (Life::Ended, _) => Worth::Stale("which has ended"),
-            (Life::Runs, _) => Worth::Fresh,
-            // A fixed address cannot be probed yet: rank 0 serves it only when it joins.
-            (Life::Unknown, IdOutcome::Id(id)) if id.is_fixed() || root_answers(id, self.wait)? => Worth::Fresh,
-            (Life::Unknown, IdOutcome::Id(_)) => Worth::Stale("whose root does not answer"),
-            (Life::Unknown, IdOutcome::Failed(_)) => {
+        Ok(match &record.outcome {
+            // A fixed address cannot be asked yet: rank 0 serves it only when it joins.
+            IdOutcome::Id(id) if id.is_fixed() => Worth::Fresh,
+            IdOutcome::Id(id) => match state_of_root(id, self.wait)? {
+                RootState::Gathers => Worth::Fresh,
+                RootState::Failed(why) => {
+                    // It need not be asked again.
+                    spent::note(id);
+                    Worth::Stale(format!("whose ranks did not meet ({why})"))
+                }
+                RootState::Silent => Worth::Stale("whose root does not answer".to_owned()),
+            },
+            IdOutcome::Failed(why) if spent::is_told(record.number, self.members.rank) => {
+                Worth::Stale(format!("which could not make an id ({why})"))
+            }
+            IdOutcome::Failed(_) => {
                 let age = host::wall_time().as_secs().saturating_sub(record.written);
-                if age <= FAILURE_LIFE_S { Worth::Fresh } else { Worth::Stale("which failed long ago") }
+                match life == Life::Runs || age <= FAILURE_LIFE_S {
+                    true => Worth::Fresh,
+                    false => Worth::Stale("which failed long ago".to_owned()),
+                }
             }
         })
     }
