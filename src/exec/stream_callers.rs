@@ -38,8 +38,8 @@ impl StreamCallers {
     }
 
     /// A call of the communicator of this flag, hook and page was put into the stream. Errors of other communicators
-    /// are forgotten once the program knows them, since it goes on: a wait has told them, or the communicator itself. Of
-    /// communicators that are gone and whose errors nobody has told, the first [`MOST_ENDED`] stay: a wait fails by
+    /// are forgotten once the program knows them, since it goes on: a wait has told them, or the communicator itself.
+    /// Of communicators that are gone and whose errors nobody has told, the first [`MOST_ENDED`] stay: a wait fails by
     /// these.
     pub(super) fn add(&self, (abort, hook): (&AbortFlag, &HookSlot), status: &Arc<StatusPage>, is_captured: bool) {
         let status = Arc::downgrade(status);

@@ -6,9 +6,9 @@
 //! record is not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
-//! - The root at the address in the id is asked to prove itself, and whether ranks still meet there. A rank that finds
-//!   the id of an attempt that has failed waits for the next one, so that ranks which try again under the same key meet,
-//!   whichever of them comes late.
+//! - The root at the address in the id is asked to prove itself, and whether ranks still meet there. A rank that
+//!   finds the id of an attempt that has failed waits for the next one, so that ranks which try again under the same
+//!   key meet, whichever of them comes late.
 //! - A failure's reason stays for a few seconds, as long as its writer waits for the others to read it, and is then
 //!   removed. Each rank is told it once.
 //! - A record of another job, or for a world of another size, is not taken.
