@@ -370,6 +370,9 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice):
 /// a peer that writes over shared memory may raise one for nothing.
 const MOST_WAKES: u32 = 1024;
 /// Looks at sockets before the processor is offered to others: each is a system call or several.
+/// Waits on sockets do not teach [`Patience`]: what is learnt there is how often it pays to look at a flag, at a few
+/// nanoseconds a look, and whether a yield lets the awaited rank run. What comes over a socket takes the network's time
+/// and the kernel's, which say neither.
 const SOCKET_SPINS: u32 = 16;
 /// How long a wait on sockets stays awake: a few round trips inside a host. Sleeping on sockets costs one more wake-up.
 const SOCKET_AWAKE: Duration = Duration::from_micros(50);
