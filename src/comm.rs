@@ -31,6 +31,7 @@ mod init;
 mod last_words;
 mod launched;
 mod line_ways;
+mod long_rest;
 mod meeting;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
@@ -91,6 +91,11 @@ impl Transport for Shm {
 
     fn serve(&mut self, now: Instant) -> Result<()> {
         self.exporter.as_mut().map_or(Ok(()), |exporter| exporter.progress(now))
+    }
+
+    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        let Some(exporter) = &self.exporter else { return Some(Vec::new()) };
+        exporter.sessions.is_empty().then(|| vec![exporter.listener.as_fd()])
     }
 
     fn outstanding(&mut self) -> Vec<u64> {
