@@ -35,6 +35,7 @@ pub mod store;
 pub(crate) mod verdict;
 
 use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 pub use checkin::MAX_WORLD;
@@ -46,7 +47,8 @@ pub use options::{Options, Secret};
 pub use root::Root;
 
 use crate::error::{Error, Result};
-use crate::sync::Wait;
+use crate::sync::primitive::Arc;
+use crate::sync::{Chime, Wait};
 use crate::types::{Rank, World};
 
 /// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
@@ -166,6 +168,14 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// may return nothing.
     fn poll(&self) -> Vec<Event>;
 
+    /// Prepares the sleep of a thread that polls: from now on `chime` rings whenever something has arrived. `None`
+    /// where something has arrived already that [`Bootstrap::poll`], or [`Bootstrap::take_from_any`] with the tag
+    /// `asks`, would take.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>>;
+
     /// Whether a connection with `peer` is open here, over which it says goodbye if it leaves. Of other ranks the news
     /// come by way of ranks between, which pass it on in their calls only.
     fn is_linked(&self, _peer: Rank) -> bool {
@@ -185,6 +195,28 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// [`Bootstrap::leave`] with no particular word.
     fn close(&self) {
         self.leave(0);
+    }
+}
+
+/// What may bring work to a thread that sleeps, beside what rings for it.
+#[derive(Debug)]
+pub struct Sources {
+    /// Copies of descriptors of which one becomes readable then.
+    pub descriptors: Vec<OwnedFd>,
+    /// After how long there is work at the latest.
+    pub at_most: Duration,
+}
+
+impl Sources {
+    /// Copies of `descriptors`, and when there is work at the latest.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub fn of<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Duration) -> Result<Sources> {
+        let copies = descriptors.into_iter().map(|descriptor| descriptor.try_clone_to_owned());
+        let descriptors = copies.collect::<std::io::Result<_>>();
+        let descriptors = descriptors.map_err(|error| Error::system("dup of a descriptor to sleep on", error))?;
+        Ok(Sources { descriptors, at_most })
     }
 }
 

@@ -14,6 +14,7 @@ mod group;
 mod init;
 mod last_words;
 mod launched;
+mod long_rest;
 mod meeting;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]

@@ -27,7 +27,7 @@ use crate::session::stall::{BegunMessages, Stall};
 use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, HookSlot, NoteReader, Wait};
 use crate::sys::alive::Process;
-use crate::sys::{clock, futex};
+use crate::sys::futex;
 use crate::transport::PeerInfo;
 use crate::types::{Rank, World};
 
@@ -168,6 +168,14 @@ impl Session {
         peers.check(waiting_for, now)
     }
 
+    /// How long a wait that was just looked at may sleep where nothing wakes it: what a peer's goodbye means is known
+    /// after a moment. A stop of this process in a sleep counts as time of the wait, so that a sleep is a part of the
+    /// time-out only.
+    pub(crate) fn longest_sleep(&self, now: Instant) -> Duration {
+        let most = (self.settings.timeout.time / SLEEPS).min(LONGEST_SLEEP);
+        self.peers().last_words(now).map_or(most, |time| time.min(most))
+    }
+
     /// Tells the others where this rank is stuck, unless it has: a rank that waits in another call finds the
     /// difference, and one whose deadline passes knows who waits for whom.
     pub(crate) fn tell_stall(&self, stall: Stall) {
@@ -269,7 +277,7 @@ impl Session {
         loop {
             let events = self.bootstrap.poll();
             let told = self.peers().explain(peer, events, &self.history);
-            if told.is_some() || deadline.passed(clock::now()) {
+            if told.is_some() || deadline.is_over() {
                 return told;
             }
             futex::nap(CAUSE_NAP);
@@ -320,6 +328,10 @@ impl Session {
     }
 }
 
+/// Into how many sleeps at least a wait divides its time-out.
+const SLEEPS: u32 = 8;
+/// The longest sleep of a wait whose time-out is longer.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// What helps where a wait for a rank that waits in MPI has timed out.
 const MPI_RESTS: &str = "where that rank waits in MPI for a message of this rank, MPI moves it only while this rank \
                          is in a call of MPI: complete it first, or call comm.set_progress(mpi::progress())";

@@ -8,6 +8,7 @@
 mod abort;
 pub(crate) mod arrivals;
 mod backoff;
+mod chime;
 pub(crate) mod flag;
 pub(crate) mod offer;
 pub mod primitive;
@@ -24,6 +25,7 @@ pub use abort::AbortFlag;
 pub(crate) use abort::Mirror;
 pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
+pub use chime::Chime;
 pub use flag::Flag;
 pub use progress::Progress;
 pub(crate) use progress::{HookSlot, WeakHook};

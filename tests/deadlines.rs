@@ -115,13 +115,23 @@ enum On {
 /// Runs `body` on the ranks that are in time, and `late` on the late one once they have ended; yields each rank's end
 /// and how long it took.
 fn with_a_late_rank((on, config): (On, &Config), body: Body, late: Body) -> Vec<(Result<(), Error>, Duration)> {
+    static MAKING: Mutex<()> = Mutex::new(());
     let config = config.clone().with_timeout(TIMEOUT).with_init_timeout(LONG);
-    let ended = Barrier::new(RANKS as usize);
+    let [ready, ended] = [(); 2].map(|()| Barrier::new(RANKS as usize));
     let ends = local::run_with(RANKS, &config, |world| {
         // Whatever comes of it, all ranks meet at the barrier.
         let comm = match on {
             On::World => Ok(world),
-            On::Child => world.by_color(0, i64::from((world.rank() + 1) % RANKS)),
+            On::Child => {
+                // One world at a time, whose ranks are all there: what the machine needs to make a hundred children at
+                // once is no lateness.
+                let turn = (world.rank() == 0).then(|| MAKING.lock());
+                ready.wait();
+                let child = world.by_color(0, i64::from((world.rank() + 1) % RANKS));
+                ready.wait();
+                drop(turn);
+                child
+            }
         };
         let is_late = comm.as_ref().is_ok_and(|comm| comm.rank() == LATE);
         let began = clock::now();

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::bootstrap::Event;
 use crate::bootstrap::cause::NOTE_CHILD;
 use crate::error::{Error, Result};
-use crate::sync::Wait;
+use crate::sync::primitive::{Arc, Weak};
+use crate::sync::{Chime, Wait};
 use crate::types::Rank;
 
 /// The most bytes of one peer's messages that wait to be taken. Beyond it the peer's stream is not read.
@@ -75,6 +76,8 @@ pub(super) struct Inbox {
     notes: usize,
     /// Notes about children that are being made. No poll takes them, since they concern the call that makes the child.
     child_notes: VecDeque<(Rank, Vec<u8>)>,
+    /// What rings when something has arrived.
+    chimes: Vec<Weak<Chime>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -97,6 +100,19 @@ impl Inbox {
         backlog.messages += 1;
         backlog.bytes += bytes.len();
         self.queues.entry((from, channel)).or_default().push_back(bytes);
+        self.ring();
+    }
+
+    /// Rings `chime` whenever something arrives from now on, as long as the chime lives. False where events wait for a
+    /// poll, or a message with the tag `asks` for its receiver.
+    pub(super) fn ring_at_news(&mut self, chime: &Arc<Chime>, asks: u32) -> bool {
+        self.chimes.retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(chime)));
+        self.chimes.push(Arc::downgrade(chime));
+        self.events.is_empty() && self.sender_on(Channel::Message(asks)).is_none()
+    }
+
+    fn ring(&self) {
+        self.chimes.iter().filter_map(Weak::upgrade).for_each(|chime| chime.ring());
     }
 
     /// Takes the oldest message of `from` on `channel`.
@@ -174,6 +190,7 @@ impl Inbox {
         });
         self.dead += usize::from(matches!(how, Gone::Died(_)));
         self.gone.insert(rank, how);
+        self.ring();
         true
     }
 
@@ -183,7 +200,8 @@ impl Inbox {
             if self.child_notes.len() >= MAX_CHILD_NOTES {
                 self.child_notes.pop_front();
             }
-            return self.child_notes.push_back((from, bytes));
+            self.child_notes.push_back((from, bytes));
+            return self.ring();
         }
         if self.notes >= MAX_NOTES
             && let Some(oldest) = self.events.iter().position(|event| matches!(event, Event::Note { .. }))
@@ -193,11 +211,13 @@ impl Inbox {
         }
         self.notes += 1;
         self.events.push_back(Event::Note { from, bytes });
+        self.ring();
     }
 
     /// Queues a failure of the control plane itself.
     pub(super) fn failed(&mut self, error: Error) {
         self.events.push_back(Event::Failed(error));
+        self.ring();
     }
 
     /// The published notes that no poll has taken yet.

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
-use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES, MakeChild};
+use crate::bootstrap::{
+    Agreed, BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES, MakeChild, Sources,
+};
 use crate::error::{Error, Result};
-use crate::sync::Wait;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::{Chime, Wait};
 use crate::sys::random;
 use crate::types::{Rank, World};
 
@@ -389,6 +391,11 @@ impl Bootstrap for LocalBootstrap {
 
     fn poll(&self) -> Vec<Event> {
         self.mine().open().events()
+    }
+
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
+        let is_quiet = self.mine().open().ring_at_news(chime, asks);
+        Ok(is_quiet.then(|| Sources { descriptors: Vec::new(), at_most: Duration::MAX }))
     }
 
     fn leave(&self, word: u64) {

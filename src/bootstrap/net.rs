@@ -28,11 +28,13 @@ use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, cause, spent};
+use crate::bootstrap::{
+    Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, Sources, cause, spent,
+};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
-use crate::sync::{Deadline, Wait};
+use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::{Chime, Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::limits::OpenFiles;
 use crate::sys::poller::Poller;
@@ -505,6 +507,10 @@ impl Bootstrap for NetBootstrap {
     fn poll(&self) -> Vec<Event> {
         // A thread that waits has the control for as long as it sleeps, and sees the news itself.
         self.control.try_lock().map_or_else(Vec::new, |mut control| control.poll())
+    }
+
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
+        self.control.lock().await_news(chime, asks)
     }
 
     fn is_linked(&self, peer: Rank) -> bool {

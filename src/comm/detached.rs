@@ -4,7 +4,7 @@
 //! The engine moves to a thread with the first request, and comes back with the first other call after the last request
 //! has ended. So calls with no request under way cost what they cost on the communicator itself.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
@@ -13,7 +13,7 @@ use crate::comm::placement::{self, locality_of};
 use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{no_child, split_off};
 use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::worker::{Job, work};
+use crate::comm::worker::{Job, Jobs, jobs, work};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::worker::{check_message, check_messages};
 use crate::comm::{Buffer, Communicator, Placement, forked, group, last_words};
@@ -57,7 +57,7 @@ pub(crate) struct Pending {
 #[derive(Debug)]
 struct Worker {
     birthplace: Birthplace,
-    jobs: Option<Sender<Job<'static>>>,
+    jobs: Option<Jobs<'static>>,
     thread: Option<JoinHandle<Option<Worked>>>,
     unfinished: Vec<Arc<Outcome>>,
     /// Set when the thread has ended.
@@ -271,13 +271,13 @@ impl Detached {
         open.unfinished.retain(|outcome| !outcome.is_set() || outcome.has_failed());
         open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
-        sender.send(job).map_err(|_| gone())?;
+        sender.send(job, &outcome).map_err(|_| gone())?;
         Ok(Pending { birthplace: open.birthplace, outcome, hooks: open.hooks.clone() })
     }
 
     /// Starts the thread, then lends it the engine: where no thread can be started, the engine stays here.
     fn open(&self) -> Result<Worker> {
-        let (jobs, queue) = channel();
+        let (jobs, queue) = jobs();
         let (hand, taken) = channel::<Box<Engine>>();
         let (promise, ended) = Promise::new();
         let resting = Arc::new(AtomicBool::new(false));

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use crate::comm::forked;
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::Chime;
+use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, OnceLock, Ordering};
 use crate::sys::fork::Birthplace;
 
 /// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their
@@ -50,6 +51,8 @@ pub(super) struct Outcome {
     is_awaited: AtomicBool,
     /// Whether its error only says that another request has failed.
     is_left: AtomicBool,
+    /// Wakes the thread that works at it.
+    worker: OnceLock<Arc<Chime>>,
 }
 
 impl Outcome {
@@ -82,6 +85,16 @@ impl Outcome {
     pub(super) fn note_wait(&self) {
         // Relaxed: it is told to other ranks, and nothing is published by it.
         self.is_awaited.store(true, Ordering::Relaxed);
+        // It may sleep for long where nobody waits.
+        if let Some(worker) = self.worker.get() {
+            worker.ring();
+        }
+    }
+
+    /// Says what wakes the thread that works at the request.
+    pub(super) fn is_worked_at(&self, worker: &Arc<Chime>) {
+        // Set once: a request has one thread.
+        self.worker.get_or_init(|| Arc::clone(worker));
     }
 
     /// Waits until the request has ended, and gives the program its error.

@@ -6,14 +6,14 @@
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 
 use crate::comm::collectives::Submit;
 use crate::comm::group::Steps;
 use crate::comm::panics::panicked;
 use crate::comm::request::{Promise, Request};
 use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::worker::{Job, check_message, check_messages, work};
+use crate::comm::worker::{Job, Jobs, check_message, check_messages, jobs, work};
 use crate::comm::{Call, Communicator, Message, forked};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ use crate::types::World;
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
     birthplace: Birthplace,
-    jobs: Sender<Job<'scope>>,
+    jobs: Jobs<'scope>,
     hooks: WaitingHooks,
     /// The lifetime that the program's own borrows outlive: the upper bound of `'scope`.
     env: PhantomData<&'env ()>,
@@ -87,7 +87,7 @@ impl Communicator {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
         let (worked, value) = std::thread::scope(|threads| {
-            let (jobs, queue) = channel();
+            let (jobs, queue) = jobs();
             let (hand, taken) = channel::<Box<Engine>>();
             let (promise, ended) = Promise::new();
             let serve = move || {
@@ -182,7 +182,7 @@ impl<'scope> Scope<'scope, '_> {
         }
         let (promise, outcome) = Promise::new();
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
-        self.jobs.send(job(promise)).map_err(gone)?;
+        self.jobs.send(job(promise), &outcome).map_err(gone)?;
         Ok(Request::new(self.birthplace, outcome, self.hooks.clone()))
     }
 }

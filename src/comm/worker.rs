@@ -4,19 +4,21 @@
 //! other, in the order in which they were begun, as all ranks must begin them. A message that is begun behind a
 //! collective waits for its end.
 
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, SendError, Sender, TryRecvError, channel};
+use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::Message;
 use crate::comm::group::{Step, Steps, run_calls};
+use crate::comm::long_rest::{AwaitedFlags, LongRest, WorkLeft};
 use crate::comm::panics::as_error;
 use crate::comm::request::{Outcome, Promise, is_own};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::exec::{Background, MessageRun, Progress, Task, check_to_self};
+use crate::exec::{Background, Blocked, MessageRun, Progress, Task, check_to_self};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-use crate::sync::{AwaitedMessage, Backoff};
-use crate::transport::{Fabric, Need, Receivers};
+use crate::sync::{AwaitedMessage, Backoff, Chime, Patience};
+use crate::transport::{Fabric, Links, Need, Receivers};
 use crate::types::World;
 
 /// A job that needs the engine and all ranks, such as a split; what is under way goes on meanwhile. Its result returns
@@ -48,11 +50,83 @@ impl Job<'_> {
     }
 }
 
+/// The end of a queue of jobs where they are handed in. The queue ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Jobs<'scope> {
+    sender: Option<Sender<Job<'scope>>>,
+    chime: Arc<Chime>,
+}
+
+/// The end of a queue of jobs where a thread takes them.
+pub(super) struct JobQueue<'scope> {
+    jobs: Receiver<Job<'scope>>,
+    /// Wakes the thread where it sleeps beside messages under way.
+    chime: Arc<Chime>,
+}
+
+/// A queue of jobs.
+pub(super) fn jobs<'scope>() -> (Jobs<'scope>, JobQueue<'scope>) {
+    let ((sender, jobs), chime) = (channel(), Arc::<Chime>::default());
+    (Jobs { sender: Some(sender), chime: Arc::clone(&chime) }, JobQueue { jobs, chime })
+}
+
+impl<'scope> Jobs<'scope> {
+    /// Hands in a job, whose end `outcome` tells.
+    ///
+    /// # Errors
+    /// The job, where the thread takes no more.
+    pub(super) fn send(&self, job: Job<'scope>, outcome: &Outcome) -> std::result::Result<(), SendError<Job<'scope>>> {
+        outcome.is_worked_at(&self.chime);
+        match &self.sender {
+            Some(sender) => sender.send(job)?,
+            None => return Err(SendError(job)),
+        }
+        self.chime.ring();
+        Ok(())
+    }
+}
+
+impl Drop for Jobs<'_> {
+    fn drop(&mut self) {
+        // First the end, then the ring: the thread finds what it was rung for.
+        self.sender = None;
+        self.chime.ring();
+    }
+}
+
 /// Messages that have begun and not ended, in their order.
 #[derive(Debug, Default)]
-struct UnderWay<'scope> {
+pub(super) struct UnderWay<'scope> {
     /// Each message with the connection that it needs and the promise of its operation.
     messages: Vec<(MessageRun<'scope>, Need, Arc<Promise>)>,
+}
+
+impl UnderWay<'_> {
+    /// What the messages wait for that can move next, each the first of its connection.
+    pub(super) fn flags<'a>(&'a self, links: &'a Links) -> AwaitedFlags<'a> {
+        let mut seen: Vec<Need> = Vec::new();
+        let mut flags = Vec::new();
+        for (run, need, _) in &self.messages {
+            if seen.contains(need) {
+                continue;
+            }
+            seen.push(*need);
+            // The others wait for their connections.
+            if links.has(need) {
+                let Blocked { flag } = run.blocked(links)?;
+                flags.push(flag);
+            }
+        }
+        Some(flags)
+    }
+
+    pub(super) fn work(&self) -> WorkLeft {
+        if self.messages.is_empty() {
+            return WorkLeft::ToPush;
+        }
+        let is_awaited = self.messages.iter().any(|(_, _, promise)| promise.is_awaited());
+        if is_awaited { WorkLeft::Awaited } else { WorkLeft::Unawaited }
+    }
 }
 
 impl Background for UnderWay<'_> {
@@ -103,11 +177,7 @@ impl Background for UnderWay<'_> {
 
 /// Does the jobs until the queue is closed. Returns the engine, and the error that ended the communicator. While
 /// `resting` is true the thread has nothing left to do, and would return the engine at once.
-pub(super) fn work(
-    mut engine: Box<Engine>,
-    queue: &Receiver<Job<'_>>,
-    resting: &AtomicBool,
-) -> (Box<Engine>, Result<()>) {
+pub(super) fn work(mut engine: Box<Engine>, queue: &JobQueue<'_>, resting: &AtomicBool) -> (Box<Engine>, Result<()>) {
     let mut under_way = UnderWay::default();
     // A progress hook may panic here. That ends the communicator; its engine remains, to tell the other ranks.
     let mut result = as_error("the thread of requests", || serve(&mut engine, (queue, resting), &mut under_way));
@@ -120,7 +190,7 @@ pub(super) fn work(
         }
         // Requests that are begun from now on end at once, until the end of the scope or of the detached communicator
         // closes the queue.
-        while let Ok(job) = queue.recv() {
+        while let Ok(job) = queue.jobs.recv() {
             job.set(error);
         }
         result = Err(error.duplicate());
@@ -130,12 +200,18 @@ pub(super) fn work(
 
 fn serve<'scope>(
     engine: &mut Engine,
-    (queue, resting): (&Receiver<Job<'scope>>, &AtomicBool),
+    (JobQueue { jobs: queue, chime }, resting): (&JobQueue<'scope>, &AtomicBool),
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
+    engine.session.abort.mirror(chime);
     let mut backoff = Backoff::new(engine.patience());
+    // Of what was sent and has not left.
+    let mut pushing = Backoff::new(Patience::fixed(0, Duration::ZERO));
+    let mut rest = LongRest::new(chime);
     let mut open = true;
     while open || !under_way.is_empty() {
+        // Before all that is looked at: who rings later is not slept over.
+        let heard = chime.count();
         // A message that has ended for this rank may still lie in its slots: it must arrive without another call of
         // this rank.
         let idle = under_way.is_empty() && engine.is_drained();
@@ -158,11 +234,12 @@ fn serve<'scope>(
             Err(TryRecvError::Disconnected) => open = false,
             Err(TryRecvError::Empty) => {}
         }
-        if !under_way.is_empty() {
-            engine.turn(under_way, &mut backoff)?;
-        } else if open {
-            engine.push()?;
-        }
+        let (moved, wait) = match under_way.is_empty() {
+            false => (engine.turn(under_way, &mut backoff)?, &mut backoff),
+            true if open => (engine.push()?, &mut pushing),
+            true => (true, &mut pushing),
+        };
+        if moved { rest.is_busy() } else { rest.rest(engine, (heard, under_way), wait)? }
     }
     engine.drain()
 }

@@ -1,6 +1,6 @@
 //! One rank's side of a communicator: chooses the path of each call and runs it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::BackgroundWork;
 use crate::device::Home;
@@ -165,7 +165,7 @@ impl Engine {
             Path::Windows(choice) => self.run_windows(begun, choice, background),
             Path::Slots(choice) => {
                 let program = self.chooser.program(call, choice, Windows::None)?;
-                self.run_plan(begun, &program, None, background)
+                self.run_plan(begun, &program, None, (None, background))
             }
         }
     }
@@ -174,21 +174,23 @@ impl Engine {
     fn run_messages(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
-            return self.deliver(composed::blocks(call, world), begun.operation, background);
+            return self.deliver(composed::blocks(call, world), (begun.operation, &mut None), background);
         }
         let mut scan = composed::Scan::new(call, &begun.kernel, world, self.session.settings.reproducible)?;
+        // One deadline for all rounds, however many there are.
+        let mut waits_since = None;
         while let Some(messages) = scan.round() {
-            self.deliver(messages, begun.operation, background)?;
+            self.deliver(messages, (begun.operation, &mut waits_since), background)?;
             scan.end_round();
         }
         Ok(())
     }
 
-    /// Runs messages of one collective on the connections of collectives.
+    /// Runs messages of one collective on the connections of collectives; the collective waits since `waits_since`.
     fn deliver(
         &mut self,
         messages: Vec<Message<'_>>,
-        operation: &Operation,
+        (operation, waits_since): (&Operation, &mut Option<Instant>),
         background: &mut dyn Background,
     ) -> Result<()> {
         let others = exec::copy_to_self(self.session.world.rank, messages)?;
@@ -198,7 +200,7 @@ impl Engine {
         let run = |message| MessageRun::of_collective(message, operation, whole);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages((&needs, Receivers::Come), &mut runs, Some(operation), background)
+        self.drive_messages((&needs, Receivers::Come), &mut runs, Some((operation, waits_since)), background)
     }
 
     #[inline]
@@ -232,6 +234,8 @@ impl Engine {
                 Ok((!done).then_some(Windows::Scratch))
             }
         });
+        // Both parts of the call have one deadline.
+        let waits_since = watch.since();
         let result = match met {
             Ok(None) => Ok(()),
             Ok(Some(kind)) => {
@@ -239,7 +243,7 @@ impl Engine {
                 // nothing to publish.
                 let windows = self.chooser.windows_across_teams(kind);
                 let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(begun, &program, Some(&mut epoch), background)
+                self.run_plan(begun, &program, Some(&mut epoch), (waits_since, background))
             }
             Err(error) => Err(error),
         };
@@ -256,7 +260,7 @@ impl Engine {
         begun: &Begun<'_>,
         program: &Program,
         epoch: Option<&mut Epoch<'_>>,
-        background: &mut dyn Background,
+        (waits_since, background): (Option<Instant>, &mut dyn Background),
     ) -> Result<()> {
         let operation = begun.operation;
         if !program.is_connected() {
@@ -278,7 +282,7 @@ impl Engine {
             flag_base,
             streaming_bytes: session.settings.streaming_bytes,
         };
-        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
+        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation)).part_since(waits_since);
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         exec::run::run(program, begun, epoch, context, &mut wait_context)
     }
@@ -378,7 +382,7 @@ impl Engine {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let needs = (&needs[..], Receivers::Come);
-        let result = self.drive_messages(needs, &mut runs, Some(&operation), &mut NoBackground);
+        let result = self.drive_messages(needs, &mut runs, Some((&operation, &mut None)), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -419,20 +423,24 @@ impl Engine {
         &mut self,
         needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
-        collective: Option<&Operation>,
+        collective: Option<(&Operation, &mut Option<Instant>)>,
         background: &mut dyn Background,
     ) -> Result<()> {
+        let mut own = None;
+        let (collective, waits_since) = collective.map_or((None, &mut own), |(call, since)| (Some(call), since));
         let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
         self.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
         let session = &*self.session;
         // The tasks know better which of them have not ended.
         let unknown = Vec::new;
         let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
-        let mut watch = FailureWatch::new(session, waiting_for);
+        let mut watch = FailureWatch::new(session, waiting_for).part_since(*waits_since);
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-        exec::drive(&mut tasks, &mut wait_context)
+        exec::drive(&mut tasks, &mut wait_context)?;
+        *waits_since = watch.since();
+        Ok(())
     }
 
     /// One turn of waiting for `background` work, while nothing else runs. False where nothing moved.
@@ -466,10 +474,18 @@ impl Engine {
     }
 
     /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation
-    /// waits for that, so no deadline bounds it.
-    pub(crate) fn push(&mut self) -> Result<()> {
+    /// waits for that, so no deadline bounds it. True where something moved.
+    pub(crate) fn push(&mut self) -> Result<bool> {
         let links = self.mover.fabric.links();
-        if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_pumps(LONG_REQUEST_NAP) }
+        if links.pump()? || links.drained() {
+            return Ok(true);
+        }
+        links.rest_on_pumps(LONG_REQUEST_NAP).map(|()| false)
+    }
+
+    /// The connections.
+    pub(crate) fn fabric(&mut self) -> &mut Fabric {
+        &mut self.mover.fabric
     }
 
     /// Waits until all that was sent has been handed to the system.

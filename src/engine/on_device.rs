@@ -33,7 +33,7 @@ use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::sync::{AwaitedMessage, Backoff, Waiting};
-use crate::sys::{clock, futex};
+use crate::sys::futex;
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, Elements, Protocol, Rank};
 
@@ -735,7 +735,7 @@ pub(super) fn await_end(
     while !event.is_done()? {
         // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
         told.into_iter().for_each(crate::sync::Mirror::raise);
-        if deadline.passed(clock::now()) {
+        if deadline.is_over() {
             return Err(Error::timeout(format!(
                 "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",
                 timeout.time.as_secs_f64()

@@ -16,7 +16,7 @@ use crate::log;
 use crate::sync::Deadline;
 use crate::sync::offer::Offer;
 use crate::sys::alive::Process;
-use crate::sys::{clock, cpu, futex};
+use crate::sys::{cpu, futex};
 use crate::transport::{HostWindows, Loan, Neighbour};
 
 /// Waits until no peer can reach the buffers of this rank any more. The lease is closed already; `loans` are the
@@ -32,7 +32,7 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
             continue;
         }
         // Nothing can be taken away from threads.
-        if !are_taken_away && windows.boards.is_none() && deadline.passed(clock::now()) {
+        if !are_taken_away && windows.boards.is_none() && deadline.is_over() {
             are_taken_away = take_away(windows, loans);
             deadline = Deadline::after(PATIENCE);
             continue;
@@ -48,7 +48,7 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
 pub(super) fn await_reader_out(word: Offer<'_>, process: Option<Process>) {
     word.stop();
     let deadline = Deadline::after(PATIENCE);
-    while word.left().is_none() && !process.is_some_and(Process::has_ended) && !deadline.passed(clock::now()) {
+    while word.left().is_none() && !process.is_some_and(Process::has_ended) && !deadline.is_over() {
         futex::nap(NAP);
     }
 }

@@ -8,7 +8,7 @@ use crate::device::StatusPage;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 use crate::sync::{AbortFlag, Deadline, HookSlot, Progress, WeakHook};
-use crate::sys::{clock, futex};
+use crate::sys::futex;
 
 /// The communicators whose calls a stream has got since somebody has waited for it: those that live, and a bounded
 /// number of those that are gone.
@@ -126,7 +126,7 @@ impl Caller {
         }
         // The monitor looks now and then at what has ended, and knows the reason a moment later.
         let deadline = Deadline::after(REASON_PATIENCE);
-        while !deadline.passed(clock::now()) {
+        while !deadline.is_over() {
             self.abort.check()?;
             futex::nap(REASON_NAP);
         }

@@ -158,7 +158,7 @@ impl Shared {
             }
             if is_left_over {
                 let timeout = self.session.settings.timeout.time;
-                if last_turns.get_or_insert_with(|| Deadline::after(timeout)).passed(clock::now()) {
+                if last_turns.get_or_insert_with(|| Deadline::after(timeout)).is_over() {
                     turns.stop(overdue(timeout));
                 }
             }

@@ -52,6 +52,18 @@ impl<'a> FailureWatch<'a> {
         self
     }
 
+    /// The same for the next part of a call, of which another part has begun to wait at `since`: one deadline bounds
+    /// all parts.
+    pub(crate) fn part_since(mut self, since: Option<Instant>) -> FailureWatch<'a> {
+        self.since = since;
+        self
+    }
+
+    /// When the first look was.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
     /// The same, for one turn of a wait that began at `since`. Who waits calls [`Session::goes_on`] when it goes on.
     pub(crate) fn turn_since(mut self, since: Option<Instant>) -> FailureWatch<'a> {
         (self.since, self.at_end) = (since, AtEnd::Never);
@@ -204,6 +216,19 @@ mod tests {
         let world = LocalBootstrap::world(2).unwrap().into_iter();
         let session = |rank| Session::new(Box::new(rank), settings.clone(), AbortFlag::new());
         world.map(session).collect::<Vec<_>>().try_into().unwrap()
+    }
+
+    /// Regression: each piece of a scan had a deadline of its own, so that a scan of many pieces could last for ever.
+    #[test]
+    fn parts_of_one_call_have_one_deadline() {
+        let [mine, _theirs] = sessions(Duration::from_secs(1));
+        let words = || "its piece".to_owned();
+        let mut first = FailureWatch::new(&mine, WaitingFor::Anything);
+        first.look(&words).unwrap();
+        let ago = |time| first.since().and_then(|since| since.checked_sub(time)).unwrap();
+        let part = |time| FailureWatch::new(&mine, WaitingFor::Anything).part_since(Some(ago(time))).look(&words);
+        part(Duration::ZERO).unwrap();
+        assert_eq!(part(Duration::from_secs(1)).unwrap_err().kind(), Kind::Timeout);
     }
 
     /// What a monitor thread finds that looks at the session of rank 0, on which a collective is submitted and no

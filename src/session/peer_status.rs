@@ -79,6 +79,12 @@ impl PeerStatus {
         checked.inspect_err(|_| self.is_cause = true)
     }
 
+    /// How long the last words of a rank that has left may be on their way: then a message of that rank ends badly.
+    pub(crate) fn last_words(&self, now: Instant) -> Option<Duration> {
+        let left = self.left.iter().map(|left| LAST_WORDS.saturating_sub(now.saturating_duration_since(left.heard)));
+        left.filter(|time| !time.is_zero()).min()
+    }
+
     /// The error of an operation that waits for `waiting_for` where a rank that it needs has gone.
     fn gone(&self, waiting_for: WaitingFor<'_>, now: Instant) -> Result<()> {
         if let Some(Dead { rank, why }) = self.dead.first() {

@@ -217,6 +217,16 @@ impl Backoff {
         self.started
     }
 
+    /// How long it had lasted at the last turn.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Lets the next turn that yields or sleeps look at what could end the wait, however soon that is.
+    pub fn look_soon(&mut self) {
+        self.looked = None;
+    }
+
     /// How long to sleep if nothing wakes the sleeper: the longer it has waited the longer, between `least` and `most`.
     /// So an event is noticed with a small relative delay, and a long wait costs almost no processor time.
     pub fn nap(&self, least: Duration, most: Duration) -> Duration {

@@ -91,6 +91,30 @@ impl Flag {
         // Relaxed: a writer that still sees the old count makes a wake that nobody needs.
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
+
+    /// Sleeps at most `timeout`, until one of `flags` may have reached the value beside it, or the word has not the
+    /// value beside it. False where the system cannot: then this thread has not slept.
+    pub(super) fn park_any(flags: &[(&Flag, u64)], word: (&AtomicU64, u64), timeout: Duration) -> bool {
+        for (flag, _) in flags {
+            // Relaxed: as in `park`.
+            flag.parked.fetch_add(1, Ordering::Relaxed);
+        }
+        // As in `park`, once for all flags.
+        let is_certain = flags.is_empty() || futex::heavy_barrier();
+        let values = flags.iter().map(|(flag, target)| (flag, flag.value(), target));
+        let mut words = vec![word];
+        let mut is_up = false;
+        for (flag, value, target) in values {
+            is_up |= value >= *target;
+            words.push((&flag.value, value));
+        }
+        let slept = is_up || (is_certain && futex::wait_any(&words, timeout));
+        for (flag, _) in flags {
+            // Relaxed: as in `park`.
+            flag.parked.fetch_sub(1, Ordering::Relaxed);
+        }
+        slept
+    }
 }
 
 /// How late a park may notice a change if the kernel has no global barrier.

@@ -66,6 +66,13 @@ impl Deadline {
         self.moment.is_some_and(|moment| now >= moment)
     }
 
+    /// Whether it has passed now, for a loop that waits and has no [`Wait`]: time in which this process stood still
+    /// does not count.
+    pub fn is_over(self) -> bool {
+        clock::look();
+        self.passed(clock::now())
+    }
+
     /// The remaining time at `now`; `None` for `NEVER`.
     pub fn remaining(self, now: Instant) -> Option<Duration> {
         self.moment.map(|moment| moment.saturating_duration_since(now))

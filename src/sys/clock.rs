@@ -3,11 +3,17 @@
 //! It stands still while this process does: stopped by a signal, or with its machine. That is not the lateness of a
 //! peer for which the process waits. Nobody tells a process that it has stood still; but a thread that waits looks at
 //! what it waits for many times a second, and finds that its last look was long ago, and no other thread's later.
+//!
+//! A gap between two looks is time in which the process stood still, less
+//! - what this thread has worked in it: a call also copies and reduces between its waits;
+//! - the times of which other threads know that the process ran: each two looks of one thread, close to each other,
+//!   vouch for the time between them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::sync::primitive::{OnceLock, Ordering, statics};
+use crate::sync::primitive::{Ordering, statics};
+use crate::sys::fork::PerProcess;
 
 /// The time of the monotonic clock, less the time in which the process stood still while it waited.
 pub fn now() -> Instant {
@@ -19,43 +25,79 @@ pub fn now() -> Instant {
 
 /// This thread begins to wait, or comes back from work of the program's.
 pub(crate) fn begin_wait() {
-    let now = read();
-    // What is counted from the first wait of the process on includes that wait.
-    since_start(now);
-    LAST_LOOK.set(Some(now));
+    LAST_LOOK.set(Some(ClockLook { moment: read(), worked: worked() }));
 }
 
 /// This thread, which waits, sleeps for `time` at most until its next look.
 pub(crate) fn may_sleep(time: Duration) {
-    let now = read();
-    since_start(now);
-    LAST_LOOK.set(now.checked_add(time));
+    LAST_LOOK.set(read().checked_add(time).map(|moment| ClockLook { moment, worked: worked() }));
 }
 
 /// This thread looks at what it waits for.
 pub(crate) fn look() {
-    let now = read();
-    let seen = see(now);
-    let Some(last) = LAST_LOOK.replace(Some(now)) else { return };
-    // Where another thread has looked meanwhile, the process ran, and this thread alone had no processor.
-    let still = since_start(now).saturating_sub(since_start(last).max(seen));
-    if Duration::from_nanos(still) > LONGEST_GAP {
+    let look = ClockLook { moment: read(), worked: worked() };
+    let Some(last) = LAST_LOOK.replace(Some(look)) else { return };
+    let ran = RAN.get_or_init(statics::Mutex::default);
+    let mut ran = ran.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let still = ran.note(last.moment, look.moment).saturating_sub(look.worked.saturating_sub(last.worked));
+    if still > LONGEST_GAP {
         // Relaxed: only the number counts.
-        LOST.fetch_add(still, Ordering::Relaxed);
+        LOST.fetch_add(u64::try_from(still.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
-/// Notes that a thread looks at `now`; yields until when that was known, in nanoseconds since the start.
-fn see(now: Instant) -> u64 {
-    // Relaxed: only the number counts; of threads that go on after a stop one finds the number from before it.
-    SEEN.fetch_max(since_start(now), Ordering::Relaxed)
+/// A look of one thread.
+#[derive(Debug, Clone, Copy)]
+struct ClockLook {
+    /// When it was, or was to be at the latest.
+    moment: Instant,
+    /// How much processor time the thread had used.
+    worked: Duration,
 }
 
-/// Nanoseconds since the first wait of the process.
-fn since_start(moment: Instant) -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = *START.get_or_init(|| moment);
-    u64::try_from(moment.saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
+/// When the process is known to have run: at the end of one time that is known, and in the whole of the next. What lies
+/// between them is not known, or nobody waited then.
+#[derive(Debug, Default)]
+struct Ran {
+    before: Option<Instant>,
+    since: Option<Instant>,
+    until: Option<Instant>,
+}
+
+impl Ran {
+    /// A thread has looked at `from` and `to`, and not between them. Returns how much of that time is not known.
+    fn note(&mut self, from: Instant, to: Instant) -> Duration {
+        // A sleep that was to last longer.
+        let from = from.min(to);
+        let (Some(since), Some(until)) = (self.since, self.until) else {
+            (self.since, self.until) = (Some(from), Some(to));
+            return to.saturating_duration_since(from);
+        };
+        let behind = to.saturating_duration_since(from.max(until));
+        if from > until && from.duration_since(until) > LONGEST_GAP && behind <= LONGEST_GAP {
+            // Before this time nobody who has looked since can say what was.
+            (self.before, self.since, self.until) = (Some(until), Some(from), Some(to));
+            return behind;
+        }
+        let before = self.before.unwrap_or(since);
+        let hole = since.saturating_duration_since(from.max(before));
+        if !hole.is_zero() {
+            // Counted now, once for all threads.
+            self.before = None;
+            self.since = Some(from.min(before));
+        }
+        self.until = Some(until.max(to));
+        hole + behind
+    }
+}
+
+/// The processor time that this thread has used.
+fn worked() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` has room for the time. Where the system does not say, it stays nothing.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn read() -> Instant {
@@ -65,13 +107,13 @@ fn read() -> Instant {
 
 thread_local! {
     /// When this thread, which waits, last looked, or when it meant to look at the latest.
-    static LAST_LOOK: Cell<Option<Instant>> = const { Cell::new(None) };
+    static LAST_LOOK: Cell<Option<ClockLook>> = const { Cell::new(None) };
 }
 
 /// The time in which the process stood still, in nanoseconds.
 static LOST: statics::AtomicU64 = statics::AtomicU64::new(0);
-/// When a thread that waits last looked, in nanoseconds since the start.
-static SEEN: statics::AtomicU64 = statics::AtomicU64::new(0);
+/// What the threads that wait know together. A child makes it anew: a thread that it does not have may hold the lock.
+static RAN: PerProcess<statics::Mutex<Ran>> = PerProcess::new();
 
 /// The longest time between two looks of a thread that waits and gets a processor now and then: waits look every 20 ms,
 /// or say how long they sleep.
@@ -113,6 +155,49 @@ mod tests {
             let real = read().duration_since(began);
             real >= STOP && now().duration_since(before) < real / 2
         }));
+    }
+
+    /// Regression: what a call copied and reduced between two of its waits counted as time in which the process stood
+    /// still.
+    #[test]
+    fn work_between_two_waits_counts() {
+        assert!(fork::in_child(|| {
+            begin_wait();
+            let before = now();
+            while read().duration_since(before) < STOP {
+                std::hint::spin_loop();
+            }
+            look();
+            // On a busy machine this thread has not had the processor all the time.
+            now().duration_since(before) >= worked().min(STOP / 4)
+        }));
+    }
+
+    /// Regression: a thread that began to wait just after the stop, and looked first, hid it from the thread that had
+    /// waited all along.
+    #[test]
+    fn a_stop_is_not_hidden_by_a_thread_that_begins_to_wait_behind_it() {
+        let start = read();
+        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        let gap = |from, to, ran: &mut Ran| ran.note(at(from), at(to)).as_millis();
+        let ran = &mut Ran::default();
+        assert_eq!(gap(0, 10, ran), 10);
+        // Stopped until 5,000. One thread begins then; another has waited since 10, and so has a third.
+        assert_eq!(gap(5000, 5010, ran), 10);
+        assert_eq!(gap(10, 5011, ran), 4991);
+        assert_eq!(gap(10, 5012, ran), 1, "it was counted once");
+        assert_eq!(gap(5011, 5021, ran), 9);
+        // A thread that had no processor, while others looked.
+        for turn in 0..100 {
+            assert!(gap(5021 + 10 * turn, 5031 + 10 * turn, ran) <= 10);
+        }
+        assert_eq!(gap(5021, 6022, ran), 1);
+        // Nobody waited for long; then each looks at what it knows.
+        assert_eq!(gap(60_000, 60_010, ran), 10);
+        assert_eq!(gap(60_000, 60_011, ran), 1);
+        // One that is woken early from a sleep of a minute.
+        assert_eq!(gap(120_000, 61_000, ran), 0);
+        assert_eq!(gap(61_000, 61_010, ran), 10);
     }
 
     /// Of many threads on few processors some have none for long: then the process runs all the same.

@@ -17,6 +17,62 @@ pub fn wait(word: &AtomicU64, expected: u64, timeout: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAIT, expected, &raw const limit) };
 }
 
+/// Sleeps at most `timeout` while each of `words` has the value beside it, as [`wait`] compares one. False where the
+/// kernel cannot wait for so many words (before Linux 5.16 for one only): then this thread has not slept.
+pub fn wait_any(words: &[(&AtomicU64, u64)], timeout: Duration) -> bool {
+    if let [(word, expected)] = words {
+        wait(word, *expected, timeout);
+        return true;
+    }
+    // Miri does not have this call.
+    if cfg!(miri) {
+        return false;
+    }
+    let waiters: Vec<FutexWaiter> = words
+        .iter()
+        .map(|(word, expected)| FutexWaiter {
+            value: *expected & u64::from(u32::MAX),
+            address: low_half(word).expose_provenance() as u64,
+            flags: FUTEX_32,
+            unused: 0,
+        })
+        .collect();
+    let mut limit = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `limit` has room for the time.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut limit) } != 0 {
+        return false;
+    }
+    let nanoseconds = i64::from(limit.tv_nsec) + i64::from(timeout.subsec_nanos());
+    let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
+    limit.tv_sec = limit.tv_sec.saturating_add(seconds).saturating_add(nanoseconds / 1_000_000_000);
+    limit.tv_nsec = nanoseconds % 1_000_000_000;
+    // SAFETY: the kernel reads the waiters, the words that they name, which outlive the call, and the limit.
+    let woken = unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            waiters.as_ptr(),
+            waiters.len(),
+            0,
+            &raw const limit,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    woken >= 0 || matches!(error, Some(libc::EAGAIN | libc::EINTR | libc::ETIMEDOUT))
+}
+
+/// `struct futex_waitv`.
+#[repr(C)]
+struct FutexWaiter {
+    value: u64,
+    address: u64,
+    flags: u32,
+    unused: u32,
+}
+
+/// `FUTEX2_SIZE_U32`, of words that other processes may map.
+const FUTEX_32: u32 = 2;
+
 /// Wakes every thread that sleeps on `word`.
 pub fn wake_all(word: &AtomicU64) {
     // SAFETY: FUTEX_WAKE reads no memory of ours; the address only names the queue.

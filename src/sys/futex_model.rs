@@ -64,6 +64,12 @@ pub fn wait(word: &AtomicU64, expected: u64, timeout: Duration) {
     }
 }
 
+/// A sleep with a time-out, which may end at any time.
+pub fn wait_any(_words: &[(&AtomicU64, u64)], _timeout: Duration) -> bool {
+    loom::thread::yield_now();
+    true
+}
+
 /// Wakes every thread that sleeps on `word`.
 pub fn wake_all(word: &AtomicU64) {
     let place = std::ptr::from_ref(word).addr();

@@ -226,12 +226,13 @@ mod tests {
     fn a_child_has_a_dead_end_and_leaves_what_has_taken_a_number_since() {
         let (ours, mut theirs) = connection();
         let (gone, _other) = connection();
-        let number = gone.as_raw_fd();
-        drop(gone);
-        // SAFETY: the number has just become free; perhaps another test has taken it, which is as good.
+        let copy = gone.as_raw_fd();
         let file = std::fs::File::open("/dev/zero").unwrap();
-        // SAFETY: both are numbers; the copy is closed below.
-        let copy = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, number) };
+        // The number of a noted socket is another file's at once: no test beside this one takes it in
+        // between.
+        let taken = std::mem::ManuallyDrop::new(gone);
+        // SAFETY: both are open, and the number's owner is the copy, which is closed below.
+        assert_eq!(unsafe { libc::dup3(file.as_raw_fd(), taken.as_raw_fd(), libc::O_CLOEXEC) }, copy);
         assert!(super::super::fork::in_child(|| {
             let mut byte = [7u8];
             // SAFETY: one byte goes to `byte`.

@@ -207,6 +207,14 @@ pub fn is_under_way(error: &std::io::Error) -> bool {
 /// # Errors
 /// [`crate::error::Kind::System`].
 pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<()> {
+    ready(interests, timeout).map(drop)
+}
+
+/// [`wait_any`], which says of each descriptor whether it is ready.
+///
+/// # Errors
+/// As there.
+pub fn ready(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<Vec<bool>> {
     let mut set: Vec<libc::pollfd> = interests
         .iter()
         .map(|(fd, interest)| {
@@ -230,7 +238,8 @@ pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> 
     if result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
         return Err(Error::system("ppoll", error));
     }
-    Ok(())
+    // After an error nothing was written.
+    Ok(set.iter().map(|one| result > 0 && one.revents != 0).collect())
 }
 
 /// Rounded up, so that a wait of less than a millisecond does not spin.

@@ -10,10 +10,12 @@
 //! does that in whatever wait it is ([`Fabric::open_for`], in each slow turn).
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Sources};
 use crate::error::Result;
-use crate::sync::Wait;
+use crate::sync::primitive::Arc;
+use crate::sync::{Chime, Wait};
 use crate::sys::clock;
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::links::{Channel, Need, Way};
@@ -160,6 +162,38 @@ impl Fabric {
         }
         self.connecting.asked_for.push(need);
         self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
+    }
+
+    /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest
+    /// `chime` rings, and the flags of rings rise. `None` where there is work, or something has to be looked at.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub fn sources(&mut self, bootstrap: &dyn Bootstrap, chime: &Arc<Chime>) -> Result<Option<Sources>> {
+        if !self.connecting.opening.is_empty() || self.is_opening_queues() {
+            return Ok(None);
+        }
+        let Some(mut sources) = bootstrap.await_news(chime, TAG_ASK)? else { return Ok(None) };
+        // Nobody else comes to the listeners, and what nobody looks at would end each sleep at once.
+        let serves = self.owes() || self.is_connecting();
+        let mut found = Vec::new();
+        for transport in self.transports.iter().filter(|_| serves) {
+            let Some(descriptors) = transport.sources() else { return Ok(None) };
+            found.extend(descriptors);
+        }
+        let Some(pumps) = self.links.sources()? else { return Ok(None) };
+        let more = Sources::of(found.into_iter().chain(pumps), sources.at_most)?;
+        sources.descriptors.extend(more.descriptors);
+        Ok(Some(sources))
+    }
+
+    /// What may let the pumps move; `None` as in [`Fabric::sources`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sources_of_pumps(&mut self) -> Result<Option<Sources>> {
+        let Some(pumps) = self.links.sources()? else { return Ok(None) };
+        Sources::of(pumps, Duration::MAX).map(Some)
     }
 
     /// Moves the connections on for which senders have asked. True where one moved.

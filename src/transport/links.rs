@@ -1,5 +1,6 @@
 //! The rings of a communicator, and the pumps behind those whose ends share no memory.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -310,6 +311,14 @@ impl Links {
     /// [`crate::error::Kind::System`] where the system cannot wait.
     pub fn rest_on_pumps(&mut self, slice: Duration) -> Result<()> {
         self.pumps.rest(slice, None)
+    }
+
+    /// See [`Pumps::sources`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+        self.pumps.sources()
     }
 
     /// Whether the end that `need` names is open.

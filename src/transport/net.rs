@@ -13,6 +13,7 @@ mod tests;
 mod wire;
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
@@ -122,6 +123,10 @@ impl Transport for Net {
 
     fn serve(&mut self, now: Instant) -> Result<()> {
         self.listener.as_mut().map_or(Ok(()), |listener| listener.progress(now))
+    }
+
+    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        self.listener.as_ref().map_or_else(|| Some(Vec::new()), DataListener::sources)
     }
 
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {

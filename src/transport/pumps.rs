@@ -194,6 +194,23 @@ impl Pumps {
         self.all.get(place)?.pump.descriptors().into_iter().find_map(|(descriptor, _)| unanswered::of(descriptor))
     }
 
+    /// The descriptor that becomes readable when a pump may move: none where there is none. `None` where a pump can
+    /// move already, or must be asked.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the system cannot say.
+    pub(super) fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+        // What was reported already is taken: an edge that nobody has taken would end each sleep at once.
+        self.look(Duration::ZERO, None)?;
+        let can_move = |driven: &Driven| match driven.pump.waits() {
+            Waits::Ring => false,
+            Waits::Descriptor => driven.is_ready,
+            Waits::Nothing => true,
+        };
+        let is_quiet = !self.all.iter().any(can_move);
+        Ok(is_quiet.then(|| self.watch.as_ref().map(|watched| watched.poller.as_fd())))
+    }
+
     /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
@@ -95,6 +95,11 @@ impl Transport for Shm {
 
     fn refused(&self) -> Option<String> {
         self.exporter.as_ref()?.refused.words("its shared memory's socket")
+    }
+
+    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        let Some(exporter) = &self.exporter else { return Some(Vec::new()) };
+        exporter.sessions.is_empty().then(|| vec![exporter.listener.as_fd()])
     }
 
     fn outstanding(&mut self) -> Vec<u64> {

@@ -5,6 +5,7 @@
 //! transport of a pair because they compute it from the same facts.
 
 use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
@@ -106,6 +107,12 @@ pub(super) trait Transport: Debug + Send {
     /// # Errors
     /// Of this rank's listener; what is wrong with one peer's connection ends that connection alone.
     fn serve(&mut self, now: Instant) -> Result<()>;
+
+    /// The descriptors of which one is readable when [`Transport::serve`] has something to do; `None` where it has to
+    /// be called now and then.
+    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        Some(Vec::new())
+    }
 
     /// The wires whose senders have connected since the last call, by the tickets that [`Transport::listen`] gave.
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {

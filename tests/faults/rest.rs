@@ -81,6 +81,53 @@ fn an_idle_communicator_uses_no_processor() {
     }
 }
 
+/// While nobody waits and nothing moves, no thread wakes: neither of a communicator without requests, nor of one that had
+/// some, nor of one whose receives have no send yet. They are received all the same, soon after they were sent.
+#[test]
+fn no_thread_wakes_while_nobody_waits_and_nothing_moves() {
+    // Two messages by each of both ways: in slots, and in more than all slots hold.
+    let counts = [3, 1_000_000];
+    for transport in [SHM, NET] {
+        for warm in [false, true] {
+            let mut job = Job::joined(3, &with(transport, &[]));
+            if warm {
+                job.must("ring 3");
+                job.must("call all_reduce 300000");
+            }
+            let quiet = |job: &Job| wakes_of_a_quiet_while(job);
+            assert_eq!(quiet(&job), [0; 3], "{transport:?} {warm}: no requests");
+            for round in 0..2 {
+                for count in counts {
+                    job.ranks[0].must(&format!("post {count} 1"));
+                    job.ranks[0].must(&format!("post {count} 2"));
+                }
+                assert_eq!(quiet(&job), [0; 3], "{transport:?} {warm} {round}: receives that have no send");
+                for (count, sender) in counts.iter().flat_map(|count| [(count, 1), (count, 2)]) {
+                    job.ranks[sender].must(&format!("send {count} 0"));
+                    job.ranks[0].must("collect");
+                }
+                assert_eq!(quiet(&job), [0; 3], "{transport:?} {warm} {round}: receives that have ended");
+            }
+        }
+    }
+}
+
+/// How often the threads of each rank wake in a while in which nothing happens. A rank goes to rest within a moment, on a
+/// busy machine within some: what is counted is the quietest while of some.
+fn wakes_of_a_quiet_while(job: &Job) -> Vec<u64> {
+    let mut least = vec![u64::MAX; job.ranks.len()];
+    for _ in 0..TRIES {
+        let before = sleeps(job);
+        poller::pause(QUIET);
+        let wakes: Vec<u64> = sleeps(job).iter().zip(&before).map(|(after, before)| after - before).collect();
+        least = least.iter().zip(wakes).map(|(least, wakes)| wakes.min(*least)).collect();
+        if least.iter().all(|wakes| *wakes == 0) {
+            break;
+        }
+    }
+    least
+}
+
 /// Whether the kernel reports the processor time of threads; prints that the test is skipped if it does not.
 fn is_told() -> bool {
     let is_told = std::path::Path::new("/proc/self/schedstat").exists();
@@ -129,6 +176,8 @@ const CONNECTING: Duration = Duration::from_millis(15);
 const MOST_WAKES: u64 = 250;
 /// What it takes more to connect: 70 to 120 were measured.
 const CONNECTING_WAKES: u64 = 150;
+/// How long nothing happens: a nap of 20 ms would show several times.
+const QUIET: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_secs(1);
 /// The most processor time of an idle rank. 0.02 ms were measured.
 const MOST_USED_IDLE: Duration = Duration::from_micros(500);

@@ -37,6 +37,8 @@
 //! recv COUNT PEER
 //! ring COUNT             a plain send to the right neighbour, then a recv from the left one
 //! request COUNT PEER     a message that is begun in a scope and waited for there
+//! post COUNT PEER        begins the receive of a message, of a communicator whose requests can be stored
+//! collect                waits for it
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
 //! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
 //! unchanged              checks that the buffers of the last failure of `registered` still hold what their owner wrote after it
@@ -84,13 +86,14 @@ mod replay;
 #[path = "window_calls.rs"]
 pub(crate) mod window_calls;
 
+use std::collections::VecDeque;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use rsccl::comm::{AbortHandle, DeviceStream};
+use rsccl::comm::{AbortHandle, Detached, DeviceStream, OwnedRequest};
 use rsccl::error::Kind;
 use rsccl::internals::sys::{clock, limits, poller, thread};
 use rsccl::store::{AbortFlag, FileStore, Options, Store, TcpStore, Wait, share_id};
@@ -161,6 +164,9 @@ struct Worker {
     registered: Option<(Buffer<f32>, Buffer<f32>)>,
     /// Where `call` works, if not on the host.
     stream: Option<DeviceStream>,
+    /// The receives that `post` has begun, in their order, and their communicator.
+    posted: VecDeque<OwnedRequest<Vec<f32>>>,
+    detached: Option<Detached>,
 }
 
 impl Worker {
@@ -278,6 +284,20 @@ impl Worker {
                 let mut buffer = vec![0f32; number(count)];
                 self.comm().scope(|scope| scope.recv(&mut buffer, number(peer))?.wait())?;
                 checked(buffer.iter().all(|value| *value == 1.5), "a request")
+            }
+            ["post", count, peer] => {
+                if self.detached.is_none() {
+                    self.detached = Some(Detached::new(self.take()));
+                }
+                let detached = self.detached.as_ref().expect("made above");
+                let receive =
+                    detached.start(vec![0f32; number(count)], |calls, buffer| calls.recv(buffer, number(peer)));
+                self.posted.push_back(receive?);
+                Ok(String::new())
+            }
+            ["collect"] => {
+                let buffer = self.posted.pop_front().expect("`post` comes first").wait()?;
+                checked(buffer.iter().all(|value| *value == 1.5), "a posted receive")
             }
             ["registered", count] => self.registered(number(count)).map(|()| String::new()),
             ["unchanged"] => {

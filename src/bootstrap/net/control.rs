@@ -13,10 +13,11 @@ use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
-use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, address, socket};
+use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, Sources, address, socket};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sync::Deadline;
+use crate::sync::primitive::Arc;
+use crate::sync::{Chime, Deadline};
 use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, interfaces, limits};
 use crate::types::{Rank, World};
@@ -397,6 +398,14 @@ impl ControlPlane {
         }
     }
 
+    /// See [`Bootstrap::await_news`](crate::bootstrap::Bootstrap::await_news).
+    pub(super) fn await_news(&mut self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
+        if !self.inbox.ring_at_news(chime, asks) {
+            return Ok(None);
+        }
+        Sources::of([self.poller.as_fd()], self.next_moment(clock::now(), Duration::MAX)).map(Some)
+    }
+
     /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
     pub(super) fn drives(&self) -> u64 {
         self.drives
@@ -763,7 +772,7 @@ impl ControlPlane {
         self.send_out(deadline);
         // A socket that is closed while the peer still sends resets the connection, and undelivered bytes are lost.
         let is_delivered = |entry: &Entry| entry.link.peer().is_none() || entry.link.is_delivered();
-        while !self.links.values().all(is_delivered) && !deadline.passed(clock::now()) {
+        while !self.links.values().all(is_delivered) && !deadline.is_over() {
             if self.drive(DELIVERY_CHECK).is_err() {
                 break;
             }

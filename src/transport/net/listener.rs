@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use crate::bootstrap::auth::Terms;
@@ -116,6 +117,11 @@ impl DataListener {
     /// What was refused here, in words.
     pub(in crate::transport) fn refused(&self) -> Option<String> {
         self.refused.words("the data port")
+    }
+
+    /// What is readable when a connection has come; `None` while one has come and not said what it is for.
+    pub(in crate::transport) fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        self.sessions.is_empty().then(|| vec![self.listener.as_fd()])
     }
 
     /// The connections that are complete.
