@@ -3,13 +3,13 @@
 //! # What wakes it
 //! Jobs, a thread that begins to wait for a request, an abort and news of peers ring a [`Chime`]. Peers that share
 //! memory raise the flags of rings, and wake whoever is parked there, as they do for a call that waits. Sockets make
-//! descriptors readable. One system call waits for flags and the chime (`futex_waitv`, since Linux 5.16); none waits for
-//! flags and descriptors. So a second thread, the ear, sleeps on the descriptors and rings the chime: it is started for
-//! the first sleep with descriptors, and a communicator without requests that last never has it.
+//! descriptors readable. One system call waits for flags and the chime (`futex_waitv`, since Linux 5.16); none waits
+//! for flags and descriptors. So a second thread, the ear, sleeps on the descriptors and rings the chime: it is started
+//! for the first sleep with descriptors, and a communicator without requests that last never has it.
 //!
 //! # Where it naps
-//! With a progress hook, which has to run; while a connection is being opened whose peer has come; on older kernels where
-//! a flag is waited for; where no descriptor or thread is left.
+//! With a progress hook, which has to run; while a connection is being opened whose peer has come; on older kernels
+//! where a flag is waited for; where no descriptor or thread is left.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
@@ -62,9 +62,9 @@ impl LongRest {
         self.has_looked = false;
     }
 
-    /// After a turn in which nothing of what is `under_way` moved, or of what was sent where nothing is: sleeps, if that
-    /// turn has looked at everything, until the chime has rung more than `heard` times (as of before the turn), or there
-    /// is something to do. Else it lets the next turn look at everything.
+    /// After a turn in which nothing of what is `under_way` moved, or of what was sent where nothing is: sleeps, if
+    /// that turn has looked at everything, until the chime has rung more than `heard` times (as of before the turn), or
+    /// there is something to do. Else it lets the next turn look at everything.
     pub(super) fn rest(
         &mut self,
         engine: &mut Engine,
