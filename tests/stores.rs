@@ -137,10 +137,6 @@ fn a_get_waits_for_the_value_and_ends_by_deadline_and_abort() {
 #[test]
 fn a_peek_finds_a_value_that_is_there_and_does_not_wait_for_another() {
     for (name, doors, _place) in stores(2) {
-        if name == "tcp" {
-            // Its server keeps nothing of dead jobs, so that nobody needs to look.
-            continue;
-        }
         assert_eq!(doors[0].peek("key", &soon()).unwrap(), None, "{name}");
         for value in [&b"value"[..], b""] {
             doors[1].set("key", value, &soon()).unwrap();

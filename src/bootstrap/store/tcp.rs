@@ -71,6 +71,8 @@ const DELETE: u8 = 5;
 const DONE: u8 = 6;
 const FAILED: u8 = 7;
 const INSERT: u8 = 8;
+/// The value if there is one now, behind a byte that is 1; else a 0.
+const PEEK: u8 = 9;
 
 /// The most bytes of a request or an answer.
 const MAX_FRAME_BYTES: usize = 64 + MAX_WAIT_KEYS * (MAX_KEY_BYTES + 4) + MAX_VALUE_BYTES;
@@ -177,6 +179,16 @@ impl Store for TcpStore {
         let mut payload = Writer::new();
         payload.text(key);
         self.request(GET, payload.as_slice(), &|| waited_for(key), wait)
+    }
+
+    fn peek(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        check_key(key)?;
+        let mut payload = Writer::new();
+        payload.text(key);
+        let words = || format!("look at '{}'", key.escape_default());
+        let answer = self.request(PEEK, payload.as_slice(), &words, wait)?;
+        let mut reader = Reader::new(&answer, "the store's answer");
+        Ok((reader.u8()? == 1).then(|| reader.rest().to_vec()))
     }
 
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
@@ -392,6 +404,10 @@ impl Server {
                 Ok(Some(Vec::new()))
             }
             GET => Ok(self.wait(token, frame.tag, vec![key], true)),
+            PEEK => Ok(Some(match self.table.get(&key) {
+                Some(value) => [&[1][..], value].concat(),
+                None => vec![0],
+            })),
             ADD => {
                 let amount = reader.i64()?;
                 let sum = self.table.add(&key, amount)?;
