@@ -62,6 +62,11 @@ impl DeviceStream {
         self.callers.add(of, status, captured);
     }
 
+    /// Whether a wait for the stream has hooks to call.
+    pub(super) fn has_hooks(&self) -> bool {
+        self.callers.has_hooks()
+    }
+
     /// One turn of a wait for the stream: calls the hooks of the communicators whose calls it has got. They have their
     /// own threads, or none: what moves their data is not at hand here.
     pub(super) fn turn(&self) {

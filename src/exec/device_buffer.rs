@@ -242,6 +242,7 @@ impl DeviceStream {
     pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
         into.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
+        self.come_to_copy()?;
         let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
         // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for.
         self.on_thread(|| unsafe { self.copy(place, into.place) })?;
@@ -256,6 +257,7 @@ impl DeviceStream {
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
         from.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
+        self.come_to_copy()?;
         let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
         // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for; every bit pattern is an
         // element.
@@ -320,6 +322,12 @@ impl DeviceStream {
             futex::nap(LOOK_EVERY);
             self.turn();
         }
+    }
+
+    /// Waits until the stream has come to a copy to or from the host, where hooks are to be called meanwhile: the system
+    /// may hold the call that begins the copy until then.
+    fn come_to_copy(&self) -> Result<()> {
+        if self.has_hooks() { self.outlast() } else { Ok(()) }
     }
 
     /// Waits until a copy is done, without bound: the device works in memory of the host that a caller has lent, and

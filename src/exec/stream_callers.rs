@@ -65,6 +65,11 @@ impl StreamCallers {
         }
     }
 
+    /// Whether a communicator has a hook.
+    pub(super) fn has_hooks(&self) -> bool {
+        self.callers().iter().any(|caller| caller.hook.get().is_some())
+    }
+
     /// Calls the hooks of the communicators once. A hook that fails ends its communicator, whose launches then end.
     pub(super) fn turn(&self) {
         let hook_of = |caller: &Caller| {

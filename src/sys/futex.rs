@@ -42,7 +42,7 @@ pub fn wait_any(words: &[(&AtomicU64, u64)], timeout: Duration) -> bool {
     if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut limit) } != 0 {
         return false;
     }
-    let nanoseconds = i64::from(limit.tv_nsec) + i64::from(timeout.subsec_nanos());
+    let nanoseconds = limit.tv_nsec + i64::from(timeout.subsec_nanos());
     let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
     limit.tv_sec = limit.tv_sec.saturating_add(seconds).saturating_add(nanoseconds / 1_000_000_000);
     limit.tv_nsec = nanoseconds % 1_000_000_000;
