@@ -134,7 +134,8 @@ fn rank() -> Result<()> {
 /// The processors that this process may use.
 fn allowed() -> Result<Vec<usize>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).ok_or("no list of processors")?;
+    let list =
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).ok_or("no list of processors")?;
     let mut all = Vec::new();
     for part in list.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

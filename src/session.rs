@@ -27,7 +27,7 @@ use crate::session::stall::{BegunMessages, Stall};
 use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, HookSlot, NoteReader, Wait};
 use crate::sys::alive::Process;
-use crate::sys::futex;
+use crate::sys::{clock, futex};
 use crate::transport::PeerInfo;
 use crate::types::{Rank, World};
 
@@ -53,6 +53,40 @@ pub(crate) struct Session {
     collectives: Count,
     /// Messages begun with each peer. The two ranks of a pair count alike.
     messages: Box<[MessageCounts]>,
+    /// The clock of the call that is under way.
+    call: CallClock,
+}
+
+/// Since when a call of this rank waits, all its parts together: the set-up of a first call, its rounds, what comes
+/// behind a failure. It costs no look at the clock where nothing has to be waited for.
+#[derive(Debug)]
+struct CallClock {
+    /// When this clock was made.
+    start: Instant,
+    /// Nanoseconds since then, and one; 0 while the call has not waited.
+    waits_since: AtomicU64,
+}
+
+impl CallClock {
+    fn new() -> CallClock {
+        CallClock { start: clock::now(), waits_since: AtomicU64::new(0) }
+    }
+
+    // Relaxed in both: one thread at a time makes calls, and nothing else is published by the number.
+    fn reset(&self) {
+        self.waits_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Since when the call waits, which may be `now`.
+    fn waits_since(&self, now: Instant) -> Instant {
+        let known = self.waits_since.load(Ordering::Relaxed);
+        if known > 0 {
+            return self.start + Duration::from_nanos(known - 1);
+        }
+        let since = now.saturating_duration_since(self.start).as_nanos();
+        self.waits_since.store(u64::try_from(since).unwrap_or(u64::MAX - 1) + 1, Ordering::Relaxed);
+        now
+    }
 }
 
 /// What a rank has told the others of its stall.
@@ -105,6 +139,7 @@ impl Session {
             processes: Vec::new(),
             collectives: Count::default(),
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
+            call: CallClock::new(),
         }
     }
 
@@ -152,9 +187,26 @@ impl Session {
         self.messages[peer.index()].received.next()
     }
 
-    /// A wait of the communicator's time-out that begins now.
+    /// A call of this rank begins: its waits have one deadline.
+    #[inline]
+    pub(crate) fn begin_call(&self) {
+        self.call.reset();
+    }
+
+    /// Since when the call that is under way waits: since `now`, if this is its first wait.
+    pub(crate) fn call_waits_since(&self, now: Instant) -> Instant {
+        self.call.waits_since(now)
+    }
+
+    /// The deadline of the call that is under way, for a wait that begins now.
+    pub(crate) fn deadline_of_call(&self) -> Deadline {
+        clock::begin_wait();
+        self.settings.timeout.deadline_since(self.call_waits_since(clock::now()))
+    }
+
+    /// A wait of the call that is under way.
     pub(crate) fn wait(&self) -> Wait {
-        self.settings.timeout.wait(&self.abort)
+        Wait { deadline: self.deadline_of_call(), abort: self.abort.clone(), progress: None, notes: None }
     }
 
     /// Hears what peers have told, and says whether something that waits for `waiting_for` now can still end well.

@@ -77,7 +77,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The value under `key` if there is one now.
     ///
     /// By default it is a [`Store::get`] whose deadline has passed, which a store of this process answers nevertheless.
-    /// A store that needs time for an answer must look itself: [`share_id`] asks by this whether another rank 0 is there.
+    /// A store that needs time for an answer must look itself: [`share_id`] asks by this whether another rank 0 is
+    /// there.
     fn peek(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         match self.get(key, &wait.until(Deadline::after(Duration::ZERO))) {
             Ok(value) => Ok(Some(value)),

@@ -17,7 +17,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::bootstrap::Sources;
-use crate::comm::worker::UnderWay;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
@@ -25,6 +24,7 @@ use crate::sync::{Backoff, Chime, Flag};
 use crate::sys::bell::Bell;
 use crate::sys::poller::{self, Interest};
 use crate::sys::{clock, thread};
+use crate::transport::Links;
 
 /// The long sleeps of one thread of requests.
 #[derive(Debug)]
@@ -48,6 +48,15 @@ pub(super) enum WorkLeft {
     ToPush,
 }
 
+/// The requests of one thread.
+pub(super) trait RequestsUnderWay {
+    /// What the thread has to do.
+    fn work(&self) -> WorkLeft;
+
+    /// What they wait for that can move next, each the first of its connection.
+    fn flags<'a>(&'a self, links: &'a Links) -> AwaitedFlags<'a>;
+}
+
 /// The flags that requests wait for, each with the value beside it; `None` where something else has to be looked at.
 pub(super) type AwaitedFlags<'a> = Option<Vec<(&'a Flag, u64)>>;
 
@@ -62,16 +71,16 @@ impl LongRest {
         self.has_looked = false;
     }
 
-    /// After a turn in which nothing of what is `under_way` moved, or of what was sent where nothing is: sleeps, if
+    /// After a turn in which nothing of the `requests` moved, or of what was sent where nothing is: sleeps, if
     /// that turn has looked at everything, until the chime has rung more than `heard` times (as of before the turn), or
     /// there is something to do. Else it lets the next turn look at everything.
     pub(super) fn rest(
         &mut self,
         engine: &mut Engine,
-        (heard, under_way): (u64, &UnderWay<'_>),
+        (heard, requests): (u64, &dyn RequestsUnderWay),
         backoff: &mut Backoff,
     ) -> Result<()> {
-        let work = under_way.work();
+        let work = requests.work();
         if self.is_refused || (backoff.waited() < AWAKE && work != WorkLeft::ToPush) {
             return Ok(());
         }
@@ -90,7 +99,7 @@ impl LongRest {
             WorkLeft::ToPush => engine.session.longest_sleep(now),
         };
         let timeout = sources.at_most.min(most);
-        let Some(flags) = under_way.flags(engine.fabric().links()) else { return Ok(()) };
+        let Some(flags) = requests.flags(engine.fabric().links()) else { return Ok(()) };
         if !self.listen(sources.descriptors) {
             self.is_refused = true;
             return Ok(());

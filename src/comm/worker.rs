@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Message;
 use crate::comm::group::{Step, Steps, run_calls};
-use crate::comm::long_rest::{AwaitedFlags, LongRest, WorkLeft};
+use crate::comm::long_rest::{AwaitedFlags, LongRest, RequestsUnderWay, WorkLeft};
 use crate::comm::panics::as_error;
 use crate::comm::request::{Outcome, Promise, is_own};
 use crate::engine::Engine;
@@ -101,9 +101,8 @@ pub(super) struct UnderWay<'scope> {
     messages: Vec<(MessageRun<'scope>, Need, Arc<Promise>)>,
 }
 
-impl UnderWay<'_> {
-    /// What the messages wait for that can move next, each the first of its connection.
-    pub(super) fn flags<'a>(&'a self, links: &'a Links) -> AwaitedFlags<'a> {
+impl RequestsUnderWay for UnderWay<'_> {
+    fn flags<'a>(&'a self, links: &'a Links) -> AwaitedFlags<'a> {
         let mut seen: Vec<Need> = Vec::new();
         let mut flags = Vec::new();
         for (run, need, _) in &self.messages {
@@ -120,7 +119,7 @@ impl UnderWay<'_> {
         Some(flags)
     }
 
-    pub(super) fn work(&self) -> WorkLeft {
+    fn work(&self) -> WorkLeft {
         if self.messages.is_empty() {
             return WorkLeft::ToPush;
         }

@@ -1,6 +1,6 @@
 //! One rank's side of a communicator: chooses the path of each call and runs it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::bootstrap::BackgroundWork;
 use crate::device::Home;
@@ -26,7 +26,7 @@ use crate::session::settings::Settings;
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, Backoff, Patience, Progress, TimeLimit, Turn as _, Turned, Wait};
-use crate::sys::futex;
+use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, KnownBuffer, Need, Receivers, Setup};
 use crate::tune::Choice;
@@ -113,6 +113,7 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let session = &*self.session;
+        session.begin_call();
         let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
         call.buffers.check_order(order)?;
         let windows = self.window_label(call)?;
@@ -165,7 +166,7 @@ impl Engine {
             Path::Windows(choice) => self.run_windows(begun, choice, background),
             Path::Slots(choice) => {
                 let program = self.chooser.program(call, choice, Windows::None)?;
-                self.run_plan(begun, &program, None, (None, background))
+                self.run_plan(begun, &program, None, background)
             }
         }
     }
@@ -174,23 +175,21 @@ impl Engine {
     fn run_messages(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
-            return self.deliver(composed::blocks(call, world), (begun.operation, &mut None), background);
+            return self.deliver(composed::blocks(call, world), begun.operation, background);
         }
         let mut scan = composed::Scan::new(call, &begun.kernel, world, self.session.settings.reproducible)?;
-        // One deadline for all rounds, however many there are.
-        let mut waits_since = None;
         while let Some(messages) = scan.round() {
-            self.deliver(messages, (begun.operation, &mut waits_since), background)?;
+            self.deliver(messages, begun.operation, background)?;
             scan.end_round();
         }
         Ok(())
     }
 
-    /// Runs messages of one collective on the connections of collectives; the collective waits since `waits_since`.
+    /// Runs messages of one collective on the connections of collectives.
     fn deliver(
         &mut self,
         messages: Vec<Message<'_>>,
-        (operation, waits_since): (&Operation, &mut Option<Instant>),
+        operation: &Operation,
         background: &mut dyn Background,
     ) -> Result<()> {
         let others = exec::copy_to_self(self.session.world.rank, messages)?;
@@ -200,7 +199,7 @@ impl Engine {
         let run = |message| MessageRun::of_collective(message, operation, whole);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages((&needs, Receivers::Come), &mut runs, Some((operation, waits_since)), background)
+        self.drive_messages((&needs, Receivers::Come), &mut runs, Some(operation), background)
     }
 
     #[inline]
@@ -211,7 +210,7 @@ impl Engine {
         }
         let Some(windows) = &self.windows else { return Err(no_windows()) };
         let session = &*self.session;
-        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         exec::flat_call::run(begun, windows, &mut self.flat, &mut wait_context)
     }
@@ -224,7 +223,7 @@ impl Engine {
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let session = Arc::clone(&self.session);
         let mut epoch = Epoch::open(&windows, begun);
-        let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
+        let mut watch = FailureWatch::of_call(&session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((&session, Awaited::Ranks), &mut watch, background);
         let met = epoch.meet(begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
             Met::In(windows) => Ok(Some(windows)),
@@ -234,8 +233,6 @@ impl Engine {
                 Ok((!done).then_some(Windows::Scratch))
             }
         });
-        // Both parts of the call have one deadline.
-        let waits_since = watch.since();
         let result = match met {
             Ok(None) => Ok(()),
             Ok(Some(kind)) => {
@@ -243,7 +240,7 @@ impl Engine {
                 // nothing to publish.
                 let windows = self.chooser.windows_across_teams(kind);
                 let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(begun, &program, Some(&mut epoch), (waits_since, background))
+                self.run_plan(begun, &program, Some(&mut epoch), background)
             }
             Err(error) => Err(error),
         };
@@ -260,7 +257,7 @@ impl Engine {
         begun: &Begun<'_>,
         program: &Program,
         epoch: Option<&mut Epoch<'_>>,
-        (waits_since, background): (Option<Instant>, &mut dyn Background),
+        background: &mut dyn Background,
     ) -> Result<()> {
         let operation = begun.operation;
         if !program.is_connected() {
@@ -282,7 +279,7 @@ impl Engine {
             flag_base,
             streaming_bytes: session.settings.streaming_bytes,
         };
-        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation)).part_since(waits_since);
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         exec::run::run(program, begun, epoch, context, &mut wait_context)
     }
@@ -298,6 +295,7 @@ impl Engine {
         if messages.is_empty() {
             return Ok(());
         }
+        self.session.begin_call();
         for message in &messages {
             message.check(self.session.world)?;
             message.keeper().check(order)?;
@@ -319,6 +317,7 @@ impl Engine {
         if message.peer() == self.session.world.rank || message.home() != Home::Host {
             return self.messages(vec![message]);
         }
+        self.session.begin_call();
         message.check(self.session.world)?;
         let need = message.need();
         let mut run = self.begin_message(message);
@@ -327,7 +326,7 @@ impl Engine {
         let needs = (&[need][..], Receivers::AreAsked);
         let result = self.connect(needs, WaitingFor::Messages(&open), &mut NoBackground).and_then(|()| {
             let session = &*self.session;
-            let mut watch = FailureWatch::new(session, WaitingFor::Messages(&open));
+            let mut watch = FailureWatch::of_call(session, WaitingFor::Messages(&open));
             let mut nothing = NoBackground;
             let mut wait_context = self.mover.wait_context((session, Awaited::OneRank), &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut wait_context)
@@ -369,6 +368,7 @@ impl Engine {
 
     /// [`Engine::exchange`] in an order.
     pub(crate) fn exchange_in(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
+        self.session.begin_call();
         for message in &messages {
             message.check(self.session.world)?;
             message.keeper().check(order)?;
@@ -382,7 +382,7 @@ impl Engine {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let needs = (&needs[..], Receivers::Come);
-        let result = self.drive_messages(needs, &mut runs, Some((&operation, &mut None)), &mut NoBackground);
+        let result = self.drive_messages(needs, &mut runs, Some(&operation), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -423,24 +423,20 @@ impl Engine {
         &mut self,
         needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
-        collective: Option<(&Operation, &mut Option<Instant>)>,
+        collective: Option<&Operation>,
         background: &mut dyn Background,
     ) -> Result<()> {
-        let mut own = None;
-        let (collective, waits_since) = collective.map_or((None, &mut own), |(call, since)| (Some(call), since));
         let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
         self.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
         let session = &*self.session;
         // The tasks know better which of them have not ended.
         let unknown = Vec::new;
         let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
-        let mut watch = FailureWatch::new(session, waiting_for).part_since(*waits_since);
+        let mut watch = FailureWatch::of_call(session, waiting_for);
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-        exec::drive(&mut tasks, &mut wait_context)?;
-        *waits_since = watch.since();
-        Ok(())
+        exec::drive(&mut tasks, &mut wait_context)
     }
 
     /// One turn of waiting for `background` work, while nothing else runs. False where nothing moved.
@@ -499,7 +495,8 @@ impl Engine {
 
     /// Begins to open connections; turns of the background work move them on.
     pub(crate) fn begin_connect(&mut self, needs: &[Need], receivers: Receivers) -> Result<()> {
-        let wait = self.wait();
+        // Of no call: requests have deadlines of their own.
+        let wait = self.session.settings.timeout.wait(&self.session.abort).with_progress(self.mover.progress.clone());
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
@@ -528,36 +525,37 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens connections or memory together with peers. `background` work and the delivery of earlier messages go on
-    /// meanwhile, because a peer may wait for them before it comes to the set-up.
+    /// Opens connections or memory together with peers, as a part of the call that is under way. `background` work and
+    /// the delivery of earlier messages go on meanwhile, because a peer may wait for them before it comes to the set-up.
     pub(super) fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,
         background: &mut dyn Background,
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.set_up_within(self.session.settings.timeout, (waiting_for, background), body)
+        let (wait, session) = (self.wait(), Arc::clone(&self.session));
+        self.set_up_under((&wait, FailureWatch::of_call(&session, waiting_for)), background, body)
     }
 
-    /// [`Engine::set_up`] with another time-out.
-    fn set_up_within(
+    fn set_up_under(
         &mut self,
-        limit: TimeLimit,
-        (waiting_for, background): (WaitingFor<'_>, &mut dyn Background),
+        (wait, mut watch): (&Wait, FailureWatch<'_>),
+        background: &mut dyn Background,
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
-        let wait = limit.wait(&self.session.abort).with_progress(self.mover.progress.clone());
         let session = &*self.session;
-        let mut watch = FailureWatch::new(session, waiting_for).with_limit(limit);
         let WaitContext { mut turn, fabric } =
             self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        body(fabric, &mut Setup { bootstrap: &*session.bootstrap, wait: &wait, turn: &mut turn })
+        body(fabric, &mut Setup { bootstrap: &*session.bootstrap, wait, turn: &mut turn })
     }
 
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
     pub(crate) fn connect_early(&mut self, limit: TimeLimit) -> Result<()> {
         if self.chooser.maps_peers() {
-            self.set_up_within(limit, (WaitingFor::Anything, &mut NoBackground), Fabric::open_windows)?;
+            let session = Arc::clone(&self.session);
+            let wait = limit.wait(&session.abort).with_progress(self.mover.progress.clone());
+            let watch = FailureWatch::new(&session, WaitingFor::Anything).with_limit(limit);
+            self.set_up_under((&wait, watch), &mut NoBackground, Fabric::open_windows)?;
             self.windows = self.mover.fabric.windows();
         }
         Ok(())
@@ -566,12 +564,13 @@ impl Engine {
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
     /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
     /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
-    /// stuck in another call or has failed. The last rank may have come at the last moment: that wait has the whole
-    /// time again.
+    /// stuck in another call or has failed. The last rank may have come at the last moment: so that wait has a moment
+    /// at least.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
     pub(crate) fn meet(&mut self, call: &'static str, background: &mut dyn Background) -> Result<Wait> {
+        self.session.begin_call();
         self.meet_before((call, self.session.collectives()), background)
     }
 
@@ -587,9 +586,10 @@ impl Engine {
         let bootstrap = &*session.bootstrap;
         let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
-        let mut watch = FailureWatch::new(session, WaitingFor::Bootstrap(waited));
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Bootstrap(waited));
         // The watch has the deadline: its error says who is late.
-        let meeting = wait.until(session.settings.timeout.and(WATCH_FIRST).deadline());
+        let timeout = session.settings.timeout;
+        let meeting = wait.until(timeout.and(WATCH_FIRST).deadline_since(session.call_waits_since(clock::now())));
         let busy = !background.is_empty() || !mover.fabric.links().drained();
         let waiting_for = || format!("all ranks (to call {call})");
         let mut wait_context = mover.wait_context((session, Awaited::Ranks), &mut watch, background);
@@ -611,7 +611,8 @@ impl Engine {
         };
         let pause = if busy { Duration::ZERO } else { MEETING_PAUSE };
         bootstrap.meet(call, &meeting, Some(BackgroundWork { turn: &mut turn, pause }))?;
-        Ok(wait.until(session.wait().deadline))
+        let moment = TimeLimit { time: timeout.time.min(LAST_MOMENT), ..timeout };
+        Ok(wait.until(session.deadline_of_call().later(moment.deadline())))
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
@@ -685,7 +686,7 @@ impl Engine {
         (self.mover.fabric.my_host().len(), self.mover.fabric.topology().hosts().len())
     }
 
-    /// A wait of the communicator's time-out that begins now.
+    /// A wait of the call that is under way.
     pub(crate) fn wait(&self) -> Wait {
         self.session.wait().with_progress(self.mover.progress.clone())
     }
@@ -805,6 +806,8 @@ const REQUEST_NAP: Duration = Duration::from_micros(200);
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How much later than the watch the meeting itself gives up.
 const WATCH_FIRST: Duration = Duration::from_secs(1);
+/// The least time for what ranks exchange once all have come, where the deadline has all but passed: a few round trips.
+const LAST_MOMENT: Duration = Duration::from_secs(5);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
 /// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);

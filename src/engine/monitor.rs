@@ -157,7 +157,8 @@ impl Watched {
         let has_given_up = self.state().has_given_up;
         // This thread has no turn of the communicator: the calls that wait have it.
         let nothing = &mut || Ok(());
-        if !has_given_up && on_device::await_end((event, Some(&self.status)), &self.session, nothing).is_err() {
+        let deadline = self.session.settings.timeout.deadline();
+        if !has_given_up && on_device::await_end((event, Some(&self.status)), deadline, nothing).is_err() {
             // The communicator has its error; a device that does not end its launches, or has failed, ends none of
             // the others.
             self.state().has_given_up = true;

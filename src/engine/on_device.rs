@@ -32,8 +32,8 @@ use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sync::{AwaitedMessage, Backoff, Waiting};
-use crate::sys::futex;
+use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting};
+use crate::sys::{clock, futex};
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, Elements, Protocol, Rank};
 
@@ -394,7 +394,7 @@ impl Engine {
     ) -> Result<()> {
         let session = Arc::clone(&self.session);
         let open = || launched.messages();
-        let mut watch = FailureWatch::new(&session, launched.waiting_for(&open));
+        let mut watch = FailureWatch::of_call(&session, launched.waiting_for(&open));
         let (side, mover) = self.device_and_mover()?;
         let mut wait = DeviceWait::new(mover.wait_context((&session, Awaited::Ranks), &mut watch, background));
         let stream = side.stream(order).clone();
@@ -430,7 +430,8 @@ impl Engine {
                 let ended = wait.until(&*end);
                 if ended.is_err() {
                     // The launch must not touch the caller's memory after this call returns.
-                    await_end((&*end, Some(&side.status)), &session, &mut || wait.context.turn_of_failed())?;
+                    let told = (&*end, Some(&*side.status));
+                    await_end(told, session.deadline_of_call(), &mut || wait.context.turn_of_failed())?;
                 }
                 match (side.fault(&session), ended) {
                     // The launch was told to end because the wait had failed, which says more.
@@ -450,7 +451,8 @@ impl Engine {
                 // returns.
                 let told = side.meeting.is_led().then_some(&*side.status);
                 let meanwhile = &mut || wait.context.turn_of_failed();
-                stream.record().and_then(|end| await_end((&*end, told), &session, meanwhile)).and(Err(error))
+                let deadline = session.deadline_of_call();
+                stream.record().and_then(|end| await_end((&*end, told), deadline, meanwhile)).and(Err(error))
             }
         }
     }
@@ -719,18 +721,17 @@ impl<'a> DeviceWait<'a> {
     }
 }
 
-/// Waits for a launch, which is `told` to end, at most as long as an operation may take. Nothing frees memory that
-/// the launch uses: the device's queue keeps it. `meanwhile` is what this rank still does for others: one turn.
+/// Waits for a launch, which is `told` to end, until `deadline`, and for a moment at least. Nothing frees memory that the
+/// launch uses: the device's queue keeps it. `meanwhile` is what this rank still does for others: one turn.
 ///
 /// # Errors
 /// [`Kind::Timeout`] where the launch does not end; those of the device.
 pub(super) fn await_end(
     (event, told): (&dyn Event, Option<&StatusPage>),
-    session: &Session,
+    deadline: Deadline,
     meanwhile: &mut dyn FnMut() -> Result<()>,
 ) -> Result<()> {
-    let timeout = session.settings.timeout;
-    let deadline = timeout.deadline();
+    let (began, deadline) = (clock::now(), deadline.later(Deadline::after(END_PATIENCE)));
     let mut goes_on = true;
     while !event.is_done()? {
         // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
@@ -738,7 +739,7 @@ pub(super) fn await_end(
         if deadline.is_over() {
             return Err(Error::timeout(format!(
                 "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",
-                timeout.time.as_secs_f64()
+                clock::now().duration_since(began).as_secs_f64()
             )));
         }
         // The call has failed already: what goes wrong here is no news.
@@ -754,5 +755,8 @@ fn on_this_device(missing: &[Rank]) -> String {
     format!("{} to call it too, on the same device (if one thread has several ranks, use a group)", named.join(", "))
 }
 
+/// How long a launch that was told to end may take, whatever time is left. It looks at the word some thousand times a
+/// second; what is in the stream before it takes its time.
+const END_PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 /// How long a wait for a launch sleeps between two looks.
 const LAUNCH_NAP: std::time::Duration = std::time::Duration::from_micros(200);

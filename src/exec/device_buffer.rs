@@ -324,8 +324,8 @@ impl DeviceStream {
         }
     }
 
-    /// Waits until the stream has come to a copy to or from the host, where hooks are to be called meanwhile: the system
-    /// may hold the call that begins the copy until then.
+    /// Waits until the stream has come to a copy to or from the host, where hooks are to be called meanwhile: the
+    /// driver may hold the call that begins the copy until then.
     fn come_to_copy(&self) -> Result<()> {
         if self.has_hooks() { self.outlast() } else { Ok(()) }
     }

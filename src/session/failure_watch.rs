@@ -19,8 +19,10 @@ pub(crate) struct FailureWatch<'a> {
     session: &'a Session,
     waiting_for: WaitingFor<'a>,
     limit: TimeLimit,
-    /// When the first look was.
+    /// When the first look was, or the first of the call.
     since: Option<Instant>,
+    /// Whether it is a part of the call that is under way, with whose other parts it has one deadline.
+    is_of_call: bool,
     /// How long the wait lasts when this rank next tells the others where it is stuck.
     next_telling: Duration,
     /// What this rank does about what it has told, when the watch ends.
@@ -43,7 +45,8 @@ impl<'a> FailureWatch<'a> {
     #[inline]
     pub(crate) fn new(session: &'a Session, waiting_for: WaitingFor<'a>) -> FailureWatch<'a> {
         let limit = session.settings.timeout;
-        FailureWatch { session, waiting_for, limit, since: None, next_telling: STALL, at_end: AtEnd::Nothing }
+        let (next_telling, at_end) = (STALL, AtEnd::Nothing);
+        FailureWatch { session, waiting_for, limit, since: None, is_of_call: false, next_telling, at_end }
     }
 
     /// The same with another time-out.
@@ -52,16 +55,11 @@ impl<'a> FailureWatch<'a> {
         self
     }
 
-    /// The same for the next part of a call, of which another part has begun to wait at `since`: one deadline bounds
-    /// all parts.
-    pub(crate) fn part_since(mut self, since: Option<Instant>) -> FailureWatch<'a> {
-        self.since = since;
-        self
-    }
-
-    /// When the first look was.
-    pub(crate) fn since(&self) -> Option<Instant> {
-        self.since
+    /// The same for a part of the call that is under way: one deadline bounds all its parts, from the first look of the
+    /// first of them on.
+    #[inline]
+    pub(crate) fn of_call(session: &'a Session, waiting_for: WaitingFor<'a>) -> FailureWatch<'a> {
+        FailureWatch { is_of_call: true, ..FailureWatch::new(session, waiting_for) }
     }
 
     /// The same, for one turn of a wait that began at `since`. Who waits calls [`Session::goes_on`] when it goes on.
@@ -157,7 +155,8 @@ impl<'a> FailureWatch<'a> {
 
     /// How long the wait has lasted at `now`, which may be its beginning.
     fn waited(&mut self, now: Instant) -> Duration {
-        now.duration_since(*self.since.get_or_insert(now))
+        let begun = || if self.is_of_call { self.session.call_waits_since(now) } else { now };
+        now.saturating_duration_since(*self.since.get_or_insert_with(begun))
     }
 
     /// Tells the others where this rank is stuck, if the wait has lasted: for a wait that something else ends.
@@ -223,12 +222,20 @@ mod tests {
     fn parts_of_one_call_have_one_deadline() {
         let [mine, _theirs] = sessions(Duration::from_secs(1));
         let words = || "its piece".to_owned();
-        let mut first = FailureWatch::new(&mine, WaitingFor::Anything);
-        first.look(&words).unwrap();
-        let ago = |time| first.since().and_then(|since| since.checked_sub(time)).unwrap();
-        let part = |time| FailureWatch::new(&mine, WaitingFor::Anything).part_since(Some(ago(time))).look(&words);
-        part(Duration::ZERO).unwrap();
-        assert_eq!(part(Duration::from_secs(1)).unwrap_err().kind(), Kind::Timeout);
+        let part = || FailureWatch::of_call(&mine, WaitingFor::Anything).look(&words);
+        mine.begin_call();
+        part().unwrap();
+        // What the bootstrap does in a set-up has the same deadline as what waits for flags.
+        let deadline = mine.deadline_of_call();
+        while !deadline.passed(clock::now()) {
+            crate::sys::futex::nap(Duration::from_millis(5));
+            clock::look();
+        }
+        assert_eq!(part().unwrap_err().kind(), Kind::Timeout, "a part that has just begun");
+        assert!(mine.wait().deadline.passed(clock::now()), "a set-up that has just begun");
+        FailureWatch::new(&mine, WaitingFor::Anything).look(&words).expect("work of no call");
+        mine.begin_call();
+        part().expect("the next call");
     }
 
     /// What a monitor thread finds that looks at the session of rank 0, on which a collective is submitted and no

@@ -33,7 +33,12 @@ impl TimeLimit {
     /// The deadline of a wait that begins now; `NEVER` if the clock cannot represent it.
     pub fn deadline(self) -> Deadline {
         clock::begin_wait();
-        Deadline { moment: clock::now().checked_add(self.time), limit: self }
+        self.deadline_since(clock::now())
+    }
+
+    /// The deadline of a wait that began at `start`.
+    pub(crate) fn deadline_since(self, start: Instant) -> Deadline {
+        Deadline { moment: start.checked_add(self.time), limit: self }
     }
 }
 
@@ -81,6 +86,12 @@ impl Deadline {
     /// The shorter of the remaining time at `now` and `slice`.
     pub fn slice(self, now: Instant, slice: Duration) -> Duration {
         self.remaining(now).map_or(slice, |left| left.min(slice))
+    }
+
+    /// The later of the two deadlines.
+    #[must_use]
+    pub fn later(self, other: Deadline) -> Deadline {
+        if self.earlier(other) == self { other } else { self }
     }
 
     /// The earlier of the two deadlines.
