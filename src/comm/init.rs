@@ -27,8 +27,9 @@ use crate::types::{Rank, World};
 impl Communicator {
     /// Makes a unique id. One rank calls this and sends the bytes to the others over a channel that the user trusts,
     /// because anyone who has them can join. A thread of this process serves the ranks that join and ends when all have
-    /// come: it waits half an hour for the first, then as long as init may take. With `NCCL_COMM_ID` the id only names
-    /// that address, and rank 0 serves it when it joins.
+    /// come: it waits half an hour for the first, then as long as init may take, and ends seconds after the init of a
+    /// rank of this process has timed out or was aborted before any rank came. With `NCCL_COMM_ID` the id only names that
+    /// address, and rank 0 serves it when it joins.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable;
