@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, JOB_BYTES, NO_RANK, Terms};
-use crate::bootstrap::leash::{Leash, LeashedThread, LooseLeash, Order};
+use crate::bootstrap::leash::{Leash, LeashOrder, LeashedThread, LooseLeash};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::serving::{MAX_LISTENERS, ServiceListeners};
 use crate::bootstrap::socket;
@@ -176,9 +176,9 @@ impl Acceptor {
             self.next_event += 1;
             match event.token {
                 STOP => match self.leash.read() {
-                    Order::Run => {}
-                    Order::GiveUp => self.is_given_up = true,
-                    Order::End => self.is_stopped = true,
+                    LeashOrder::Run => {}
+                    LeashOrder::GiveUp => self.is_given_up = true,
+                    LeashOrder::End => self.is_stopped = true,
                 },
                 FIRST_LISTENER..FIRST_LINK => self.accept(event.token, clock::now()),
                 token => {

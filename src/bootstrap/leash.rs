@@ -1,5 +1,5 @@
-//! How the owner of a thread that sleeps in a poller ends it, or lets it continue alone; and how such a thread learns that
-//! nobody needs it any more.
+//! How the owner of a thread that sleeps in a poller ends it, or lets it continue alone; and how such a thread learns
+//! that nobody needs it any more.
 //!
 //! An order is a value in memory, and a bell wakes the thread, which then looks at it. So whatever happens to a
 //! descriptor, such as a forked child that keeps a copy, is no order.
@@ -28,7 +28,7 @@ pub(super) struct LooseLeash(Weak<Orders>);
 
 /// What a thread is told to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum LeashOrder {
     /// To continue.
     Run,
     /// To end, unless somebody has come who needs it.
@@ -75,14 +75,14 @@ impl Leash {
     }
 
     /// The latest order; asked when the poller has reported the token.
-    pub(super) fn read(&self) -> Order {
+    pub(super) fn read(&self) -> LeashOrder {
         // First: a bell that rings after this is heard by the next wait.
         self.0.bell.hush();
         // Acquire: pairs with the release in `order`, though nothing but the order is read.
         match self.0.order.load(Ordering::Acquire) {
-            END => Order::End,
-            GIVE_UP => Order::GiveUp,
-            _ => Order::Run,
+            END => LeashOrder::End,
+            GIVE_UP => LeashOrder::GiveUp,
+            _ => LeashOrder::Run,
         }
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         let (own, flag) = (leash.clone(), Arc::clone(&ended));
         let body = move || {
             let mut ready = Ready::default();
-            while !(ready.iter().count() > 0 && own.read() == Order::End) {
+            while !(ready.iter().count() > 0 && own.read() == LeashOrder::End) {
                 poller.wait(&mut ready, Duration::from_secs(60)).unwrap();
             }
             flag.store(true, Ordering::Release);
@@ -198,7 +198,7 @@ mod tests {
         let loose = thread.detach();
         assert!(!ended.load(Ordering::Acquire) && !loose.is_over());
         loose.give_up();
-        assert_eq!(leash.read(), Order::GiveUp);
+        assert_eq!(leash.read(), LeashOrder::GiveUp);
         assert!(!ended.load(Ordering::Acquire), "it decides by itself");
     }
 
