@@ -6,6 +6,7 @@
 //! alone counts up the counters.
 
 pub mod culprit;
+pub(crate) mod elsewhere;
 pub mod failure_watch;
 mod filters;
 pub mod peer_status;
@@ -21,13 +22,14 @@ use crate::error::{Error, Kind, Result};
 use crate::exec::History;
 use crate::log;
 use crate::session::culprit::Culprit;
+use crate::session::elsewhere::OwnRank;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
 use crate::session::settings::Settings;
-use crate::session::stall::{BegunMessages, Stall};
-use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::session::stall::{BegunMessages, ElsewhereStall, Stall};
+use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, Weak};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, HookSlot, NoteReader, Wait};
 use crate::sys::alive::Process;
-use crate::sys::{clock, futex};
+use crate::sys::{clock, futex, thread};
 use crate::transport::PeerInfo;
 use crate::types::{Rank, World};
 
@@ -49,6 +51,9 @@ pub(crate) struct Session {
     pub(crate) hook: HookSlot,
     /// The processes of the other ranks that this one can see.
     processes: Vec<(Rank, Process)>,
+    /// The number of the thread that has begun the latest operation, or has made this. Relaxed: that thread alone
+    /// finds its own number, and nothing is published by it.
+    user: AtomicU64,
     /// Collectives begun. All ranks count alike.
     collectives: Count,
     /// Messages begun with each peer. The two ranks of a pair count alike.
@@ -93,6 +98,8 @@ impl CallClock {
 #[derive(Debug, Default)]
 struct ToldStall {
     stall: Option<Stall>,
+    /// The other communicators in which it has told of the stall.
+    elsewhere: Vec<Weak<dyn OwnRank>>,
     /// Of messages for which they wait.
     begun: Vec<BegunMessages>,
 }
@@ -137,6 +144,7 @@ impl Session {
             told: Mutex::default(),
             spans_hosts: false,
             processes: Vec::new(),
+            user: AtomicU64::new(thread::number()),
             collectives: Count::default(),
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
@@ -164,6 +172,18 @@ impl Session {
         }
     }
 
+    /// Lets the threads that use this communicator tell its ranks when they stand in another one.
+    pub(crate) fn make_known(self: &Arc<Session>) {
+        let rank: Weak<Session> = Arc::downgrade(self);
+        elsewhere::enter(rank);
+    }
+
+    /// Notes that this thread begins an operation.
+    #[inline]
+    pub(crate) fn use_here(&self) {
+        self.user.store(thread::number(), Ordering::Relaxed);
+    }
+
     /// Collectives that this rank has begun.
     pub(crate) fn collectives(&self) -> u64 {
         self.collectives.get()
@@ -172,18 +192,21 @@ impl Session {
     /// The number of a collective that begins now.
     #[inline]
     pub(crate) fn next_collective(&self) -> u64 {
+        self.use_here();
         self.collectives.next()
     }
 
     /// The number, among the messages to `peer`, of a send that begins now.
     #[inline]
     pub(crate) fn next_send(&self, peer: Rank) -> u64 {
+        self.use_here();
         self.messages[peer.index()].sent.next()
     }
 
     /// The number, among the messages from `peer`, of a receive that begins now.
     #[inline]
     pub(crate) fn next_receive(&self, peer: Rank) -> u64 {
+        self.use_here();
         self.messages[peer.index()].received.next()
     }
 
@@ -238,6 +261,28 @@ impl Session {
         }
     }
 
+    /// Tells the ranks of the other communicators of this thread that it is stuck here, in `stall`. A thread that only
+    /// watches an operation, for which nobody waits, is stuck nowhere.
+    pub(crate) fn tell_elsewhere(&self, stall: &Stall) {
+        let mut others = if self.is_used_here() { elsewhere::of_this_thread() } else { Vec::new() };
+        others.retain(|other| other.place() != self.place());
+        if others.is_empty() {
+            return;
+        }
+        let begun = self.begun();
+        let awaited = self.peers().picture((stall, &begun), &elsewhere::is_this_thread).awaited();
+        let (communicator, name) = (self.bootstrap.id(), self.settings.name.clone());
+        let stall = ElsewhereStall { communicator, name, awaited };
+        others.iter().for_each(|other| other.tell_of(&stall));
+        self.told().elsewhere = others.iter().map(Arc::downgrade).collect();
+    }
+
+    /// Tells the others in which [`Session::tell_elsewhere`] has told of a stall that it is over: by `note`.
+    pub(crate) fn comes_back(&self, note: &[u8]) {
+        let others = std::mem::take(&mut self.told().elsewhere);
+        others.iter().filter_map(Weak::upgrade).for_each(|other| other.tell_back(self.bootstrap.id(), note));
+    }
+
     /// Tells the others of messages for which they wait and which this rank has begun: what it has sent may be lost on
     /// the way.
     pub(crate) fn tell_begun(&self) {
@@ -268,12 +313,13 @@ impl Session {
         if self.told().stall.take().is_some() {
             self.bootstrap.publish(stall::GOES_ON);
         }
+        self.comes_back(stall::GOES_ON);
     }
 
     /// Who holds up this rank, which is stuck in `stall`.
     pub(crate) fn culprit(&self, stall: &Stall) -> Culprit {
         let begun = self.begun();
-        self.peers().culprit(stall, &begun)
+        self.peers().picture((stall, &begun), &elsewhere::is_this_thread).culprit()
     }
 
     /// What ends a collective call of the bootstrap early: a peer's failure, or a peer that is stuck in another call.
@@ -289,6 +335,7 @@ impl Session {
     pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         let error = self.cause(error, first_difference).at(self.world.rank);
         self.publish_failure(&error);
+        self.comes_back(stall::GAVE_UP);
         self.abort.raise(error.duplicate());
         error
     }
@@ -384,6 +431,34 @@ impl Session {
 const SLEEPS: u32 = 8;
 /// The longest sleep of a wait whose time-out is longer.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+impl OwnRank for Session {
+    fn place(&self) -> (u64, Rank) {
+        (self.bootstrap.id(), self.world.rank)
+    }
+
+    fn is_used_here(&self) -> bool {
+        self.user.load(Ordering::Relaxed) == thread::number()
+    }
+
+    fn tell_of(&self, stall: &ElsewhereStall) {
+        // A hook of a call here may make the call there: this one says more.
+        if matches!(self.told().stall, None | Some(Stall::Elsewhere(_))) {
+            self.tell_stall(Stall::Elsewhere(stall.clone()));
+        }
+    }
+
+    fn tell_back(&self, communicator: u64, note: &[u8]) {
+        let mut told = self.told();
+        if let Some(Stall::Elsewhere(stall)) = &told.stall
+            && stall.communicator == communicator
+        {
+            told.stall = None;
+            self.bootstrap.publish(note);
+        }
+    }
+}
+
 /// What helps where a wait for a rank that waits in MPI has timed out.
 const MPI_RESTS: &str = "where that rank waits in MPI for a message of this rank, MPI moves it only while this rank \
                          is in a call of MPI: complete it first, or call comm.set_progress(mpi::progress())";

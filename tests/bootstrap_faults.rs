@@ -207,6 +207,25 @@ fn a_fixed_address_is_served_by_rank_zero_and_another_secret_does_not_pass() {
     }
 }
 
+/// Regression: the root of a rank whose init had failed before its check-in held the address for half an hour.
+#[test]
+fn a_rank_that_gives_up_at_a_fixed_address_before_it_has_come_can_try_again() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let options = Options { comm_id: Some(free), secret: Some(Secret::new(b"hush").unwrap()), ..options() };
+    let id = UniqueId::generate(&options).unwrap();
+    let join = |rank, wait: &Wait| NetBootstrap::join(&[id], Rank::new(rank), 2, &options, wait);
+    let aborted = AbortFlag::new();
+    aborted.raise(Error::aborted("enough"));
+    let no_time = [within(0.0), Wait::new(Duration::from_secs(30), &aborted)];
+    for (wait, kind) in no_time.iter().zip([Kind::Timeout, Kind::Aborted]) {
+        assert_eq!(join(0, wait).unwrap_err().kind(), kind);
+        std::thread::scope(|scope| {
+            let one = scope.spawn(|| join(1, &within(30.0)));
+            meet(vec![join(0, &within(30.0)), one.join().unwrap()]);
+        });
+    }
+}
+
 /// Connects `count` times and misbehaves each time: sends random bytes, closes early, or stays silent. Returns the
 /// silent connections, still open.
 fn misbehave(address: SocketAddr, count: u64, seed: u64) -> Vec<TcpStream> {

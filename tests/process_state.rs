@@ -487,3 +487,15 @@ impl Drop for Group {
         drop(std::fs::remove_dir(&self.0));
     }
 }
+
+/// Launchers of MPIs look in the current folder too.
+#[test]
+fn run_names_a_program_of_the_current_folder_with_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("simulation"), "").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.current_dir(folder.path()).args(["run", "-n", "1", "--", "simulation"]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(told.contains("cannot start simulation") && told.contains("write ./simulation"), "{told}");
+}

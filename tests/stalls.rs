@@ -231,3 +231,110 @@ fn the_receive_that_is_one_too_many_has_its_number() {
     assert!(said.contains("rank 1 has not said that it waits"), "{said}");
     assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(1)));
 }
+
+/// As [`ends`], for the communicator and one of the ranks of `color`, which all ranks keep until all have ended.
+fn ends_of_two(
+    ranks: u32,
+    color: impl Fn(u32) -> u32 + Sync,
+    body: impl Fn(&Communicator, &Communicator) -> Result<(), Error> + Sync,
+) -> Vec<Result<(), Error>> {
+    let ended = Barrier::new(usize::try_from(ranks).expect("a few"));
+    ends(ranks, |comm| {
+        let other = comm.split(Some(color(comm.rank())), 0)?.expect("a color was passed");
+        let end = body(comm, &other);
+        ended.wait();
+        end
+    })
+}
+
+#[test]
+fn a_cycle_over_two_communicators_is_told_as_one_by_both_ranks() {
+    let ends = ends_of_two(
+        2,
+        |_| 0,
+        |comm, other| match comm.rank() {
+            0 => comm.recv(&mut [0u8; 4], 1),
+            _ => other.barrier(),
+        },
+    );
+    let told = [
+        "rank 0 waits for rank 1 in recv #0, rank 1 for rank 0 in barrier #0 of another communicator: none of them",
+        "rank 1 waits for rank 0 in barrier #0, rank 0 for rank 1 in recv #0 of another communicator: none of them",
+    ];
+    let said = words(&ends);
+    assert_eq!(said.len(), 2, "{said:#?}");
+    for (said, told) in said.iter().zip(told) {
+        assert!(said.contains(told), "{said}");
+    }
+}
+
+/// Ranks 2 and 3 are ranks 0 and 1 of a group. The others wait for them.
+#[test]
+fn a_cycle_with_a_group_whose_ranks_have_other_numbers_is_told() {
+    let ends = ends_of_two(
+        4,
+        |rank| rank / 2,
+        |comm, group| match comm.rank() {
+            2 => group.recv(&mut [0u8; 4], 1),
+            3 => comm.send(&vec![0u8; 32 << 20], 2),
+            _ => comm.barrier(),
+        },
+    );
+    let said = words(&ends);
+    let cycle =
+        "rank 0 waits for rank 1 in recv #0, rank 1 for rank 0 in send #0 of another communicator: none of them";
+    assert!(said[2].contains(cycle), "{said:#?}");
+}
+
+/// One thread waits in a communicator, and another one of the same rank in the other: none of them is missing.
+#[test]
+fn a_rank_with_a_thread_for_each_communicator_is_in_no_cycle() {
+    let ends = ends_of_two(
+        2,
+        |_| 0,
+        |comm, other| {
+            // From now on this communicator is that thread's.
+            std::thread::scope(|scope| scope.spawn(|| comm.barrier()).join().expect("no rank panics"))?;
+            match comm.rank() {
+                0 => comm.recv(&mut [0u8; 4], 1),
+                _ => other.barrier(),
+            }
+        },
+    );
+    for said in words(&ends) {
+        assert!(!said.contains("none of them can go on"), "{said}");
+    }
+}
+
+/// Communicators that have nothing to do with each other, over TCP.
+#[test]
+fn a_cycle_over_two_worlds_is_told_where_one_of_them_has_a_name() {
+    let config = Config::default().with_timeout(TIMEOUT).with_socket_interfaces("lo");
+    let named = config.clone().with_name("inner");
+    let ids = [&config, &named].map(|config| Communicator::unique_id(config).expect("an id"));
+    let ended = Barrier::new(2);
+    let run = |rank: u32| {
+        let comm = Communicator::init(&ids[0], rank, 2, &config)?;
+        let inner = Communicator::init(&ids[1], 1 - rank, 2, &named)?;
+        let end = if rank == 0 { comm.barrier() } else { inner.recv(&mut [0u8; 4], 1) };
+        ended.wait();
+        end
+    };
+    let ends: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| {
+            scope.spawn({
+                let run = &run;
+                move || run(rank)
+            })
+        });
+        ranks.map(|rank| rank.join().expect("no rank panics")).into()
+    });
+    let said = words(&ends);
+    assert_eq!(said.len(), 2, "{said:#?}");
+    let told =
+        "rank 0 waits for rank 1 in barrier #0, rank 1 for rank 0 in recv #0 of communicator inner: none of them";
+    assert!(said[0].contains(told), "{said:#?}");
+    let told =
+        "rank 0 waits for rank 1 in recv #0, rank 1 for rank 0 in barrier #0 of another communicator: none of them";
+    assert!(said[1].contains(told), "{said:#?}");
+}

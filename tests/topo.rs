@@ -100,6 +100,13 @@ NVLS: no, reductions in NVLink switches: not built
 }
 
 #[test]
+fn a_file_needs_no_option() {
+    let file = machine("h100x8");
+    assert_eq!(text(&[&file]), text(&["--file", &file]));
+    assert_eq!(topo(&[&file, "--file", &file]).status.code(), Some(2), "which one?");
+}
+
+#[test]
 fn why_obeys_the_levels_of_the_environment() {
     let said = |variable: &str, value: &str, ends: [&str; 2]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));

@@ -400,7 +400,8 @@ const SHORT: [(&str, &str, &str); 4] = [
 ];
 // The values of linear programs, in which channels may be split, were found by generating columns with exact tours.
 const PACKAGE_RINGS: &str = "channels are whole and of one width: 264 GB/s is the value of the linear program, 230 are \
-                             found, and no more with a hundred times the steps";
+                             found (48 of 4.8), and no more with a hundred times the steps; up to 16 rings carry 216 (6 \
+                             of 36), and the halves of these leave no room for one more";
 const PACKAGE_TREES: &str = "311 GB/s is the value of the linear program, 268 are found: 288 with four times the steps, \
                              which take more than 50 ms";
 const HIVES: &str = "a tree passes from hive to hive twice, and the three links between roots carry 32 GB/s of it \

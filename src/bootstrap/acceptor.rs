@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, JOB_BYTES, NO_RANK, Terms};
-use crate::bootstrap::leash::{Leash, LeashedThread};
+use crate::bootstrap::leash::{Leash, LeashOrder, LeashedThread, LooseLeash};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::serving::{MAX_LISTENERS, ServiceListeners};
 use crate::bootstrap::socket;
@@ -34,6 +34,7 @@ pub(super) struct Acceptor {
     /// Room for the connections.
     files: OpenFiles,
     is_stopped: bool,
+    is_given_up: bool,
     links: HashMap<u64, Link>,
     /// Connections that have not sent a request yet, oldest first, since tokens count up.
     pending: BTreeSet<u64>,
@@ -108,8 +109,8 @@ impl ServiceThread {
     }
 
     /// Lets the thread continue without its owner.
-    pub(super) fn detach(self) {
-        self.0.detach();
+    pub(super) fn detach(self) -> LooseLeash {
+        self.0.detach()
     }
 
     /// Whether the thread has ended.
@@ -135,6 +136,7 @@ impl Acceptor {
             leash,
             files,
             is_stopped: false,
+            is_given_up: false,
             links: HashMap::new(),
             pending: BTreeSet::new(),
             leaving: HashSet::new(),
@@ -173,7 +175,11 @@ impl Acceptor {
             let event = self.ready.get(self.next_event)?;
             self.next_event += 1;
             match event.token {
-                STOP => self.is_stopped |= self.leash.must_end(&self.poller),
+                STOP => match self.leash.read() {
+                    LeashOrder::Run => {}
+                    LeashOrder::GiveUp => self.is_given_up = true,
+                    LeashOrder::End => self.is_stopped = true,
+                },
                 FIRST_LISTENER..FIRST_LINK => self.accept(event.token, clock::now()),
                 token => {
                     if let Some(heard) = self.serve(token, event.readable) {
@@ -353,6 +359,11 @@ impl Acceptor {
     /// Closes the listeners.
     pub(super) fn shut(&mut self) {
         self.listeners.clear();
+    }
+
+    /// Whether the thread was told to end unless somebody has come who needs it.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up
     }
 
     /// Why accepting failed the last time, if it ever did.

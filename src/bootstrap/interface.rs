@@ -83,9 +83,12 @@ impl FromStr for Rules {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Rules> {
+        // No name has a blank, and "eth0, eth1" is easily written.
+        let text = text.trim();
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
-        let names: Vec<_> = rest.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let (exact, rest) = rest.trim_start().strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let names = rest.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let names: Vec<_> = names.map(str::to_owned).collect();
         let shown: String = text.chars().take(64).flat_map(char::escape_default).collect();
         if names.len() > MAX_INTERFACES {
             let count = names.len();
@@ -348,6 +351,9 @@ mod tests {
         assert_eq!(names("^eth,lo,virbr", Family::Any, None), ["docker0 172.17.0.1"]);
         assert_eq!(names("^=eth1,lo,docker0,virbr0", Family::Any, None), ["eth0 10.1.0.5", "eth10 fe80::5"]);
         assert_eq!(names("eth", Family::V6, None), ["eth0 fd00::5", "eth10 fe80::5"]);
+        let spaced = names(" ^ = eth1, lo ,docker0,virbr0", Family::Any, None);
+        assert_eq!(spaced, ["eth0 10.1.0.5", "eth10 fe80::5"], "blanks do not count");
+        assert!("  ".parse::<Rules>().unwrap().is_empty() && " , ".parse::<Rules>().is_err());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! How the owner of a thread that sleeps in a poller ends it, or lets it continue alone.
+//! How the owner of a thread that sleeps in a poller ends it, or lets it continue alone; and how such a thread learns
+//! that nobody needs it any more.
 //!
 //! An order is a value in memory, and a bell wakes the thread, which then looks at it. So whatever happens to a
 //! descriptor, such as a forked child that keeps a copy, is no order.
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::log;
-use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering, Weak};
 use crate::sys::bell::Bell;
 use crate::sys::fork::Birthplace;
 use crate::sys::poller::{Interest, Poller};
@@ -21,17 +22,29 @@ use crate::sys::thread;
 #[derive(Debug, Clone)]
 pub(super) struct Leash(Arc<Orders>);
 
+/// What is left of a leash whose owner has let the thread go: it keeps nothing of the thread's.
+#[derive(Debug, Clone)]
+pub(super) struct LooseLeash(Weak<Orders>);
+
+/// What a thread is told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeashOrder {
+    /// To continue.
+    Run,
+    /// To end, unless somebody has come who needs it.
+    GiveUp,
+    /// To end.
+    End,
+}
+
 #[derive(Debug)]
 struct Orders {
     bell: Bell,
     order: AtomicU32,
 }
 
-/// No order yet.
 const RUN: u32 = 0;
-/// Continue without the owner.
-const ALONE: u32 = 1;
-/// End.
+const GIVE_UP: u32 = 1;
 const END: u32 = 2;
 
 /// A thread that sleeps in a poller which also watches its leash. Dropping this ends the thread.
@@ -61,26 +74,38 @@ impl Leash {
         poller.add(self.0.bell.as_fd(), token, Interest::Read)
     }
 
-    /// Whether the thread must end; asked when the poller has reported the token.
-    pub(super) fn must_end(&self, poller: &Poller) -> bool {
+    /// The latest order; asked when the poller has reported the token.
+    pub(super) fn read(&self) -> LeashOrder {
         // First: a bell that rings after this is heard by the next wait.
         self.0.bell.hush();
         // Acquire: pairs with the release in `order`, though nothing but the order is read.
         match self.0.order.load(Ordering::Acquire) {
-            END => true,
-            ALONE => {
-                // Nobody rings any more. A bell that cannot be removed is silent.
-                let _silent = poller.remove(self.0.bell.as_fd());
-                false
-            }
-            _ => false,
+            END => LeashOrder::End,
+            GIVE_UP => LeashOrder::GiveUp,
+            _ => LeashOrder::Run,
+        }
+    }
+}
+
+impl Orders {
+    fn order(&self, order: u32) {
+        // Release: see `Leash::read`.
+        self.order.store(order, Ordering::Release);
+        self.bell.ring();
+    }
+}
+
+impl LooseLeash {
+    /// Tells the thread, if it has not ended, to end unless somebody has come who needs it.
+    pub(super) fn give_up(&self) {
+        if let Some(orders) = self.0.upgrade() {
+            orders.order(GIVE_UP);
         }
     }
 
-    fn order(&self, order: u32) {
-        // Release: see `must_end`.
-        self.0.order.store(order, Ordering::Release);
-        self.0.bell.ring();
+    /// Whether the thread has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 
@@ -106,9 +131,9 @@ impl LeashedThread {
     }
 
     /// Lets the thread continue without its owner.
-    pub(super) fn detach(mut self) {
-        self.leash.order(ALONE);
+    pub(super) fn detach(mut self) -> LooseLeash {
         self.thread = None;
+        LooseLeash(Arc::downgrade(&self.leash.0))
     }
 
     /// Whether the thread has ended.
@@ -125,7 +150,7 @@ impl Drop for LeashedThread {
             std::mem::forget(thread);
             return;
         }
-        self.leash.order(END);
+        self.leash.0.order(END);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
             log::warn!(Bootstrap, "the thread {} does not end: it is left behind", self.name);
@@ -150,7 +175,7 @@ mod tests {
         let (own, flag) = (leash.clone(), Arc::clone(&ended));
         let body = move || {
             let mut ready = Ready::default();
-            while !(ready.iter().count() > 0 && own.must_end(&poller)) {
+            while !(ready.iter().count() > 0 && own.read() == LeashOrder::End) {
                 poller.wait(&mut ready, Duration::from_secs(60)).unwrap();
             }
             flag.store(true, Ordering::Release);
@@ -169,9 +194,12 @@ mod tests {
 
     #[test]
     fn a_detached_thread_goes_on() {
-        let (thread, _leash, ended) = waiting();
-        thread.detach();
-        assert!(!ended.load(Ordering::Acquire));
+        let (thread, leash, ended) = waiting();
+        let loose = thread.detach();
+        assert!(!ended.load(Ordering::Acquire) && !loose.is_over());
+        loose.give_up();
+        assert_eq!(leash.read(), LeashOrder::GiveUp);
+        assert!(!ended.load(Ordering::Acquire), "it decides by itself");
     }
 
     /// Regression: a copy of the owner's socket in a forked child kept the thread from ending.

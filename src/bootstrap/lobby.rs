@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::bootstrap::leash::{Leash, LeashedThread};
+use crate::bootstrap::leash::{Leash, LeashOrder, LeashedThread};
 use crate::bootstrap::socket;
 use crate::bootstrap::store::record::Record;
 use crate::error::{Error, Kind, Result};
@@ -262,7 +262,7 @@ impl LobbyThread {
             }
             for event in ready.iter() {
                 match event.token {
-                    STOP if self.leash.must_end(&self.poller) => return,
+                    STOP if self.leash.read() == LeashOrder::End => return,
                     STOP => {}
                     LISTENER => self.admit(),
                     token => self.hear(token),

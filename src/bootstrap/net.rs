@@ -29,7 +29,7 @@ use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
 use crate::bootstrap::{
-    Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, Sources, cause, spent,
+    Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, Root, Sources, cause, spent,
 };
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -106,6 +106,10 @@ impl NetBootstrap {
         let joined = join::check_in(ids, rank, size, options, wait).map_err(|failed| {
             if failed.is_late || failed.error.kind() == Kind::Timeout {
                 ids.iter().for_each(spent::note);
+            }
+            // After a fault of its own this rank may try again by the same ids.
+            if matches!(failed.error.kind(), Kind::Timeout | Kind::Aborted | Kind::Remote) {
+                ids.iter().for_each(Root::give_up);
             }
             JoinError { error: named(failed.error), ..failed }
         })?;
@@ -529,7 +533,6 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::bootstrap::Root;
     use crate::sync::{AbortFlag, Progress};
 
     fn soon() -> Wait {

@@ -12,26 +12,40 @@ use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, RankBlock};
 use crate::bootstrap::id::UniqueId;
+use crate::bootstrap::leash::LooseLeash;
 use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::roster::{self, NextStep, Roster};
 use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
 use crate::bootstrap::{Options, interface};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{AbortFlag, Wait};
+use crate::sys::handed_down::HandedDown;
 use crate::sys::interfaces::Interface;
 use crate::sys::{clock, random};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
-/// A root that serves. Dropping it ends it. After [`Root::detach`] it serves until all ranks are served or its deadline
-/// passes.
+/// A root that serves. Dropping it ends it. After [`Root::detach`] it serves until all ranks are served, its deadline
+/// passes, or a rank of its process has failed to meet the others before any rank has come.
 #[derive(Debug)]
-pub struct Root(ServiceThread);
+pub struct Root {
+    thread: ServiceThread,
+    /// That of the id.
+    number: u64,
+}
+
+/// The detached roots of this process that had not ended at the last look, by the number of their id. A forked child
+/// has none of them.
+static DETACHED: HandedDown<Vec<(u64, LooseLeash)>> = HandedDown::new(Vec::new, |_| Vec::new());
 
 /// How long a root stays to send its answers; a failed root stays as long to answer late ranks.
 const LINGER: Duration = Duration::from_secs(3);
+
+/// What a rank is told that comes to a root which was given up.
+const GIVEN_UP: &str = "a rank of the process that serves this id had given up before any rank came: its init has \
+                        timed out or was aborted, or the root did not answer it";
 
 impl Root {
     /// Makes an id and serves it, on the interface that `options` choose.
@@ -84,17 +98,27 @@ impl Root {
             let (phase, guests) = (Phase::Gather, HashMap::new());
             Service { acceptor, is_fixed, roster, place, phase, guests, first_at: None, settled_at: None }.run();
         };
-        ServiceThread::start("rsccl root", listeners, rules, run).map(Root)
+        let thread = ServiceThread::start("rsccl root", listeners, rules, run)?;
+        Ok(Root { thread, number: id.number() })
     }
 
     /// Lets the root serve without its owner.
     pub fn detach(self) {
-        self.0.detach();
+        let mut detached = DETACHED.lock();
+        detached.retain(|(_, leash)| !leash.is_over());
+        detached.push((self.number, self.thread.detach()));
+    }
+
+    /// Tells the detached root of `id`, if this process has it, that a rank of this process has failed to meet the
+    /// others. Where no rank has come by now, the root fails: otherwise it would wait half an hour for the first one.
+    pub(super) fn give_up(id: &UniqueId) {
+        let number = id.number();
+        DETACHED.lock().iter().filter(|(served, _)| *served == number).for_each(|(_, leash)| leash.give_up());
     }
 
     /// Whether the root has ended.
     pub fn is_finished(&self) -> bool {
-        self.0.is_finished()
+        self.thread.is_finished()
     }
 }
 
@@ -156,6 +180,9 @@ impl Service {
                 }
             }
             let now = clock::now();
+            if matches!(self.phase, Phase::Gather) && self.roster.is_empty() && self.acceptor.is_given_up() {
+                self.fail(Error::new(Kind::Remote, GIVEN_UP), now);
+            }
             if matches!(self.phase, Phase::Gather | Phase::AwaitTable)
                 && !self.roster.is_empty()
                 && now >= self.roster.deadline()
@@ -355,7 +382,6 @@ mod tests {
     use super::*;
     use crate::bootstrap::auth::{self, Handshake, NO_RANK};
     use crate::bootstrap::checkin::WorldShape;
-    use crate::error::Kind;
     use crate::wire::frame::{self, FrameReader};
 
     fn soon() -> Wait {

@@ -27,7 +27,8 @@ use crate::types::{Rank, World};
 impl Communicator {
     /// Makes a unique id. One rank calls this and sends the bytes to the others over a channel that the user trusts,
     /// because anyone who has them can join. A thread of this process serves the ranks that join and ends when all have
-    /// come: it waits half an hour for the first, then as long as init may take. With `NCCL_COMM_ID` the id only names
+    /// come: it waits half an hour for the first, then as long as init may take, and ends seconds after the init of a
+    /// rank of this process has timed out or was aborted before any rank came. With `NCCL_COMM_ID` the id only names
     /// that address, and rank 0 serves it when it joins.
     ///
     /// # Errors
@@ -244,6 +245,7 @@ fn assemble(
     let mut session = Session::new(bootstrap, settings, abort.clone());
     session.watch_processes(mine, &peers);
     let mut engine = Engine::new(session, fabric, (layout, patience, cores));
+    engine.session.make_known();
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early(limit) {
         // Ranks that wait for this one learn the cause, and not only that it has gone.

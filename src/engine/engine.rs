@@ -583,6 +583,7 @@ impl Engine {
     ) -> Result<Wait> {
         let wait = self.wait();
         let (session, mover) = (&*self.session, &mut self.mover);
+        session.use_here();
         let bootstrap = &*session.bootstrap;
         let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));

@@ -3,18 +3,23 @@
 //! Each stuck rank waits for some others. This rank follows these edges from itself: a cycle is a deadlock of the
 //! program; if there is none, a rank that has not said that it waits holds up the others; if all edges end at the other
 //! ends of what is waited for, all that must be here are here, and the data do not arrive.
+//!
+//! A rank whose thread is stuck in another communicator waits for ranks of that one. Of these this rank knows itself
+//! alone: so it finds the cycles in which it waits in this communicator, and another rank in another one for it.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::exec::sequence;
-use crate::session::stall::Stall;
+use crate::session::stall::{ElsewhereStall, Stall};
 use crate::sync::AwaitedMessage;
 use crate::types::{Rank, World};
 
 /// What all ranks have told, as one rank knows it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Picture<'a> {
     world: World,
+    /// Whether a rank of another communicator is this rank, in the words of [`elsewhere`](crate::session::elsewhere).
+    is_me: &'a dyn Fn(u64, Rank) -> bool,
     /// Where this rank is stuck.
     mine: &'a Stall,
     told: &'a HashMap<Rank, Stall>,
@@ -31,8 +36,18 @@ pub(crate) struct Edge {
     pub(crate) to: Rank,
     /// In this call.
     pub(crate) call: String,
-    /// Whether the call is a send or a recv.
-    is_message: bool,
+    kind: EdgeKind,
+}
+
+/// The kind of call in which a rank waits for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EdgeKind {
+    /// A send or a recv.
+    Message,
+    /// One that all ranks make.
+    Collective,
+    /// One of another communicator.
+    Elsewhere,
 }
 
 /// Whether the other end of a message has begun it or waits in it.
@@ -59,15 +74,17 @@ pub(crate) enum Culprit {
     Cycle(Vec<Edge>),
     /// Ranks that have not said that they wait, and what others, for which this rank waits, wait for.
     Silent(Vec<Rank>, Vec<Edge>),
+    /// A rank whose thread is in a call of another communicator, and what others, for which this rank waits, wait for.
+    Elsewhere(Rank, String, Vec<Edge>),
 }
 
 impl<'a> Picture<'a> {
     pub(crate) fn new(
         world: World,
-        mine: &'a Stall,
+        (mine, is_me): (&'a Stall, &'a dyn Fn(u64, Rank) -> bool),
         (told, begun): (&'a HashMap<Rank, Stall>, &'a BegunCounts),
     ) -> Picture<'a> {
-        Picture { world, mine, told, begun }
+        Picture { world, is_me, mine, told, begun }
     }
 
     /// Who holds up this rank.
@@ -76,12 +93,16 @@ impl<'a> Picture<'a> {
             return Culprit::Cycle(cycle);
         }
         let (mut seen, mut silent, mut through) = (vec![false; self.world.size as usize], Vec::new(), Vec::new());
-        let (mut undelivered, mut untold) = (None, None);
+        let (mut undelivered, mut untold, mut elsewhere) = (None, None, None);
         seen[self.world.rank.index()] = true;
         let mut open = VecDeque::from([self.world.rank]);
         while let Some(rank) = open.pop_front() {
             if self.stall(rank).is_none() {
                 silent.push(rank);
+                continue;
+            }
+            if let Some(Stall::Elsewhere(_)) = self.stall(rank) {
+                elsewhere.get_or_insert_with(|| (rank, self.edge(rank, rank).call));
                 continue;
             }
             let ahead = self.ahead(rank);
@@ -99,6 +120,9 @@ impl<'a> Picture<'a> {
         if !silent.is_empty() {
             return Culprit::Silent(silent, through);
         }
+        if let Some((rank, call)) = elsewhere {
+            return Culprit::Elsewhere(rank, call, through);
+        }
         let undelivered = undelivered.map(Culprit::Undelivered);
         let behind = || {
             let Stall::Collective(_) = self.mine else { return None };
@@ -113,7 +137,7 @@ impl<'a> Picture<'a> {
         let Some(Stall::Messages { open, .. }) = self.stall(rank) else { return None };
         let mut single = open.iter().filter(|message| message.is_single());
         let met = single.find(|message| self.met(rank, message) == wanted)?;
-        Some(Edge { from: rank, to: met.peer, call: met.to_string(), is_message: true })
+        Some(Edge { from: rank, to: met.peer, call: met.to_string(), kind: EdgeKind::Message })
     }
 
     /// Ranks that wait for each other, found on the way from this rank.
@@ -164,7 +188,20 @@ impl<'a> Picture<'a> {
                 }
                 ahead
             }
+            Some(Stall::Elsewhere(stall)) => self.call_for_me(stall).map(|_| self.world.rank).into_iter().collect(),
         }
+    }
+
+    /// The call of another communicator in which a rank waits there for this one.
+    fn call_for_me<'s>(&self, stall: &'s ElsewhereStall) -> Option<&'s str> {
+        let mut awaited = stall.awaited.iter();
+        let (_, call) = awaited.find(|(rank, _)| (self.is_me)(stall.communicator, *rank))?;
+        Some(call)
+    }
+
+    /// The ranks without which this rank does not go on, as far as it knows, and the calls in which it waits for them.
+    pub(crate) fn awaited(&self) -> Vec<(Rank, String)> {
+        self.ahead(self.world.rank).into_iter().map(|rank| (rank, self.mine.call_for(rank))).collect()
     }
 
     /// Whether the rank of the other end has begun the same message or waits in it, as far as is known.
@@ -182,15 +219,26 @@ impl<'a> Picture<'a> {
                 is_told
             }
             Some(Stall::Collective(stall)) => !message.is_single() && message.number == sequence(stall.label),
-            Some(Stall::Meeting { .. }) | None => false,
+            Some(Stall::Meeting { .. } | Stall::Elsewhere(_)) | None => false,
         };
         if is_here { Met::Surely } else { Met::No }
     }
 
     fn edge(&self, from: Rank, to: Rank) -> Edge {
         let stall = self.stall(from);
-        let is_message = matches!(stall, Some(Stall::Messages { .. }));
-        Edge { from, to, call: stall.map_or_else(String::new, |stall| stall.call_for(to)), is_message }
+        let kind = match stall {
+            Some(Stall::Messages { .. }) => EdgeKind::Message,
+            Some(Stall::Elsewhere(_)) => EdgeKind::Elsewhere,
+            Some(Stall::Collective(_) | Stall::Meeting { .. }) | None => EdgeKind::Collective,
+        };
+        let call = match stall {
+            Some(Stall::Elsewhere(elsewhere)) if to == self.world.rank => {
+                self.call_for_me(elsewhere).map(|call| elsewhere.words(call))
+            }
+            _ => None,
+        };
+        let call = call.or_else(|| stall.map(|stall| stall.call_for(to))).unwrap_or_default();
+        Edge { from, to, call, kind }
     }
 }
 
@@ -200,6 +248,7 @@ impl Culprit {
         match self {
             Culprit::Cycle(edges) => edges.first().map(|edge| edge.to),
             Culprit::Silent(ranks, _) => ranks.first().copied(),
+            Culprit::Elsewhere(rank, ..) => Some(*rank),
             Culprit::Behind(edges) => edges.last().map(|edge| edge.to),
             Culprit::Undelivered(_) | Culprit::Untold(_) | Culprit::Nobody => None,
         }
@@ -217,7 +266,9 @@ impl Culprit {
             Culprit::Nobody => {
                 let here = match mine {
                     Stall::Messages { .. } => "the other ends wait in it too",
-                    Stall::Collective(_) | Stall::Meeting { .. } => "all other ranks wait in it too",
+                    Stall::Collective(_) | Stall::Meeting { .. } | Stall::Elsewhere(_) => {
+                        "all other ranks wait in it too"
+                    }
                 };
                 format!("{here}{why}")
             }
@@ -232,12 +283,18 @@ impl Culprit {
                 format!("{}, and that one is in an earlier call, in which all others have been{why}", chain(edges))
             }
             Culprit::Cycle(edges) => {
-                let messages = edges.iter().all(|edge| edge.is_message);
-                let way_out = if messages { "; use send_recv or a group, which send and receive at once" } else { "" };
+                let way_out = if edges.iter().all(|edge| edge.kind == EdgeKind::Message) {
+                    "; use send_recv or a group, which send and receive at once"
+                } else if edges.iter().any(|edge| edge.kind == EdgeKind::Elsewhere) {
+                    ", unless another thread makes the missing call; all ranks must make their calls on several \
+                     communicators in one order"
+                } else {
+                    ""
+                };
                 format!("{}: none of them can go on{way_out}", chain(edges))
             }
             Culprit::Silent(ranks, through) => {
-                let through = if through.is_empty() { String::new() } else { format!("{}; ", chain(through)) };
+                let through = on_the_way(through);
                 let named = ranks.iter().take(NAMED_RANKS).map(|rank| format!("rank {rank}"));
                 let named = named.collect::<Vec<_>>().join(", ");
                 let more = if ranks.len() > NAMED_RANKS { ", ..." } else { "" };
@@ -250,8 +307,16 @@ impl Culprit {
                      {waits} in another communicator"
                 )
             }
+            Culprit::Elsewhere(rank, call, through) => {
+                format!("{}rank {rank} waits in {call}", on_the_way(through))
+            }
         }
     }
+}
+
+/// The edges over which this rank waits for another one, before what that one does.
+fn on_the_way(edges: &[Edge]) -> String {
+    if edges.is_empty() { String::new() } else { format!("{}; ", chain(edges)) }
 }
 
 /// "rank 0 waits for rank 1 in recv #3, rank 1 for rank 0 in barrier #4".
@@ -296,6 +361,15 @@ mod tests {
         Stall::Collective(CollectiveStall { label: operation.label(), exchanges: 0 })
     }
 
+    /// The number of another communicator, and the rank that rank 0 has there.
+    const ME: (u64, u32) = (7, 5);
+
+    /// A rank whose thread waits in that communicator for its ranks `awaited`, in calls of these numbers.
+    fn elsewhere(name: &str, awaited: &[(u32, u64)]) -> Stall {
+        let awaited = awaited.iter().map(|(rank, number)| (Rank::new(*rank), format!("recv #{number}"))).collect();
+        Stall::Elsewhere(ElsewhereStall { communicator: ME.0, name: name.to_owned(), awaited })
+    }
+
     /// What rank 0 finds where the ranks have told `stalls`.
     fn found(stalls: &[Option<Stall>]) -> (Culprit, String) {
         found_with(stalls, &[])
@@ -312,7 +386,8 @@ mod tests {
         for ((rank, peer, sends), count) in begun {
             counts.entry(*rank).or_default().insert((*peer, *sends), *count);
         }
-        let culprit = Picture::new(world, mine, (&told, &counts)).culprit();
+        let is_me = |communicator: u64, rank: Rank| (communicator, rank.get()) == ME;
+        let culprit = Picture::new(world, (mine, &is_me), (&told, &counts)).culprit();
         let words = culprit.words(mine, false);
         (culprit, words)
     }
@@ -328,6 +403,32 @@ mod tests {
         assert!(matches!(culprit, Culprit::Cycle(edges) if edges.len() == 2));
         let (_, words) = found(&[Some(recv(1, 0)), Some(recv(2, 0)), Some(recv(0, 0))]);
         assert!(words.ends_with("use send_recv or a group, which send and receive at once"), "{words}");
+    }
+
+    #[test]
+    fn a_cycle_over_two_communicators_is_told_as_one() {
+        let (culprit, words) = found(&[Some(barrier(3)), Some(elsewhere("", &[(4, 8), (5, 9)]))]);
+        let told = "rank 0 waits for rank 1 in barrier #3, rank 1 for rank 0 in recv #9 of another communicator: none \
+                    of them can go on, unless another thread makes the missing call; ";
+        assert!(words.starts_with(told), "{words}");
+        assert_eq!(culprit.rank(), Some(Rank::new(1)));
+        // Over a third rank, in messages alone, by a communicator that has a name.
+        let (_, words) = found(&[Some(recv(1, 3)), Some(recv(2, 0)), Some(elsewhere("inner", &[(5, 1)]))]);
+        let told = "rank 0 waits for rank 1 in recv #3, rank 1 for rank 2 in recv #0, rank 2 for rank 0 in recv #1 of \
+                    communicator inner: none of them can go on, unless";
+        assert!(words.starts_with(told) && !words.contains("send_recv"), "{words}");
+    }
+
+    #[test]
+    fn a_rank_that_waits_elsewhere_for_others_is_named_with_its_call() {
+        let (culprit, words) = found(&[Some(recv(1, 3)), Some(elsewhere("", &[(4, 8)]))]);
+        assert_eq!(words, "rank 1 waits in recv #8 of another communicator");
+        assert_eq!(culprit.rank(), Some(Rank::new(1)));
+        let (_, words) = found(&[Some(recv(1, 3)), Some(recv(2, 0)), Some(elsewhere("", &[]))]);
+        assert_eq!(words, "rank 1 waits for rank 2 in recv #0; rank 2 waits in a call of another communicator");
+        // One that has told nothing may hold them all up.
+        let (culprit, _) = found(&[Some(barrier(3)), Some(elsewhere("", &[(4, 8)])), None]);
+        assert_eq!(culprit.rank(), Some(Rank::new(2)));
     }
 
     /// Regression: a rank that had done its part and was in the next call was told to wait for this one, as a cycle.

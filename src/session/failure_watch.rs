@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::session::stall::{CollectiveStall, Stall};
+use crate::session::stall::{CollectiveStall, GAVE_UP, Stall};
 use crate::sync::{AwaitedMessage, TimeLimit, Waiting, Watch};
 use crate::sys::clock;
 use crate::types::Rank;
@@ -119,7 +119,7 @@ impl<'a> FailureWatch<'a> {
                 let first = open.first()?.peer;
                 open.iter().all(|message| message.peer == first).then_some(first)
             }
-            Stall::Collective(_) | Stall::Meeting { .. } => {
+            Stall::Collective(_) | Stall::Meeting { .. } | Stall::Elsewhere(_) => {
                 let mut others = self.session.world.ranks().filter(|rank| *rank != self.session.world.rank);
                 others.next().filter(|_| others.next().is_none())
             }
@@ -170,6 +170,7 @@ impl<'a> FailureWatch<'a> {
         self.session.tell_begun();
         self.session.look_at_processes();
         if let Some(stall) = self.stall(waiting) {
+            self.session.tell_elsewhere(&stall);
             self.session.tell_stall(stall);
             if self.at_end == AtEnd::Nothing {
                 self.at_end = AtEnd::GoesOn;
@@ -181,8 +182,9 @@ impl<'a> FailureWatch<'a> {
 impl Watch for FailureWatch<'_> {
     fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()> {
         self.look_at(waiting_for).inspect_err(|_| {
-            // The failure is told next, and says more.
+            // The failure is told next, and says more; in other communicators nobody hears of it.
             self.at_end = AtEnd::Never;
+            self.session.comes_back(GAVE_UP);
         })
     }
 }

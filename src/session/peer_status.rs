@@ -9,7 +9,7 @@ use crate::bootstrap::Event;
 use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
 use crate::error::{Error, Result};
 use crate::exec::{History, Operation, same_call, sequence};
-use crate::session::culprit::{BegunCounts, Culprit, Picture};
+use crate::session::culprit::{BegunCounts, Picture};
 use crate::session::stall::{BegunMessages, Stall, StallNote};
 use crate::sync::ring::Label;
 use crate::sync::{AwaitedMessage, NoteReader};
@@ -26,6 +26,8 @@ pub(crate) struct PeerStatus {
     ended: Vec<Rank>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
+    /// When ranks have said that their wait in another communicator has failed.
+    gave_up: HashMap<Rank, Instant>,
     /// How many messages ranks have begun for which others wait.
     begun: BegunCounts,
     /// The first failure that a peer told of, or a difference that its note showed. The bootstrap delivers each note
@@ -62,6 +64,7 @@ impl PeerStatus {
             left: Vec::new(),
             ended: Vec::new(),
             stalled: HashMap::new(),
+            gave_up: HashMap::new(),
             begun: BegunCounts::default(),
             failure: None,
             control_failure: None,
@@ -118,10 +121,20 @@ impl PeerStatus {
         self.ended.iter().copied().filter(|rank| before.contains(rank) && !is_known(rank)).collect()
     }
 
-    /// Who holds up this rank, which is stuck in `mine` and has begun so many messages.
-    pub(crate) fn culprit(&mut self, mine: &Stall, begun: &[BegunMessages]) -> Culprit {
+    /// What all ranks have told, for this rank, which is stuck in `mine` and has begun so many messages. `is_me`:
+    /// whether it is a rank of another communicator.
+    pub(crate) fn picture<'a>(
+        &'a mut self,
+        (mine, begun): (&'a Stall, &[BegunMessages]),
+        is_me: &'a dyn Fn(u64, Rank) -> bool,
+    ) -> Picture<'a> {
         self.note_begun(self.world.rank, begun);
-        Picture::new(self.world, mine, (&self.stalled, &self.begun)).culprit()
+        let now = clock::now();
+        let is_over = |heard: Instant| now.saturating_duration_since(heard) >= JUST_NOW;
+        for (rank, _) in self.gave_up.extract_if(|_, heard| is_over(*heard)) {
+            self.stalled.remove(&rank);
+        }
+        Picture::new(self.world, (mine, is_me), (&self.stalled, &self.begun))
     }
 
     /// Takes what `rank` has begun, all of which stands in one note, for what it told before. A note that names a rank
@@ -203,12 +216,20 @@ impl PeerStatus {
         match StallNote::decode(bytes) {
             Some(StallNote::Stuck(stall)) => {
                 let label = if let Stall::Collective(stall) = &stall { Some(stall.label) } else { None };
+                self.gave_up.remove(&from);
                 self.stalled.insert(from, stall);
                 let labels = StallNote::earlier_labels(bytes).chain(label);
                 labels.into_iter().try_for_each(|label| compare(history, from, label))
             }
             Some(StallNote::GoesOn) => {
+                self.gave_up.remove(&from);
                 self.stalled.remove(&from);
+                Ok(())
+            }
+            Some(StallNote::GaveUp) => {
+                if let Some(Stall::Elsewhere(_)) = self.stalled.get(&from) {
+                    self.gave_up.insert(from, clock::now());
+                }
                 Ok(())
             }
             Some(StallNote::Begun(all)) => {
@@ -228,7 +249,7 @@ impl PeerStatus {
         Ok(NoteReader::new(move |from, bytes| match (bytes.first(), StallNote::decode(bytes)) {
             (Some(&NOTE_FAILURE), _) => Err(decode_failure(from, &bytes[1..])),
             (_, Some(StallNote::Stuck(stall))) => call.compare(from, &stall),
-            (_, Some(StallNote::GoesOn | StallNote::Begun(_)) | None) => Ok(()),
+            (_, Some(StallNote::GoesOn | StallNote::GaveUp | StallNote::Begun(_)) | None) => Ok(()),
         }))
     }
 }
@@ -290,13 +311,17 @@ fn finalized(rank: Rank) -> Error {
 
 /// How long after a rank's goodbye its messages may still come: goodbyes travel over connections of their own.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long a wait in another communicator counts after it has failed: of ranks that wait for each other, the deadline
+/// of one passes first, and the others tell of the same cycle.
+const JUST_NOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bootstrap::cause::failure_note;
     use crate::error::Kind;
-    use crate::session::stall::{CollectiveStall, GOES_ON, comparison_note};
+    use crate::session::culprit::Culprit;
+    use crate::session::stall::{CollectiveStall, ElsewhereStall, GAVE_UP, GOES_ON, comparison_note};
     use crate::sync::{AbortFlag, Wait};
     use crate::types::{Collective, DataType};
 
@@ -441,11 +466,37 @@ mod tests {
         let history = History::default();
         peers.read_note(Rank::new(1), &stall_note(operation(4, 6).label()), &history).unwrap();
         let mine = Stall::Collective(CollectiveStall { label: operation(4, 6).label(), exchanges: 3 });
-        assert_eq!(peers.culprit(&mine, &[]), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
+        let culprit = |peers: &mut PeerStatus| peers.picture((&mine, &[]), &|_, _| false).culprit();
+        assert_eq!(culprit(&mut peers), Culprit::Silent(vec![Rank::new(2)], Vec::new()));
         peers.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
-        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Behind(_)));
+        assert!(matches!(culprit(&mut peers), Culprit::Behind(_)));
         peers.read_note(Rank::new(2), GOES_ON, &history).unwrap();
-        assert!(matches!(peers.culprit(&mine, &[]), Culprit::Silent(..)));
+        assert!(matches!(culprit(&mut peers), Culprit::Silent(..)));
+    }
+
+    /// Of two ranks that wait for each other in two communicators the deadline of one passes first.
+    #[test]
+    fn a_wait_elsewhere_counts_for_a_moment_after_it_has_failed() {
+        let mut peers = PeerStatus::new(World { rank: Rank::new(0), size: 2 });
+        let hear =
+            |peers: &mut PeerStatus, note: &[u8]| peers.read_note(Rank::new(1), note, &History::default()).unwrap();
+        let awaited = vec![(Rank::new(0), "recv #1".to_owned())];
+        let elsewhere = Stall::Elsewhere(ElsewhereStall { communicator: 9, name: String::new(), awaited }).encode();
+        let mine = Stall::Collective(CollectiveStall { label: operation(4, 6).label(), exchanges: 3 });
+        let is_cycle =
+            |peers: &mut PeerStatus| matches!(peers.picture((&mine, &[]), &|_, _| true).culprit(), Culprit::Cycle(_));
+        hear(&mut peers, GAVE_UP);
+        assert!(!is_cycle(&mut peers), "it had told nothing");
+        hear(&mut peers, &elsewhere);
+        assert!(is_cycle(&mut peers));
+        hear(&mut peers, GAVE_UP);
+        assert!(is_cycle(&mut peers));
+        peers.gave_up.values_mut().for_each(|heard| *heard = heard.checked_sub(JUST_NOW).unwrap());
+        assert!(!is_cycle(&mut peers), "it may do something else by now");
+        hear(&mut peers, &elsewhere);
+        assert!(is_cycle(&mut peers), "it stands there again");
+        hear(&mut peers, GOES_ON);
+        assert!(!is_cycle(&mut peers));
     }
 
     /// Rank 1 waits for a message that this rank has begun, and for one that it has not.

@@ -11,6 +11,10 @@
 //! 6 goes on     nothing: the rank waits no longer in what it has told
 //! 7 begun       of each: u8 1 for sends, u32 the peer, u64: how many messages the rank has begun, where the peer waits
 //!               for one of them
+//! 8 elsewhere   u64: the number of another communicator, in which the thread of the rank waits; u8 and that many
+//!               bytes: its name; then of each rank of that one for which it waits: u32 the rank, u8 and that many
+//!               bytes: the call
+//! 9 gave up     nothing: the wait of which the rank has told by 8 has failed
 //! ```
 
 use std::fmt;
@@ -38,6 +42,74 @@ pub(crate) enum Stall {
         /// Such calls that the rank had begun before.
         exchanges: u64,
     },
+    /// In a call of another communicator.
+    Elsewhere(ElsewhereStall),
+}
+
+/// The call of another communicator in which the thread of a rank is stuck.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ElsewhereStall {
+    /// The number of that communicator.
+    pub(crate) communicator: u64,
+    /// What the user has called it, which may be nothing.
+    pub(crate) name: String,
+    /// Ranks of that communicator for which it waits, and in which call: all of them, or the first.
+    pub(crate) awaited: Vec<(Rank, String)>,
+}
+
+impl ElsewhereStall {
+    fn encode(&self) -> Vec<u8> {
+        let mut note = vec![NOTE_ELSEWHERE];
+        note.extend(self.communicator.to_le_bytes());
+        push_text(&mut note, &self.name);
+        for (rank, call) in self.awaited.iter().take(TOLD_AWAITED) {
+            note.extend(rank.get().to_le_bytes());
+            push_text(&mut note, call);
+        }
+        note
+    }
+
+    /// What stands behind the note's kind.
+    fn decode(bytes: &[u8]) -> Option<ElsewhereStall> {
+        let (communicator, bytes) = bytes.split_first_chunk()?;
+        let (name, mut bytes) = text(bytes)?;
+        let mut awaited = Vec::new();
+        while awaited.len() < TOLD_AWAITED && !bytes.is_empty() {
+            let (rank, rest) = bytes.split_first_chunk()?;
+            let (call, rest) = text(rest)?;
+            awaited.push((Rank::new(u32::from_le_bytes(*rank)), call));
+            bytes = rest;
+        }
+        Some(ElsewhereStall { communicator: u64::from_le_bytes(*communicator), name, awaited })
+    }
+
+    /// `call` of that communicator, in words: "barrier #4 of another communicator".
+    pub(crate) fn words(&self, call: &str) -> String {
+        match &self.name[..] {
+            "" => format!("{call} of another communicator"),
+            name => format!("{call} of communicator {name}"),
+        }
+    }
+}
+
+/// Its length in a byte, then its bytes, of which the first are told.
+fn push_text(note: &mut Vec<u8>, text: &str) {
+    let bytes = &text.as_bytes()[..text.len().min(MAX_CALL_BYTES)];
+    note.push(u8::try_from(bytes.len()).unwrap_or(0));
+    note.extend(bytes);
+}
+
+/// The text at the beginning of `bytes`, and what stands behind it.
+fn text(bytes: &[u8]) -> Option<(String, &[u8])> {
+    let (length, bytes) = bytes.split_first()?;
+    let (text, rest) = bytes.split_at_checked(usize::from(*length))?;
+    Some((shown(text), rest))
+}
+
+/// What another rank has told as a text, so that it can stand in an error.
+fn shown(text: &[u8]) -> String {
+    let text = &text[..text.len().min(MAX_CALL_BYTES)];
+    String::from_utf8_lossy(text).escape_default().to_string()
 }
 
 /// The collective in which a rank is stuck.
@@ -71,6 +143,8 @@ pub(crate) enum StallNote {
     Stuck(Stall),
     GoesOn,
     Begun(Vec<BegunMessages>),
+    /// Its wait in another communicator, of which it has told, has failed.
+    GaveUp,
 }
 
 /// How many messages a rank has begun with a peer, one way.
@@ -112,11 +186,11 @@ impl StallNote {
             NOTE_MESSAGES => decode_messages(bytes).map(StallNote::Stuck),
             NOTE_MEETING => {
                 let (exchanges, call) = bytes.split_first_chunk()?;
-                let call = &call[..call.len().min(MAX_CALL_BYTES)];
-                let call = String::from_utf8_lossy(call).escape_default().to_string();
-                Some(StallNote::Stuck(Stall::Meeting { call, exchanges: u64::from_le_bytes(*exchanges) }))
+                Some(StallNote::Stuck(Stall::Meeting { call: shown(call), exchanges: u64::from_le_bytes(*exchanges) }))
             }
+            NOTE_ELSEWHERE => ElsewhereStall::decode(bytes).map(|stall| StallNote::Stuck(Stall::Elsewhere(stall))),
             NOTE_GOES_ON => Some(StallNote::GoesOn),
+            NOTE_GAVE_UP => Some(StallNote::GaveUp),
             NOTE_BEGUN => {
                 let (all, _) = bytes.as_chunks();
                 Some(StallNote::Begun(all.iter().take(TOLD_BEGUN).filter_map(BegunMessages::decode).collect()))
@@ -154,6 +228,7 @@ impl Stall {
                 note.extend(call.as_bytes().iter().take(MAX_CALL_BYTES));
                 note
             }
+            Stall::Elsewhere(stall) => stall.encode(),
         }
     }
 
@@ -164,7 +239,7 @@ impl Stall {
             Stall::Messages { open, .. } => {
                 open.iter().any(|message| !message.is_single() && message.number >= collective)
             }
-            Stall::Meeting { .. } => false,
+            Stall::Meeting { .. } | Stall::Elsewhere(_) => false,
         }
     }
 
@@ -176,6 +251,8 @@ impl Stall {
                 open.iter().find(|message| message.peer == peer).map_or_else(String::new, AwaitedMessage::to_string)
             }
             Stall::Meeting { call, .. } => call.clone(),
+            // Its ranks are those of that communicator.
+            Stall::Elsewhere(stall) => stall.words(stall.awaited.first().map_or("a call", |(_, call)| call)),
         }
     }
 }
@@ -190,6 +267,7 @@ impl fmt::Display for Stall {
                 _ => f.write_str("messages"),
             },
             Stall::Meeting { call, .. } => f.write_str(call),
+            Stall::Elsewhere(_) => f.write_str(&self.call_for(Rank::new(0))),
         }
     }
 }
@@ -214,6 +292,9 @@ fn decode_messages(bytes: &[u8]) -> Option<Stall> {
 /// The note of a rank that goes on after it has told where it was stuck.
 pub(crate) const GOES_ON: &[u8] = &[NOTE_GOES_ON];
 
+/// The note of a rank whose wait in another communicator has failed after it has told of it.
+pub(crate) const GAVE_UP: &[u8] = &[NOTE_GAVE_UP];
+
 /// The note that asks the others to compare their latest collectives with this rank's.
 pub(crate) fn comparison_note(operation: Label, exchanges: u64, history: &History) -> Vec<u8> {
     let mut note = CollectiveStall { label: operation, exchanges }.encode();
@@ -231,6 +312,8 @@ const NOTE_MESSAGES: u8 = 4;
 const NOTE_MEETING: u8 = 5;
 const NOTE_GOES_ON: u8 = 6;
 const NOTE_BEGUN: u8 = 7;
+const NOTE_ELSEWHERE: u8 = 8;
+const NOTE_GAVE_UP: u8 = 9;
 /// Labels in a note that asks for a comparison.
 const COMPARED: usize = 64;
 /// Bytes of a message in a note.
@@ -239,12 +322,15 @@ const MESSAGE_BYTES: usize = 14;
 const TOLD_MESSAGES: usize = 256;
 /// Counts of messages in a note.
 const TOLD_BEGUN: usize = 256;
-/// The most bytes of a call's name.
+/// Ranks in a note about another communicator, for which its rank waits there.
+const TOLD_AWAITED: usize = 48;
+/// The most bytes of the name of a call or a communicator.
 const MAX_CALL_BYTES: usize = 64;
 
 const _: () = assert!(1 + CollectiveStall::BYTES + COMPARED * size_of::<Label>() <= MAX_NOTE_BYTES);
 const _: () = assert!(2 + TOLD_MESSAGES * MESSAGE_BYTES <= MAX_NOTE_BYTES);
 const _: () = assert!(TOLD_BEGUN * BegunMessages::BYTES < MAX_NOTE_BYTES);
+const _: () = assert!(10 + MAX_CALL_BYTES + TOLD_AWAITED * (5 + MAX_CALL_BYTES) <= MAX_NOTE_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -252,6 +338,11 @@ mod tests {
 
     fn message(peer: u32, number: u64) -> AwaitedMessage {
         AwaitedMessage { peer: Rank::new(peer), call: Collective::Recv, number, sends: false }
+    }
+
+    fn elsewhere(name: &str, awaited: u32) -> Stall {
+        let awaited = (0..awaited).map(|rank| (Rank::new(rank), format!("recv #{rank}"))).collect();
+        Stall::Elsewhere(ElsewhereStall { communicator: 1 << 60, name: name.to_owned(), awaited })
     }
 
     #[test]
@@ -262,11 +353,14 @@ mod tests {
             Stall::Messages { open: open.clone(), is_all: true },
             Stall::Messages { open, is_all: false },
             Stall::Meeting { call: "split".to_owned(), exchanges: 9 },
+            elsewhere("", 2),
+            elsewhere("inner", 0),
         ];
         for stall in stalls {
             assert_eq!(StallNote::decode(&stall.encode()), Some(StallNote::Stuck(stall)));
         }
         assert_eq!(StallNote::decode(GOES_ON), Some(StallNote::GoesOn));
+        assert_eq!(StallNote::decode(GAVE_UP), Some(StallNote::GaveUp));
         let begun = |peer, sends| BegunMessages { peer: Rank::new(peer), sends, count: 1 << 40 };
         let all = vec![begun(1, true), begun(1 << 20, false)];
         assert_eq!(StallNote::decode(&BegunMessages::encode(&all)), Some(StallNote::Begun(all)));
@@ -279,6 +373,12 @@ mod tests {
         assert!(note.len() <= MAX_NOTE_BYTES);
         let told = Stall::Messages { open: open[..TOLD_MESSAGES].to_vec(), is_all: false };
         assert_eq!(StallNote::decode(&note), Some(StallNote::Stuck(told)));
+        let long = "x".repeat(1000);
+        let awaited = (0..1000).map(|rank| (Rank::new(rank), long.clone())).collect();
+        let note = ElsewhereStall { communicator: 1, name: long.clone(), awaited }.encode();
+        assert!(note.len() <= MAX_NOTE_BYTES);
+        let Some(StallNote::Stuck(Stall::Elsewhere(told))) = StallNote::decode(&note) else { panic!("{note:?}") };
+        assert_eq!((told.awaited.len(), told.name.len()), (TOLD_AWAITED, MAX_CALL_BYTES));
     }
 
     #[test]
@@ -290,8 +390,11 @@ mod tests {
         let Some(StallNote::Stuck(Stall::Meeting { call, .. })) = StallNote::decode(&long) else { panic!("a meeting") };
         assert_eq!(call.len(), MAX_CALL_BYTES);
         let unknown_call = [&[NOTE_MESSAGES, 1, 255, 0][..], &[0; 12]].concat();
-        let odd: [&[u8]; 8] = [&[], &[9, 1, 2], &[2, 1], &[4], &[4, 1], &[4, 1, 0, 0], &[5, 1], &unknown_call];
-        for note in odd {
+        let odd: [&[u8]; 8] = [&[], &[99, 1, 2], &[2, 1], &[4], &[4, 1], &[4, 1, 0, 0], &[5, 1], &unknown_call];
+        let whole = elsewhere("inner", 2).encode();
+        let cut = (1..whole.len()).map(|end| &whole[..end]);
+        // Cut between two ranks it is a note of fewer.
+        for note in odd.into_iter().chain(cut.filter(|cut| ![9 + 6, 9 + 6 + 12].contains(&cut.len()))) {
             assert_eq!(StallNote::decode(note), None, "{note:?}");
         }
     }

@@ -74,7 +74,11 @@ fn round(comm: &Communicator, kind: &str, folder: &Path, stream: Option<&DeviceS
         "failed" => {
             let config = Config::default().with_init_timeout(Duration::from_millis(20));
             let id = Communicator::unique_id(&config)?;
-            must_fail(Communicator::init(&id, 0, 2, &config).map(drop), Kind::Timeout)
+            must_fail(Communicator::init(&id, 0, 2, &config).map(drop), Kind::Timeout)?;
+            // And before rank 0 has come.
+            let id = Communicator::unique_id(&config)?;
+            Communicator::init(&id, 0, 2, &config.with_blocking(false))?.abort("on purpose");
+            Ok(())
         }
         "split" => {
             let child = comm.split((comm.rank() != 1).then_some(0), 0)?;

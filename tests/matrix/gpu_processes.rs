@@ -84,6 +84,24 @@ fn graphs_of_processes_by_copy_engines() {
     }
 }
 
+/// Averages are finite where the average is: of processes that share a GPU, by one launch and by one each; and of two
+/// hosts, over sockets, and over the links of a rack.
+#[test]
+fn floats_of_processes_that_share_a_gpu() {
+    for cohort in ["joint", "split"] {
+        must_pass_with("1", "gpu_processes::pair::averages_on_one", &[("RSCCL_COHORT", cohort)]);
+    }
+}
+
+#[test]
+fn floats_between_two_hosts() {
+    let debug = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "P2P,NET")];
+    for (machine, way) in [("2x4", "NET/Socket/0"), ("2x4-mnnvl", "P2P/MNNVL")] {
+        let told = must_pass_with(machine, "gpu_processes::pair::averages_on_two", &debug);
+        assert!(told.contains(&format!("GPU memory : 0 -> 1 via {way}")), "{machine}:\n{told}");
+    }
+}
+
 mod pair {
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
@@ -94,6 +112,8 @@ mod pair {
     use rsccl::internals::sys::clock::now;
     use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
+    use crate::averages::{Agreed, averages_in};
+    use crate::floats::Memory;
     use crate::gpu::streams::{begin, end};
     use crate::gpu_messages::pair::exchange;
     use crate::{TIMEOUT, machine};
@@ -199,6 +219,36 @@ mod pair {
         stream.download(sum.slice(..), &mut found[0])?;
         stream.download(passed.slice(..), &mut found[1])?;
         assert_eq!(found, [[3 << 4; COUNT]; 2]);
+        comm.finalize()
+    }
+
+    #[test]
+    fn averages_on_one_are_finite() {
+        run("averages_of_one", |id, rank| average(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `averages_on_one_are_finite` starts: alone it is no test"]
+    fn averages_of_one() {
+        run_other(|id, rank| average(id, rank).expect("rank 1 ends well"));
+    }
+
+    #[test]
+    fn averages_on_two_hosts_are_finite() {
+        run("averages_of_two_hosts", |id, rank| average(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `averages_on_two_hosts_are_finite` starts: alone it is no test"]
+    fn averages_of_two_hosts() {
+        run_other(|id, rank| average(id, rank).expect("rank 1 ends well"));
+    }
+
+    /// Averages on the first GPU of this rank's host.
+    fn average(id: &UniqueId, rank: u32) -> Result<()> {
+        let comm = Communicator::init(id, rank, 2, &config())?;
+        let memory = Memory::Device(DeviceStream::new(0)?);
+        averages_in((&comm, &memory), &[5, 301], ("processes", &Agreed::default()))?;
         comm.finalize()
     }
 

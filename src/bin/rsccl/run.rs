@@ -68,6 +68,16 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
+/// What to write in place of a program that the search path lacks and the current folder has: some launchers look there.
+fn hint(program: &Path, error: &std::io::Error) -> String {
+    let is_name = program.components().count() == 1;
+    if error.kind() == ErrorKind::NotFound && is_name && program.is_file() {
+        format!("; this folder has it: write ./{}", program.display())
+    } else {
+        String::new()
+    }
+}
+
 /// Starts the ranks and stays until all have ended. The exit code is that of the first rank that failed, or 128 + N for
 /// signal N.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
@@ -84,8 +94,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         match Group::start_on(&mut command(arguments, &meeting, rank), on(rank)) {
             Ok(group) => groups.push(group),
             Err(error) => {
-                let name = arguments.program[0].to_string_lossy();
-                print::complain(&format!("rsccl run: cannot start {name} as rank {rank}: {error}"));
+                let program = Path::new(&arguments.program[0]);
+                let (name, hint) = (program.display(), hint(program, &error));
+                print::complain(&format!("rsccl run: cannot start {name} as rank {rank}: {error}{hint}"));
                 // Dropping the groups ends the ranks that have started.
                 return Ok(ExitCode::from(match error.kind() {
                     ErrorKind::NotFound => EXIT_NOT_FOUND,

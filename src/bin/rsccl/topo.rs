@@ -28,6 +28,9 @@ pub(crate) struct Arguments {
     /// folder with another machine's `sys` and `proc`
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// The same as `--file FILE`
+    #[arg(value_name = "FILE", conflicts_with = "file")]
+    machine: Option<PathBuf>,
     /// What the file leaves out: GPUs, links, NICs (topology files of clouds describe PCI devices only)
     #[arg(long, value_name = "FILE")]
     overlay: Option<PathBuf>,
@@ -110,7 +113,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.
 fn describe(arguments: &Arguments, config: &Config) -> Result<(Machine, Vec<String>)> {
-    let (machine, notes) = described(arguments.file.as_ref(), arguments.overlay.as_ref(), config)?;
+    let (machine, notes) =
+        described(arguments.file.as_ref().or(arguments.machine.as_ref()), arguments.overlay.as_ref(), config)?;
     Ok((if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine }, notes))
 }
 
