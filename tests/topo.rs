@@ -11,6 +11,7 @@ use rsccl::internals::topo::xml;
 
 mod topo {
     mod simulations;
+    mod why;
 }
 
 fn topo(arguments: &[&str]) -> Output {
@@ -77,42 +78,6 @@ fn a_folder_that_is_no_machine_is_told() {
     std::fs::write(folder.path().join("sys"), "").expect("written");
     assert!(told("--file").contains("has no folder sys (not a directory): name a file"), "{}", told("--file"));
     assert!(told("--overlay").contains("(--overlay): Is a directory (os error 21)"), "{}", told("--overlay"));
-}
-
-#[test]
-fn why_names_transport_links_and_the_gpu_between() {
-    let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
-    let expected = "\
-GPU 0 to GPU 7: NVB, 40 GB/s
-  GPU 0 -> GPU 4: NvLink 40 GB/s
-  GPU 4 -> GPU 7: NvLink 40 GB/s
-transport: yes, P2P: one reaches the other's memory
-peer access: yes, with the buffer on GPU 4, which both reach by their links
-NET in place of P2P: no, 40 GB/s between the GPUs, 12 GB/s and 12 GB/s to their NICs
-NVLS: no, reductions in NVLink switches: not built
-";
-    assert_eq!(shown, expected);
-    let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
-    assert!(shown.contains("GPUDirect RDMA: no, PHB is beyond NCCL_NET_GDR_LEVEL=PXB"), "{shown}");
-    assert!(shown.contains("PXN: yes, GPU 1 is near that NIC") && shown.contains("SHARP: no"), "{shown}");
-    let apart = text(&["--file", &machine("h100x8"), "--hosts", "2", "--why", "gpu:0", "1/gpu:0"]);
-    assert!(apart.contains("transport: yes, NET: they are on different hosts"), "{apart}");
-}
-
-#[test]
-fn why_obeys_the_levels_of_the_environment() {
-    let said = |variable: &str, value: &str, ends: [&str; 2]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
-        let output =
-            command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env(variable, value).output();
-        let output = output.expect("the command line runs");
-        String::from_utf8([output.stdout, output.stderr].concat()).expect("text")
-    };
-    let peers = ["gpu:0", "gpu:1"];
-    assert!(said("NCCL_P2P_LEVEL", "LOC", peers).contains("peer access: no, NVL is beyond NCCL_P2P_LEVEL=LOC"));
-    assert!(said("NCCL_P2P_DISABLE", "1", peers).contains("transport: yes, SHM"));
-    assert!(said("NCCL_P2P_LEVEL", "near", peers).contains("NCCL_P2P_LEVEL=\"near\" is not a distance; allowed: LOC"));
-    assert!(said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("GPUDirect RDMA: yes"));
 }
 
 #[test]
@@ -368,7 +333,7 @@ fn hosts_of_one_clique_are_one_domain() {
     // 18 links of 40.1 GB/s leave each GPU.
     assert!(shown.contains("rings: 18 x 40.1 GB/s = 721.8 GB/s") && !shown.contains("between hosts"), "{shown}");
     let why = text(&["--file", &path, "--why", "gpu:0", "1/gpu:0"]);
-    assert!(why.contains("transport: yes, P2P: the hosts share NVLink switches"), "{why}");
+    assert!(why.contains(" and 4, a process on each GPU: P2P/MNNVL\n"), "{why}");
     let shown: serde_json::Value =
         serde_json::from_slice(&sim(&["all_reduce", "--topo", &path, "--json"]).stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(8), Some(1)), "{shown}");
@@ -439,7 +404,7 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
     if let [first, .., last] = &gpus[..] {
         let ends = [first, last].map(|gpu| gpu.to_lowercase().replace(' ', ":"));
         let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
-        assert!(why.contains("transport: yes, ") && why.contains("NVLS: no"), "{name}: {why}");
+        assert!(why.contains(", a process on each GPU: ") && why.contains("NVLS: not built"), "{name}: {why}");
         let mut arguments = vec!["all_reduce", "--topo", &name, "--json", "--bytes", "1M", "--hosts"];
         arguments.push(if nics.is_empty() { "1" } else { "2" });
         arguments.extend(overlay.iter().flat_map(|over| ["--overlay", over]));
@@ -451,9 +416,9 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
     for nic in nics {
         let ends = [gpus[0].to_lowercase().replace(' ', ":"), nic.replacen("NIC ", "nic:", 1)];
         let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
-        assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: no"), "{name}: {why}");
+        assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: not built"), "{name}: {why}");
         // Where RDMA reaches the GPU, the word on flushing follows.
-        assert_eq!(why.contains("GPUDirect RDMA: yes"), why.contains("flush: "), "{name}: {why}");
+        assert_eq!(why.contains("GPUDirect RDMA: not built, though"), why.contains("flush: "), "{name}: {why}");
     }
 }
 

@@ -19,6 +19,7 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
+use crate::topo::reach::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
 use searching::Searching;
@@ -44,14 +45,12 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     /// How memory of devices is allocated that other processes map.
     pub(crate) device_sharing: Sharing,
-    /// `NCCL_P2P_DIRECT_DISABLE`.
-    pub(crate) no_direct_pointers: bool,
+    /// By which ways ranks may reach each other's memory.
+    pub(crate) ways: WaySettings,
     /// `NCCL_P2P_USE_CUDA_MEMCPY`.
     pub(crate) copy_engines: bool,
-    /// `NCCL_P2P_READ_ENABLE`; `None`: as the devices want it.
-    pub(crate) slots_at_senders: Option<bool>,
-    /// `NCCL_MNNVL_ENABLE`.
-    pub(crate) hosts_by_nvlink: HostsByNvlink,
+    /// `NCCL_MNNVL_ENABLE=1`: it is an error where GPUs of several hosts do not reach each other's memory by NVLinks.
+    pub(crate) needs_mnnvl: bool,
     /// `NCCL_P2P_LL_THRESHOLD`: bytes of the longest message between GPUs that goes as lines.
     pub(crate) most_line_message_bytes: u64,
     /// Sizes of rings and scratch.
@@ -86,27 +85,6 @@ pub(crate) struct Settings {
     pub(crate) beside_mpi: bool,
 }
 
-/// Whether GPUs of several hosts reach each other's memory by NVLinks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HostsByNvlink {
-    Never,
-    /// It is an error where they do not.
-    Must,
-    /// Where it works.
-    Try,
-}
-
-impl HostsByNvlink {
-    /// By the value of the variable, which the registry holds to 2.
-    fn of_number(number: u32) -> HostsByNvlink {
-        match number {
-            0 => HostsByNvlink::Never,
-            1 => HostsByNvlink::Must,
-            _ => HostsByNvlink::Try,
-        }
-    }
-}
-
 impl Settings {
     /// Reads `config`, which has been resolved.
     ///
@@ -137,10 +115,9 @@ impl Settings {
                 no_peer_reads: config.cma_disable,
                 slow_peer_reads: config.cma_force,
             },
-            no_direct_pointers: config.p2p_direct_disable,
+            ways: ways(config)?,
             copy_engines: config.p2p_use_cuda_memcpy,
-            slots_at_senders: config.p2p_read_enable,
-            hosts_by_nvlink: HostsByNvlink::of_number(config.mnnvl_enable),
+            needs_mnnvl: config.mnnvl_enable == 1,
             most_line_message_bytes: config.p2p_ll_threshold_bytes,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
@@ -183,7 +160,7 @@ impl Settings {
             self.asked_protocols,
             self.team_ranks,
             self.searching.cross,
-            self.searching.peer_level
+            self.ways.level
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
@@ -206,6 +183,23 @@ pub fn check(config: &Config) -> Result<()> {
     settings.searching.machine()?;
     settings.searching.graphs()?;
     Ok(())
+}
+
+/// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] that names the variable.
+pub fn ways(config: &Config) -> Result<WaySettings> {
+    let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
+    Ok(WaySettings {
+        no_p2p: config.p2p_disable,
+        no_shm: config.shm_disable,
+        no_pointers: config.p2p_direct_disable,
+        by_handle: !config.cumem_enable,
+        no_mnnvl: config.mnnvl_enable == 0,
+        reads: config.p2p_read_enable,
+        level: config.p2p_level.as_ref().map(level).transpose()?,
+    })
 }
 
 /// A ring of `slots` slots that have `bytes` together.

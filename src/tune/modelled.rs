@@ -237,14 +237,14 @@ mod tests {
     use super::*;
     use crate::topo::channels::SystemChannels;
     use crate::topo::machines;
-    use crate::topo::reach::Levels;
+    use crate::topo::reach::ladder::WaySettings;
     use crate::topo::search::between::CrossNic;
     use crate::types::Filter;
 
     const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
 
     fn modelled(machine: &str, hosts: u32) -> Modelled {
-        Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
+        Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, WaySettings::default()).unwrap())
     }
 
     fn ask(collective: Collective, elements: u64, algorithms: &str) -> Ask {
@@ -405,8 +405,8 @@ mod tests {
         }
         let (machine, _) = crate::topo::xml::parse("bare", &text).unwrap();
         let system = crate::topo::system::System::new(&machine).unwrap();
-        assert!(Terrain::of_gpus(&system, 1, Levels::default()).is_ok());
-        let error = Terrain::of_gpus(&system, 2, Levels::default()).unwrap_err().to_string();
+        assert!(Terrain::of_gpus(&system, 1, WaySettings::default()).is_ok());
+        let error = Terrain::of_gpus(&system, 2, WaySettings::default()).unwrap_err().to_string();
         assert!(error.contains("has no NIC that works"), "{error}");
     }
 }

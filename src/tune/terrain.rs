@@ -8,7 +8,8 @@ use super::cost::Link;
 use super::modelled::{SLOT_BYTES, TREE_PARTS};
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::share_of_links;
-use crate::topo::reach::{self, Levels};
+use crate::topo::reach::described::{Described, no_driver};
+use crate::topo::reach::ladder::WaySettings;
 use crate::topo::search::domain::{Domain, Ways};
 use crate::topo::system::{NodeId, NodeKind, System};
 use crate::types::{Rank, TransportKind};
@@ -148,7 +149,7 @@ impl Terrain {
     /// # Errors
     /// `InvalidArgument` where there is no GPU, where no way joins two GPUs, or where a GPU needs the network and has
     /// no way to it.
-    pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
+    pub fn of_gpus(system: &System, times: u32, settings: WaySettings) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
             return Err(Error::invalid_argument("the machine has no GPU for a rank to stand on: --overlay adds GPUs"));
@@ -163,7 +164,7 @@ impl Terrain {
             of_domain.push(known.unwrap_or(firsts.len()));
             if known.is_none() {
                 firsts.push(domain);
-                classes.push(DomainLinks::of(system, domain, (alone, levels))?);
+                classes.push(DomainLinks::of(system, domain, (alone, settings))?);
             }
         }
         let all = classes.iter().flat_map(|class| &class.near).map(|way| way.latency_us);
@@ -341,7 +342,7 @@ pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {
 
 impl DomainLinks {
     /// The links of a domain of GPUs. A domain that is `alone` needs no port.
-    fn of(system: &System, domain: &Domain, (alone, levels): (bool, Levels)) -> Result<DomainLinks> {
+    fn of(system: &System, domain: &Domain, (alone, settings): (bool, WaySettings)) -> Result<DomainLinks> {
         let ways = Ways::new(&domain.part);
         let (seats, ports) = (ways.gpus.len(), ways.ports.len());
         let widths = (0..ports).map(|port| bytes_per_us(ways.port_width(port)));
@@ -349,13 +350,16 @@ impl DomainLinks {
         let rails = ways.rails.clone();
         let mut found = DomainLinks { seats, rails, maps: true, network_bytes_per_us, ..DomainLinks::default() };
         let mut numbers: HashMap<(NodeId, NodeId), usize> = HashMap::new();
+        let hosts: Vec<u32> = ways.gpus.iter().map(|gpu| domain.part.node(*gpu).host).collect();
+        let described = Described::of(&domain.part, (settings, &no_driver), &hosts);
+        let rank = |seat: usize| Rank::new(u32::try_from(seat).unwrap_or(u32::MAX));
         for (from, to) in (0..seats * seats).map(|pair| (pair / seats, pair % seats)) {
             let path = ways.peer(from, to);
             if path.nodes.is_empty() {
                 let names = [from, to].map(|seat| system.name(domain.nodes[ways.gpus[seat].index()]));
                 return Err(Error::invalid_argument(format!("no way leads from {} to {}", names[0], names[1])));
             }
-            found.maps &= from == to || reach::peers(&domain.part, path, levels).is_yes();
+            found.maps &= described.reach_each_other(rank(from), rank(to));
             let latency_us = if from == to { 0.0 } else { latency_us(&domain.part, &path.nodes) };
             let way = found.way(&domain.part, &path.nodes, (&mut numbers, latency_us));
             found.near.push(way);

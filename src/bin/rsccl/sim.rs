@@ -131,7 +131,7 @@ fn on_gpus(arguments: &Arguments, (machine, system): (&Machine, &System), config
             )));
         }
     }
-    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::levels(config)?)?;
+    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::way_settings(config)?.0)?;
     on_channels(Modelled::new(terrain), machine, arguments.hosts, config.cross_nic)
 }
 

@@ -5,15 +5,19 @@ mod picture;
 mod show;
 mod switches;
 
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rsccl::config::Note;
 use rsccl::internals::reach::this_host;
-use rsccl::internals::sys::{open, text_file};
+use rsccl::internals::session::settings;
+use rsccl::internals::sys::{nvml, open, text_file};
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::paths::PathKind;
-use rsccl::internals::topo::reach::{self, Levels};
+use rsccl::internals::topo::reach;
+use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, xml};
@@ -38,7 +42,8 @@ pub(crate) struct Arguments {
     /// The way between each two GPUs and from each GPU to each NIC: kind and GB/s
     #[arg(long)]
     paths: bool,
-    /// The way between two devices, link by link, and whether they can reach each other's memory; `gpu:0`, `nic:mlx5_0`
+    /// The way between two devices, link by link. Of two GPUs the way that ranks on them take to each other's memory,
+    /// and why no better one, under the settings of the environment; `gpu:0`, `1/gpu:0` on host 1, `nic:mlx5_0`
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     why: Option<Vec<String>>,
     /// Write a picture: devices, links with GB/s, channels in colours
@@ -91,7 +96,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         write(path, &picture::svg(&system, &found))?;
     }
     let text = match (&arguments.why, arguments.json, arguments.paths) {
-        (Some(ends), ..) => show::why(&system, find(&system, &ends[0])?, find(&system, &ends[1])?, levels(&config)?),
+        (Some(ends), ..) => {
+            let ends = (find(&system, &ends[0])?, find(&system, &ends[1])?);
+            let is_here = arguments.file.is_none() && config.topo_file.is_none();
+            let told = ToldByNvml::default();
+            let driver = |one, other| if is_here { told.of(&system, one, other) } else { None };
+            show::why(&system, ends, way_settings(&config)?, &driver)
+        }
         (None, true, _) => {
             let mut shown = show::json(&system, &found, &notes);
             shown["switches"] = switches.json();
@@ -197,11 +208,33 @@ fn refuse_archive(path: &Path, named_by: &str) -> Result<()> {
     }
 }
 
-pub(crate) fn levels(config: &Config) -> Result<Levels> {
-    let level = |variable, text: &Option<String>| text.as_deref().map(|text| reach::level(variable, text)).transpose();
-    let peer = level("NCCL_P2P_LEVEL", &config.p2p_level)?;
-    let peer = if config.p2p_disable { Some(PathKind::Loc) } else { peer };
-    Ok(Levels { peer, direct: level("NCCL_NET_GDR_LEVEL", &config.net_gdr_level)? })
+/// What NVML says of GPUs of this machine, as communicators ask it of GPUs that they do not see. NVML begins anew with
+/// each question: none is asked twice.
+#[derive(Debug, Default)]
+struct ToldByNvml {
+    gpus: OnceCell<Vec<nvml::Gpu>>,
+    reached: RefCell<HashMap<[[u8; 16]; 2], Option<bool>>>,
+}
+
+impl ToldByNvml {
+    fn of(&self, system: &System, one: NodeId, other: NodeId) -> Option<std::result::Result<(), String>> {
+        let gpus = self.gpus.get_or_init(|| nvml::gpus().unwrap_or_default());
+        let uuid = |id: NodeId| {
+            let bus_id = system.node(id).bus_id.as_ref()?;
+            gpus.iter().find(|gpu| gpu.bus_id == *bus_id)?.uuid
+        };
+        let pair = [uuid(one)?, uuid(other)?];
+        let mut reached = self.reached.borrow_mut();
+        let reaches = (*reached.entry(pair).or_insert_with(|| nvml::reaches(pair[0], pair[1])))?;
+        let refused = || format!("no peer access between {} and {}, says NVML", system.name(one), system.name(other));
+        Some(if reaches { Ok(()) } else { Err(refused()) })
+    }
+}
+
+/// By which ways ranks may reach each other, and how far GPUs and NICs may be apart.
+pub(crate) fn way_settings(config: &Config) -> Result<(WaySettings, Option<PathKind>)> {
+    let level = |text: &String| reach::level("NCCL_NET_GDR_LEVEL", text);
+    Ok((settings::ways(config)?, config.net_gdr_level.as_ref().map(level).transpose()?))
 }
 
 /// A file's name and text: `what` it is, and the option or variable that names it.

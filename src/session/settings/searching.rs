@@ -9,8 +9,6 @@ use crate::sys::text_file;
 use crate::topo::description::Machine;
 use crate::topo::graphs::{self, Graph};
 use crate::topo::machine_file;
-use crate::topo::paths::PathKind;
-use crate::topo::reach;
 use crate::topo::search::between::CrossNic;
 
 /// By what the channels between GPUs are searched for.
@@ -24,8 +22,6 @@ pub(crate) struct Searching {
     pub(crate) graph_dump_file: Option<PathBuf>,
     /// Whether channels may leave a host by another NIC than they enter by.
     pub(crate) cross: CrossNic,
-    /// How far apart GPUs may be that reach each other's memory, where the user says so.
-    pub(crate) peer_level: Option<PathKind>,
 }
 
 impl Searching {
@@ -34,14 +30,12 @@ impl Searching {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Searching> {
-        let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
         Ok(Searching {
             topo_file: config.topo_file.clone(),
             graph_file: config.graph_file.clone(),
             topo_dump_file: config.topo_dump_file.clone(),
             graph_dump_file: config.graph_dump_file.clone(),
             cross: CrossNic::of_number(config.cross_nic),
-            peer_level: config.p2p_level.as_ref().map(level).transpose()?,
         })
     }
 
