@@ -63,6 +63,9 @@ pub struct Query {
     pub reproducible: bool,
     /// The least and the most channels that the user allows.
     pub channels: (u32, u32),
+    /// Whether the costs were measured, or come from these machines' links. Usual ones do not displace direct plans of
+    /// ranks that map each other's memory.
+    pub measured: bool,
 }
 
 /// How to plan a collective.
@@ -104,6 +107,11 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     let possible = algorithms(query.collective);
     if possible.is_empty() {
         return Err(Error::invalid_argument(format!("{} is not done by plans", query.collective)));
+    }
+    let is_mapped = query.hosts <= 1 && query.teams <= 1 && query.windows != Windows::None;
+    if is_mapped && !query.measured && filters.algorithms.allows(query.collective, Algorithm::Direct) {
+        let channels = channels(query.channels);
+        return Ok(Choice { algorithm: Algorithm::Direct, protocol: Protocol::Simple, channels });
     }
     let mut left = filters.algorithms.choose(query.collective, possible)?;
     if query.reproducible && query.collective.reduces() {
@@ -190,6 +198,7 @@ mod tests {
             protocols: &[Protocol::Simple],
             reproducible: false,
             channels: (1, 64),
+            measured: true,
         }
     }
 
@@ -208,6 +217,21 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Flags that take for ever: a file that says so is believed, usual costs never take ranks off direct plans.
+    #[test]
+    fn measured_costs_displace_direct_plans_inside_a_host_and_usual_ones_do_not() {
+        let slow = Costs { flag_us: 1e6, ..Costs::default() };
+        let chosen = |query: Query, filter: &str| {
+            let filters = Filters { algorithms: Filter::parse(filter).unwrap(), ..Filters::default() };
+            choose(&query, &filters, &slow).unwrap().algorithm
+        };
+        let near = query(Collective::AllReduce, 1 << 20, 4, 1);
+        assert_eq!(chosen(Query { measured: false, ..near }, ""), Algorithm::Direct);
+        assert_ne!(chosen(near, ""), Algorithm::Direct);
+        assert_eq!(chosen(Query { measured: false, ..near }, "Ring"), Algorithm::Ring, "filters bind");
+        assert_eq!(chosen(Query { reproducible: true, ..near }, ""), Algorithm::Direct);
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl Modelled {
             protocols: &[Protocol::Simple],
             reproducible: false,
             channels: ask.channels,
+            measured: true,
         };
         let chosen = choose(&query, &ask.filters, &self.costs)?;
         let over_slots = self.windows(chosen.algorithm) == Windows::None;
