@@ -2,7 +2,7 @@
 //!
 //! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs
 //! the plans themselves on a model of the machines, step by step: on hosts of which only costs are known, or on the
-//! links of a topology.
+//! links of a topology. [`RingSizes`] are those of communicators and of the model.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -12,12 +12,14 @@ mod calibration;
 mod cores;
 mod cost;
 mod modelled;
+mod rings;
 mod simulation;
 mod terrain;
 
 pub use calibration::Calibration;
 pub use cost::Costs;
-pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled, SLOT_BYTES};
+pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled};
+pub use rings::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
 pub use terrain::Terrain;
 

@@ -189,6 +189,39 @@ fn graph_files_go_out_and_in() {
     assert!(said.contains("are said to carry 20 GB/s each; the links of this machine give them"), "{said}");
 }
 
+/// As communicators do: what a graph file says of one host counts for nothing where there are several.
+#[test]
+fn a_graph_file_counts_on_one_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("graph.xml").display().to_string();
+    text(&["--file", &machine("dgx1p"), "--dump-graph", &path]);
+    // Another machine's channels would be seen.
+    let two = ["--file", &machine("dgx1v"), "--hosts", "2"];
+    let output = topo(&[&two[..], &["--graph", &path]].concat());
+    let told = String::from_utf8(output.stderr).expect("text");
+    let unused = format!("--graph={path:?} is not used: it has the channels of one host, and these GPUs are on 2");
+    assert!(told.contains(&unused), "{told}");
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), text(&two));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.arg("topo").args(two).env("NCCL_GRAPH_FILE", &path).output().expect("it runs");
+    assert!(String::from_utf8(output.stderr).expect("text").contains("NCCL_GRAPH_FILE="));
+    let one = topo(&["--file", &machine("dgx1v"), "--graph", &path]);
+    assert!(!String::from_utf8(one.stderr).expect("text").contains("is not used"));
+    assert_ne!(String::from_utf8(one.stdout).expect("text"), text(&["--file", &machine("dgx1v")]));
+}
+
+/// What no rank does is said beside what links would carry.
+#[test]
+fn channels_between_hosts_are_said_to_be_those_of_links() {
+    let note = "between hosts: channels are those that the links would carry; several NICs, rails, PXN and GPUDirect RDMA \
+                are not built; ranks send by TCP over one interface";
+    let shown = json(&["--file", &machine("h100x8"), "--hosts", "2"]);
+    assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);
+    let output = topo(&["--file", &machine("h100x8"), "--hosts", "2"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains(note));
+    assert!(!String::from_utf8_lossy(&topo(&["--file", &machine("h100x8")]).stderr).contains("not built"));
+}
+
 #[test]
 fn nics_are_crossed_where_that_is_better() {
     let tree = |cross: &str| text(&["--file", &machine("h100x8"), "--hosts", "2", "--cross-nic", cross]);

@@ -164,7 +164,7 @@ mod tests {
     use crate::reach::staging::tell;
     use crate::topo::bandwidth::GpuGeneration;
     use crate::topo::paths::Paths;
-    use crate::topo::reach::described::{Described, assumed_unreached, no_driver};
+    use crate::topo::reach::described::{Described, assumed_unreached, no_driver, ranked};
     use crate::topo::system::{NodeKind, System};
     use crate::topo::{machine_file, machines};
 
@@ -210,7 +210,7 @@ mod tests {
     /// The ways of all pairs as the ranks of a communicator find them: each sees its own devices, tells what it
     /// reaches, and settles what it has decided. A rank is on each GPU.
     fn ways_of_ranks(system: &System, settings: &WaySettings) -> Vec<Vec<PeerDecision>> {
-        let gpus = system.gpus();
+        let gpus = ranked(system);
         let kinds: Vec<Vec<PathKind>> = gpus
             .iter()
             .map(|gpu| Paths::from(system, *gpu))
@@ -271,7 +271,7 @@ mod tests {
         let (mut ways, systems) = (std::collections::BTreeSet::new(), systems());
         assert!(systems.len() >= 18, "{}", systems.len());
         for (name, system) in systems {
-            let hosts: Vec<u32> = system.gpus().iter().map(|gpu| system.node(*gpu).host).collect();
+            let hosts: Vec<u32> = ranked(&system).iter().map(|gpu| system.node(*gpu).host).collect();
             for settings in wishes() {
                 let by_ranks = ways_of_ranks(&system, &settings);
                 let described = Described::of(&system, (settings, &no_driver), &hosts);

@@ -21,6 +21,7 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::reach::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
 use searching::Searching;
 use standing::Standing;
@@ -92,7 +93,8 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let shape = |slots: u32, usual: u64| shape(slots, config.buffer_bytes.unwrap_or(usual));
+        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes };
+        let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
@@ -121,9 +123,9 @@ impl Settings {
             most_line_message_bytes: config.p2p_ll_threshold_bytes,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
-                shape: shape(SLOTS, BUFFER_BYTES),
-                messages_in_memory: shape(MESSAGE_SLOTS, BUFFER_BYTES),
-                messages_over_sockets: shape(SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
+                shape: shape(RingSizes::of_collectives(config.buffer_bytes)),
+                messages_in_memory: of_messages(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
                 sockets,
             },
@@ -202,12 +204,6 @@ pub fn ways(config: &Config) -> Result<WaySettings> {
     })
 }
 
-/// A ring of `slots` slots that have `bytes` together.
-fn shape(slots: u32, bytes: u64) -> Shape {
-    let slot_bytes = u32::try_from(bytes / u64::from(slots)).unwrap_or(u32::MAX) / 64 * 64;
-    Shape { slots, slot_bytes: slot_bytes.max(64) }
-}
-
 /// Whether `RSCCL_COHORT` asks for `split`.
 fn split_cohorts(config: &Config) -> Result<bool> {
     let Some(cohort) = config.cohort.as_deref() else { return Ok(false) };
@@ -265,14 +261,10 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     })
 }
 
-/// Slots of a ring.
-const SLOTS: u32 = 8;
 /// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
-const _: () = assert!(SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
-/// Bytes of a ring's slots together: they stay in the second-level cache.
-const BUFFER_BYTES: u64 = 1 << 20;
+const _: () = assert!(COLLECTIVE_SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
 /// larger pieces").
 const SOCKET_MESSAGE_BUFFER_BYTES: u64 = 4 << 20;

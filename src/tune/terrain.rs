@@ -5,7 +5,6 @@
 
 use super::Costs;
 use super::cost::Link;
-use super::modelled::{SLOT_BYTES, TREE_PARTS};
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::share_of_links;
 use crate::topo::reach::described::{Described, no_driver};
@@ -271,8 +270,6 @@ impl Terrain {
             reduce_bytes_per_us: memory / reduction_factor,
             cache_bytes,
             peer_factor: if egress.is_finite() { peer_factor } else { 1.0 },
-            #[expect(clippy::cast_precision_loss, reason = "a megabyte")]
-            slot_bytes: if lanes_side_by_side { (SLOT_BYTES / u64::from(TREE_PARTS)) as f64 } else { 0.0 },
             side_by_side: if lanes_side_by_side { f64::from(GPU_CHANNELS) } else { usual.side_by_side },
             overlap: if lanes_side_by_side { SIDE_BY_SIDE } else { usual.overlap },
             channels: if lanes_side_by_side { GPU_CHANNELS } else { usual.channels },
@@ -352,14 +349,15 @@ impl DomainLinks {
         let mut numbers: HashMap<(NodeId, NodeId), usize> = HashMap::new();
         let hosts: Vec<u32> = ways.gpus.iter().map(|gpu| domain.part.node(*gpu).host).collect();
         let described = Described::of(&domain.part, (settings, &no_driver), &hosts);
-        let rank = |seat: usize| Rank::new(u32::try_from(seat).unwrap_or(u32::MAX));
+        let rank = |seat: usize| described.rank(ways.gpus[seat]);
         for (from, to) in (0..seats * seats).map(|pair| (pair / seats, pair % seats)) {
             let path = ways.peer(from, to);
             if path.nodes.is_empty() {
                 let names = [from, to].map(|seat| system.name(domain.nodes[ways.gpus[seat].index()]));
                 return Err(Error::invalid_argument(format!("no way leads from {} to {}", names[0], names[1])));
             }
-            found.maps &= described.reach_each_other(rank(from), rank(to));
+            let reached = rank(from).zip(rank(to)).is_some_and(|(one, other)| described.reach_each_other(one, other));
+            found.maps &= reached;
             let latency_us = if from == to { 0.0 } else { latency_us(&domain.part, &path.nodes) };
             let way = found.way(&domain.part, &path.nodes, (&mut numbers, latency_us));
             found.near.push(way);

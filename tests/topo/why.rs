@@ -23,7 +23,12 @@ NVLS: not built, reductions in NVLink switches
 ";
     assert_eq!(shown, expected);
     let reading = text(&["--file", &machine("ndv4"), "--why", "gpu:0", "gpu:1"]);
-    assert!(reading.contains(": P2P/CUMEM/read\n") && reading.contains("the receiver reads"), "{reading}");
+    // Its devices stand in another order than their numbers: ranks follow these.
+    assert!(
+        reading.contains("ranks 0 and 1, a process on each GPU: P2P/CUMEM/read\n")
+            && reading.contains("the receiver reads"),
+        "{reading}"
+    );
     let apart = text(&["--file", &machine("h100x8"), "--hosts", "2", "--why", "gpu:0", "1/gpu:0"]);
     assert!(apart.contains("ranks 0 and 8, a process on each GPU: NET/Socket/0, staged in pinned memory"), "{apart}");
     assert!(apart.contains("  not MNNVL: rank 0: no NVLinks lead to other hosts\n"), "{apart}");

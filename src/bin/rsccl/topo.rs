@@ -15,8 +15,10 @@ use rsccl::internals::reach::this_host;
 use rsccl::internals::session::settings;
 use rsccl::internals::sys::{nvml, open, text_file};
 use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::graphs::Graph;
 use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::reach;
+use rsccl::internals::topo::reach::described::NETWORK_AS_BUILT;
 use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
@@ -55,7 +57,8 @@ pub(crate) struct Arguments {
     /// Write the machine as a topology file
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
-    /// Channels inside a host from a graph file of NCCL's, in place of a search
+    /// Channels from a graph file of NCCL's, in place of a search. As for communicators (NCCL_GRAPH_FILE) the file
+    /// counts where there is one host
     #[arg(long, value_name = "FILE")]
     graph: Option<PathBuf>,
     /// Write the channels of the first host as a graph file of NCCL's
@@ -81,11 +84,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     let cross = CrossNic::of_number(arguments.cross_nic.unwrap_or(config.cross_nic));
     let mut found = Found::search(&system, cross);
-    if let Some(path) = arguments.graph.as_ref().or(config.graph_file.as_ref()) {
-        let named_by = if arguments.graph.is_some() { "--graph" } else { "NCCL_GRAPH_FILE" };
-        let (name, text) = read(path, "the graph file", named_by)?;
-        notes.extend(found.replace(&system, &graphs::parse(&name, &text)?)?);
+    if let Some(graphs) = graphs_of_file((arguments.graph.as_ref(), &config), &machine, &mut notes)? {
+        notes.extend(found.replace(&system, &graphs)?);
     }
+    notes.extend(found.between().is_some().then(|| format!("between hosts: {UNBUILT}; {NETWORK_AS_BUILT}")));
     notes.extend(found.gaps(&system));
     let switches = switches::Above::read(&config)?;
     notes.extend(switches.notes().cloned());
@@ -117,6 +119,27 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// The channels of the graph file that the option or the environment names, where communicators use it: on one host.
+pub(crate) fn graphs_of_file(
+    (option, config): (Option<&PathBuf>, &Config),
+    machine: &Machine,
+    notes: &mut Vec<String>,
+) -> Result<Option<Vec<Graph>>> {
+    let named_by = if option.is_some() { "--graph" } else { "NCCL_GRAPH_FILE" };
+    let Some(path) = option.or(config.graph_file.as_ref()) else { return Ok(None) };
+    let unused = graphs::unused((named_by, &path.display().to_string()), machine.hosts().len());
+    if unused.is_some() {
+        notes.extend(unused);
+        return Ok(None);
+    }
+    let (name, text) = read(path, "the graph file", named_by)?;
+    graphs::parse(&name, &text).map(Some)
+}
+
+/// What channels between hosts promise and nobody has built.
+pub(crate) const UNBUILT: &str = "channels are those that the links would carry; several NICs, rails, PXN and \
+                                  GPUDirect RDMA are not built";
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.

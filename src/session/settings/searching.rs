@@ -52,12 +52,7 @@ impl Searching {
 
     /// The remark that the graph file, if one is named, is not used: it is one of a host.
     pub(crate) fn unused_graphs(&self, hosts: usize) -> Option<String> {
-        let path = self.graph_file.as_ref().filter(|_| hosts > 1)?;
-        Some(format!(
-            "NCCL_GRAPH_FILE={:?} is not used: it has the channels of one host, and these GPUs are on {hosts}, between \
-             which channels are searched for",
-            path.display().to_string()
-        ))
+        graphs::unused(("NCCL_GRAPH_FILE", &self.graph_file.as_ref()?.display().to_string()), hosts)
     }
 
     /// The channels of the graph file; `None` where none is named.

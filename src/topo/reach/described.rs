@@ -1,5 +1,5 @@
-//! The ladder's facts as far as a description of machines shows them: for a rank on each GPU, in the order of GPUs,
-//! each a process of its own.
+//! The ladder's facts as far as a description of machines shows them: for a rank on each GPU, in the order of hosts and
+//! of their devices, each a process of its own.
 //!
 //! What only a driver knows is asked of the caller ([`DriverSays`]). Where that does not know it, as of a file, GPUs of
 //! a host reach each other unless their only links lead through another GPU.
@@ -14,7 +14,7 @@ use crate::topo::reach::ladder::{
 };
 use crate::topo::reach::{Verdict, direct, flush};
 use crate::topo::search::domain::Ways;
-use crate::topo::system::{NodeId, NodeKind, System};
+use crate::topo::system::{Node, NodeId, NodeKind, System};
 use crate::types::{Rank, TransportKind};
 
 /// What the driver says of two GPUs of a host: why the first does not reach the second's memory; `None` where it does
@@ -50,7 +50,7 @@ pub fn no_driver(_: NodeId, _: NodeId) -> Option<Result<(), String>> {
 impl<'a> Described<'a> {
     /// For questions about GPUs of these hosts.
     pub fn of(system: &'a System, (settings, driver): (WaySettings, DriverSays<'a>), hosts: &[u32]) -> Described<'a> {
-        let gpus = system.gpus();
+        let gpus = ranked(system);
         let asked = ranks(&gpus).filter(|(_, gpu)| hosts.contains(&system.node(*gpu).host));
         let kinds_from = |gpu: NodeId| {
             let ways = Paths::from(system, gpu);
@@ -160,6 +160,16 @@ impl<'a> Described<'a> {
 pub fn assumed_unreached(kind: PathKind) -> Option<String> {
     (kind == PathKind::Nvb)
         .then(|| "no NVLinks of their own join these GPUs, and drivers allow others no access".to_owned())
+}
+
+/// The GPUs in the order of ranks: by host, and by their numbers there.
+pub fn ranked(system: &System) -> Vec<NodeId> {
+    let mut gpus = system.gpus();
+    gpus.sort_by_key(|gpu| match system.node(*gpu) {
+        Node { host, kind: NodeKind::Gpu { device, .. }, .. } => (*host, *device),
+        Node { host, .. } => (*host, u32::MAX),
+    });
+    gpus
 }
 
 fn ranks(gpus: &[NodeId]) -> impl Iterator<Item = (Rank, NodeId)> {
@@ -298,7 +308,7 @@ mod tests {
     use crate::topo::xml;
 
     fn said(system: &System, (from, to): (usize, usize), settings: WaySettings) -> Vec<String> {
-        let gpus = system.gpus();
+        let gpus = ranked(system);
         known(system, (gpus[from], gpus[to]), (settings, None), &no_driver).lines
     }
 
@@ -321,7 +331,7 @@ mod tests {
     #[test]
     fn a_cube_mesh_has_gpus_between_those_without_a_link() {
         let (mesh, usual) = (system("dgx1v"), WaySettings::default());
-        let gpus = mesh.gpus();
+        let gpus = ranked(&mesh);
         let third = |from: usize, to: usize| known(&mesh, (gpus[from], gpus[to]), (usual, None), &no_driver).third;
         assert_eq!([third(0, 7), third(7, 0), third(0, 2)], [Some(gpus[3]), Some(gpus[4]), None]);
         assert_eq!(first("dgx1v", (0, 7), usual), "P2P/indirect/3");
@@ -342,7 +352,7 @@ mod tests {
         let disabled = said(&ndv4, (0, 1), WaySettings { no_p2p: true, ..usual });
         assert!(disabled[0].ends_with(": SHM/pinned") && disabled[1] == "  not P2P: NCCL_P2P_DISABLE is set");
         let denies = |_: NodeId, _: NodeId| Some(Err("no peer access, says NVML".to_owned()));
-        let gpus = ndv4.gpus();
+        let gpus = ranked(&ndv4);
         let denied = known(&ndv4, (gpus[0], gpus[1]), (usual, None), &denies).lines;
         assert!(
             denied[0].ends_with(": SHM/pinned") && denied[1] == "  not P2P: no peer access, says NVML",
