@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use rsccl::internals::sys::clock;
 use rsccl::internals::topo::channels::{self, SystemChannels};
 use rsccl::internals::topo::description::Machine;
-use rsccl::internals::topo::reach::Levels;
+use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::{self, CrossNic};
 use rsccl::internals::topo::search::domain::Domain;
 use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
-use rsccl::internals::tune::{Ask, Fidelity, Filters, Folding, Modelled, SLOT_BYTES, Terrain};
+use rsccl::internals::tune::{Ask, Fidelity, Filters, Folding, Modelled, RingSizes, Terrain};
 use rsccl::plan::Layout;
 use rsccl::types::{Collective, Filter};
 use rsccl::{Error, Result};
@@ -69,10 +69,11 @@ fn main() -> Result<()> {
 
 fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
     let system = System::new(&machine(file)?)?;
-    let modelled = Modelled::new(Terrain::of_gpus(&system, hosts, Levels::default())?);
+    let modelled = Modelled::new(Terrain::of_gpus(&system, hosts, WaySettings::default())?);
     let filters = Filters { algorithms: Filter::parse(algorithm)?, ..Filters::default() };
     let (elements, collective) = (1 << 28, Collective::AllReduce);
-    let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters };
+    let (ring, scratch_bytes) = (RingSizes::of_collectives(None), rsccl::Config::default().scratch_bytes);
+    let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), ring, scratch_bytes, filters };
     let begun = clock::now();
     let choice = modelled.choose(&ask)?;
     let fidelity = modelled.fidelity(&ask, choice);

@@ -230,11 +230,9 @@ pub trait Device: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether programs on this device, as receivers, rather read from the memory of `other`, a device of this host,
-    /// than let it write into theirs.
-    fn rather_reads(&self, other: DeviceIdentity) -> bool {
-        let _writes_are_as_good = other;
-        false
+    /// NVIDIA's compute capability, 80 for 8.0; `None` of other devices.
+    fn capability(&self) -> Option<u32> {
+        None
     }
 
     /// Whether programs on this device take messages by `protocol` from those on `other`, a device of this host; the

@@ -127,7 +127,7 @@ pub mod internals {
     }
     pub mod session {
         pub mod settings {
-            pub use crate::session::settings::check;
+            pub use crate::session::settings::{check, ways};
         }
     }
     pub mod sys {

@@ -1,8 +1,9 @@
 //! Whose memory of devices a rank reaches, and how: found out once, when a communicator first works on devices.
 //!
 //! Ranks tell each other what they see ([`this_host`], [`channel_search`], [`device_sharing`]); from equal facts each
-//! comes to the same way for every pair (`peer_ways`, `device_ways`). What memory a way needs is made here too: in
-//! place, in pinned memory of the host ([`staging`]), across hosts (`crossings`), or behind the thread of a [`proxy`].
+//! decides the same way for every pair (`device_ways`), by the ladder that the tools ask too (`topo::reach::ladder`).
+//! What memory a way needs is made here too: in place, in pinned memory of the host ([`staging`]), across hosts
+//! (`crossings`), or behind the thread of a [`proxy`].
 
 pub mod channel_search;
 mod crossings;
@@ -11,7 +12,6 @@ mod device_ways;
 pub mod far_ends;
 mod gpu_distance;
 pub mod line_ways;
-mod peer_ways;
 pub mod proxy;
 mod sharers;
 pub mod staging;

@@ -2,7 +2,7 @@
 //!
 //! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs
 //! the plans themselves on a model of the machines, step by step: on hosts of which only costs are known, or on the
-//! links of a topology.
+//! links of a topology. [`RingSizes`] are those of communicators and of the model.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -12,12 +12,14 @@ mod calibration;
 mod cores;
 mod cost;
 mod modelled;
+mod rings;
 mod simulation;
 mod terrain;
 
 pub use calibration::Calibration;
 pub use cost::Costs;
-pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled, SLOT_BYTES};
+pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled};
+pub use rings::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
 pub use terrain::Terrain;
 
@@ -63,6 +65,9 @@ pub struct Query {
     pub reproducible: bool,
     /// The least and the most channels that the user allows.
     pub channels: (u32, u32),
+    /// Whether the costs were measured, or come from these machines' links. Usual ones do not displace direct plans of
+    /// ranks that map each other's memory.
+    pub measured: bool,
 }
 
 /// How to plan a collective.
@@ -104,6 +109,11 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     let possible = algorithms(query.collective);
     if possible.is_empty() {
         return Err(Error::invalid_argument(format!("{} is not done by plans", query.collective)));
+    }
+    let is_mapped = query.hosts <= 1 && query.teams <= 1 && query.windows != Windows::None;
+    if is_mapped && !query.measured && filters.algorithms.allows(query.collective, Algorithm::Direct) {
+        let channels = channels(query.channels);
+        return Ok(Choice { algorithm: Algorithm::Direct, protocol: Protocol::Simple, channels });
     }
     let mut left = filters.algorithms.choose(query.collective, possible)?;
     if query.reproducible && query.collective.reduces() {
@@ -190,6 +200,7 @@ mod tests {
             protocols: &[Protocol::Simple],
             reproducible: false,
             channels: (1, 64),
+            measured: true,
         }
     }
 
@@ -208,6 +219,21 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Flags that take for ever: a file that says so is believed, usual costs never take ranks off direct plans.
+    #[test]
+    fn measured_costs_displace_direct_plans_inside_a_host_and_usual_ones_do_not() {
+        let slow = Costs { flag_us: 1e6, ..Costs::default() };
+        let chosen = |query: Query, filter: &str| {
+            let filters = Filters { algorithms: Filter::parse(filter).unwrap(), ..Filters::default() };
+            choose(&query, &filters, &slow).unwrap().algorithm
+        };
+        let near = query(Collective::AllReduce, 1 << 20, 4, 1);
+        assert_eq!(chosen(Query { measured: false, ..near }, ""), Algorithm::Direct);
+        assert_ne!(chosen(near, ""), Algorithm::Direct);
+        assert_eq!(chosen(Query { measured: false, ..near }, "Ring"), Algorithm::Ring, "filters bind");
+        assert_eq!(chosen(Query { reproducible: true, ..near }, ""), Algorithm::Direct);
     }
 
     #[test]

@@ -130,11 +130,12 @@ const BANNED: &[(&str, &[&str], &str)] = &[
 const OPENERS: &[&str] = &["src/sys/open.rs", "src/bin/"];
 const OPENED: &str = "open it by sys::open: a program may have its standard streams closed";
 
-/// The files that may name a kind of transport: its own file, the list of names, and the tuner and its caller, which
-/// look up costs by name.
+/// The files that may name a kind of transport: its own file, the list of names, the ladder of ways and what describes
+/// it, and the tuner and its caller, which look up costs by name.
 const KINDS: &[&str] = &[
     "src/types/",
     "src/tune",
+    "src/topo/reach/",
     "src/engine/choose.rs",
     "src/transport/local.rs",
     "src/transport/shm.rs",

@@ -11,6 +11,7 @@ use rsccl::internals::topo::xml;
 
 mod topo {
     mod simulations;
+    mod why;
 }
 
 fn topo(arguments: &[&str]) -> Output {
@@ -80,46 +81,10 @@ fn a_folder_that_is_no_machine_is_told() {
 }
 
 #[test]
-fn why_names_transport_links_and_the_gpu_between() {
-    let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
-    let expected = "\
-GPU 0 to GPU 7: NVB, 40 GB/s
-  GPU 0 -> GPU 4: NvLink 40 GB/s
-  GPU 4 -> GPU 7: NvLink 40 GB/s
-transport: yes, P2P: one reaches the other's memory
-peer access: yes, with the buffer on GPU 4, which both reach by their links
-NET in place of P2P: no, 40 GB/s between the GPUs, 12 GB/s and 12 GB/s to their NICs
-NVLS: no, reductions in NVLink switches: not built
-";
-    assert_eq!(shown, expected);
-    let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
-    assert!(shown.contains("GPUDirect RDMA: no, PHB is beyond NCCL_NET_GDR_LEVEL=PXB"), "{shown}");
-    assert!(shown.contains("PXN: yes, GPU 1 is near that NIC") && shown.contains("SHARP: no"), "{shown}");
-    let apart = text(&["--file", &machine("h100x8"), "--hosts", "2", "--why", "gpu:0", "1/gpu:0"]);
-    assert!(apart.contains("transport: yes, NET: they are on different hosts"), "{apart}");
-}
-
-#[test]
 fn a_file_needs_no_option() {
     let file = machine("h100x8");
     assert_eq!(text(&[&file]), text(&["--file", &file]));
     assert_eq!(topo(&[&file, "--file", &file]).status.code(), Some(2), "which one?");
-}
-
-#[test]
-fn why_obeys_the_levels_of_the_environment() {
-    let said = |variable: &str, value: &str, ends: [&str; 2]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
-        let output =
-            command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env(variable, value).output();
-        let output = output.expect("the command line runs");
-        String::from_utf8([output.stdout, output.stderr].concat()).expect("text")
-    };
-    let peers = ["gpu:0", "gpu:1"];
-    assert!(said("NCCL_P2P_LEVEL", "LOC", peers).contains("peer access: no, NVL is beyond NCCL_P2P_LEVEL=LOC"));
-    assert!(said("NCCL_P2P_DISABLE", "1", peers).contains("transport: yes, SHM"));
-    assert!(said("NCCL_P2P_LEVEL", "near", peers).contains("NCCL_P2P_LEVEL=\"near\" is not a distance; allowed: LOC"));
-    assert!(said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("GPUDirect RDMA: yes"));
 }
 
 #[test]
@@ -229,6 +194,39 @@ fn graph_files_go_out_and_in() {
     let output = topo(&["--file", &machine("dgx1p"), "--graph", &path]);
     let said = String::from_utf8(output.stderr).expect("text");
     assert!(said.contains("are said to carry 20 GB/s each; the links of this machine give them"), "{said}");
+}
+
+/// As communicators do: what a graph file says of one host counts for nothing where there are several.
+#[test]
+fn a_graph_file_counts_on_one_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("graph.xml").display().to_string();
+    text(&["--file", &machine("dgx1p"), "--dump-graph", &path]);
+    // Another machine's channels would be seen.
+    let two = ["--file", &machine("dgx1v"), "--hosts", "2"];
+    let output = topo(&[&two[..], &["--graph", &path]].concat());
+    let told = String::from_utf8(output.stderr).expect("text");
+    let unused = format!("--graph={path:?} is not used: it has the channels of one host, and these GPUs are on 2");
+    assert!(told.contains(&unused), "{told}");
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), text(&two));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.arg("topo").args(two).env("NCCL_GRAPH_FILE", &path).output().expect("it runs");
+    assert!(String::from_utf8(output.stderr).expect("text").contains("NCCL_GRAPH_FILE="));
+    let one = topo(&["--file", &machine("dgx1v"), "--graph", &path]);
+    assert!(!String::from_utf8(one.stderr).expect("text").contains("is not used"));
+    assert_ne!(String::from_utf8(one.stdout).expect("text"), text(&["--file", &machine("dgx1v")]));
+}
+
+/// What no rank does is said beside what links would carry.
+#[test]
+fn channels_between_hosts_are_said_to_be_those_of_links() {
+    let note = "between hosts: channels are those that the links would carry; several NICs, rails, PXN and GPUDirect RDMA \
+                are not built; ranks send by TCP over one interface";
+    let shown = json(&["--file", &machine("h100x8"), "--hosts", "2"]);
+    assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);
+    let output = topo(&["--file", &machine("h100x8"), "--hosts", "2"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains(note));
+    assert!(!String::from_utf8_lossy(&topo(&["--file", &machine("h100x8")]).stderr).contains("not built"));
 }
 
 #[test]
@@ -375,7 +373,7 @@ fn hosts_of_one_clique_are_one_domain() {
     // 18 links of 40.1 GB/s leave each GPU.
     assert!(shown.contains("rings: 18 x 40.1 GB/s = 721.8 GB/s") && !shown.contains("between hosts"), "{shown}");
     let why = text(&["--file", &path, "--why", "gpu:0", "1/gpu:0"]);
-    assert!(why.contains("transport: yes, P2P: the hosts share NVLink switches"), "{why}");
+    assert!(why.contains(" and 4, a process on each GPU: P2P/MNNVL\n"), "{why}");
     let shown: serde_json::Value =
         serde_json::from_slice(&sim(&["all_reduce", "--topo", &path, "--json"]).stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(8), Some(1)), "{shown}");
@@ -446,7 +444,7 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
     if let [first, .., last] = &gpus[..] {
         let ends = [first, last].map(|gpu| gpu.to_lowercase().replace(' ', ":"));
         let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
-        assert!(why.contains("transport: yes, ") && why.contains("NVLS: no"), "{name}: {why}");
+        assert!(why.contains(", a process on each GPU: ") && why.contains("NVLS: not built"), "{name}: {why}");
         let mut arguments = vec!["all_reduce", "--topo", &name, "--json", "--bytes", "1M", "--hosts"];
         arguments.push(if nics.is_empty() { "1" } else { "2" });
         arguments.extend(overlay.iter().flat_map(|over| ["--overlay", over]));
@@ -458,9 +456,9 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
     for nic in nics {
         let ends = [gpus[0].to_lowercase().replace(' ', ":"), nic.replacen("NIC ", "nic:", 1)];
         let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
-        assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: no"), "{name}: {why}");
+        assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: not built"), "{name}: {why}");
         // Where RDMA reaches the GPU, the word on flushing follows.
-        assert_eq!(why.contains("GPUDirect RDMA: yes"), why.contains("flush: "), "{name}: {why}");
+        assert_eq!(why.contains("GPUDirect RDMA: not built, though"), why.contains("flush: "), "{name}: {why}");
     }
 }
 

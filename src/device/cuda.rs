@@ -181,8 +181,6 @@ const MEMORY_TYPE_DEVICE: c_uint = 2;
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
-/// See [`Device::rather_reads`]: A100.
-const READING_CAPABILITY: (c_int, c_int) = (8, 0);
 const VIRTUAL_MEMORY: c_int = 102;
 const POSIX_DESCRIPTORS: c_int = 103;
 const FABRIC_HANDLES: c_int = 128;
@@ -447,9 +445,9 @@ impl Device for Cuda {
         nvml::are_linked(self.uuid.0, other.0) == Some(true)
     }
 
-    /// GPUs of this capability read by NVLink faster than they write.
-    fn rather_reads(&self, other: DeviceIdentity) -> bool {
-        self.capability == READING_CAPABILITY && self.is_linked(other)
+    fn capability(&self) -> Option<u32> {
+        let (major, minor) = self.capability;
+        u32::try_from(major * 10 + minor).ok()
     }
 
     /// Any path stores a word of LL as a whole. A line of LL128 arrives whole in the GPU's own memory and by NVLink.

@@ -186,7 +186,7 @@ impl Chooser {
         if direct && low_latency && bytes.is_some_and(|bytes| bytes <= self.most_flat_bytes()) {
             return Ok(Path::Flat);
         }
-        self.path_of_plans(asked, direct)
+        self.path_of_plans(asked, direct, self.settings.tuning.is_some())
     }
 
     /// Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
@@ -194,7 +194,7 @@ impl Chooser {
         if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }
     }
 
-    fn path_of_plans(&self, asked: Question<'_>, direct: bool) -> Result<Path> {
+    fn path_of_plans(&self, asked: Question<'_>, direct: bool, measured: bool) -> Result<Path> {
         if !self.settings.protocols.allows(asked.collective, Protocol::Simple) {
             return Err(Error::invalid_argument(format!(
                 "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: on host memory LL \
@@ -202,19 +202,14 @@ impl Chooser {
                 asked.collective
             )));
         }
-        self.path_by_simple(asked, direct)
+        self.path_by_simple(asked, direct, measured)
     }
 
-    fn path_by_simple(&self, asked: Question<'_>, direct: bool) -> Result<Path> {
+    /// Costs that are `measured` may take ranks of one host off direct plans.
+    fn path_by_simple(&self, asked: Question<'_>, direct: bool, measured: bool) -> Result<Path> {
         let hierarchy = self.is_hierarchy(asked.collective) && self.has_seats(asked);
-        if direct && !hierarchy {
-            return Ok(Path::Windows(Choice {
-                algorithm: Algorithm::Direct,
-                protocol: Protocol::Simple,
-                channels: tune::channels(self.settings.channels),
-            }));
-        }
-        let chosen = self.choose(&self.query(asked, hierarchy), &self.filters)?;
+        let windows = if direct || hierarchy { Windows::Scratch } else { Windows::None };
+        let chosen = self.choose(&Query { windows, measured, ..self.query(asked, hierarchy) }, &self.filters)?;
         let mapped = match chosen.algorithm {
             Algorithm::Ring | Algorithm::Tree => hierarchy,
             Algorithm::Direct => direct,
@@ -233,10 +228,11 @@ impl Chooser {
             teams: if hierarchy { u32::try_from(self.layout.teams().len()).unwrap_or(u32::MAX) } else { 1 },
             cores: self.cores,
             near: self.near,
-            windows: if hierarchy { Windows::Scratch } else { Windows::None },
+            windows: Windows::None,
             protocols: &[Protocol::Simple],
             reproducible: self.settings.reproducible,
             channels: self.settings.channels,
+            measured: false,
         }
     }
 
@@ -296,7 +292,8 @@ impl Chooser {
             && self.one_host()
             && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let protocols = match self.device_protocol(asked, self.world.size)? {
-            Protocol::Simple => return self.path_by_simple(asked, direct),
+            // A file has costs of processors and their memory: between GPUs of a host they count for nothing.
+            Protocol::Simple => return self.path_by_simple(asked, direct, false),
             Protocol::LowLatency => &[Protocol::LowLatency],
             Protocol::LowLatency128 => &[Protocol::LowLatency128],
         };
@@ -403,7 +400,7 @@ impl Chooser {
     pub(crate) fn direct(&self, call: &Call<'_>) -> Result<Option<Choice>> {
         let asked = Question::of(call);
         let allowed = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
-        Ok(match self.path_of_plans(asked, allowed)? {
+        Ok(match self.path_of_plans(asked, allowed, false)? {
             Path::Windows(choice) if choice.algorithm == Algorithm::Direct && self.layout.teams().len() == 1 => {
                 Some(choice)
             }

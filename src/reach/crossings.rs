@@ -9,10 +9,9 @@
 use crate::device::{self, DeviceIdentity, FabricClique, FabricHandle, Home, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::session::Session;
-use crate::session::settings::HostsByNvlink;
 use crate::sync::Wait;
 use crate::sys::random;
-use crate::topo::paths::PathKind;
+use crate::topo::reach::ladder::OTHER_CLIQUE;
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
 
@@ -80,7 +79,7 @@ impl Crossings {
             return Ok(found);
         }
         let prepared = prepare(session, home);
-        let must = session.settings.hosts_by_nvlink == HostsByNvlink::Must;
+        let must = session.settings.needs_mnnvl;
         let mine = Offer { must, memory: prepared.as_ref().map(|(offered, _)| *offered).map_err(Clone::clone) };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let offers = world.ranks().zip(&told).map(|(rank, bytes)| Offer::decode(rank, bytes));
@@ -97,6 +96,32 @@ impl Crossings {
         found.join();
         found.check(world)?;
         Ok(found)
+    }
+
+    /// Ranks of which those of one clique have mapped each other's memory, and those without one offer none.
+    #[cfg(test)]
+    pub(super) fn of_cliques(
+        devices: &[DeviceIdentity],
+        hosts: &[usize],
+        cliques: &[std::result::Result<u32, String>],
+    ) -> Crossings {
+        let memory = |number: u32| OfferedMemory {
+            clique: FabricClique { cluster: [1; 16], number },
+            handle: FabricHandle([0; 64]),
+            bytes: 1,
+        };
+        let offer =
+            |clique: &std::result::Result<u32, String>| Offer { must: false, memory: clique.clone().map(memory) };
+        let trial = Trial { mapped: vec![true; hosts.len()], reason: String::new() };
+        let mut found = Crossings {
+            devices: devices.to_vec(),
+            hosts: hosts.to_vec(),
+            peers: vec![Vec::new(); hosts.len()],
+            offers: cliques.iter().map(offer).collect(),
+            trials: vec![trial; hosts.len()],
+        };
+        found.join();
+        found
     }
 
     /// The memory of `peer` that `rank` tries to map; `None` where there is nothing to try.
@@ -176,7 +201,7 @@ impl Crossings {
             }
         }
         if self.tried(rank, peer).is_none() {
-            return Some("the GPUs are of different NVLink cliques, says NVML".to_owned());
+            return Some(OTHER_CLIQUE.to_owned());
         }
         let has_failed = |(one, other): &(Rank, Rank)| !self.has_mapped(*one, *other);
         let (one, other) = [(rank, peer), (peer, rank)].into_iter().find(has_failed)?;
@@ -194,17 +219,8 @@ impl Crossings {
 /// A little memory for others to try, and what tells of it; or why there is none.
 fn prepare(session: &Session, home: Home) -> std::result::Result<(OfferedMemory, Region), String> {
     let settings = &session.settings;
-    if settings.hosts_by_nvlink == HostsByNvlink::Never {
-        return Err("NCCL_MNNVL_ENABLE is 0".to_owned());
-    }
-    if settings.policy.no_local {
-        return Err("NCCL_P2P_DISABLE is set".to_owned());
-    }
-    if settings.searching.peer_level == Some(PathKind::Loc) {
-        return Err("NCCL_P2P_LEVEL is LOC".to_owned());
-    }
-    if settings.device_sharing == Sharing::ProcessesByHandle {
-        return Err("NCCL_CUMEM_ENABLE is 0".to_owned());
+    if let Some(reason) = settings.ways.forbids_crossing() {
+        return Err(reason.to_owned());
     }
     let device = device::of(home).map_err(|error| error.message().to_owned())?;
     let clique = device.fabric_clique()?;

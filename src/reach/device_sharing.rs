@@ -16,7 +16,6 @@ use crate::log;
 use crate::plan::{MOST_CHANNELS, WINDOW_LANES};
 use crate::reach::crossings::Crossings;
 use crate::reach::device_ways::{self, Known};
-use crate::reach::peer_ways::LeavesBy;
 use crate::reach::sharers::Sharers;
 use crate::reach::staging::{Staged, StagingLayout};
 use crate::session::Session;
@@ -26,6 +25,7 @@ use crate::sync::ring::Shape;
 use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::topo::Topology;
+use crate::topo::reach::ladder::LeavesBy;
 use crate::transport::{Channel, ConnectionMemory, Need, QueueBytes, QueuePart, Way, process_token};
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
@@ -129,7 +129,7 @@ impl Meeting {
             (_, true) => LeavesBy::Descriptor,
             (_, false) => LeavesBy::HandleByDevice,
         };
-        let without_pointers = session.settings.no_direct_pointers;
+        let without_pointers = session.settings.ways.no_pointers;
         let mine = Facts { process, ticket: entry.0, device: identity, together, leaves_by, without_pointers };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
@@ -691,10 +691,18 @@ const STAGE_GRAIN: usize = 4096;
 #[cfg(not(loom))]
 pub(super) mod tests {
     use super::*;
+    use crate::topo::reach::ladder::WaySettings;
 
     pub(in crate::reach) fn facts(process: u64, device: u8, together: bool) -> Facts {
         let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);
         Facts { process, ticket: 9, device, together, leaves_by, without_pointers: together }
+    }
+
+    /// A rank alone in its process, whose device has descriptors.
+    pub(in crate::reach) fn process_of_its_own(process: u64, device: DeviceIdentity, settings: &WaySettings) -> Facts {
+        let leaves_by = if settings.by_handle { LeavesBy::HandleBySetting } else { LeavesBy::Descriptor };
+        let without_pointers = settings.no_pointers;
+        Facts { process, ticket: 9, device, together: false, leaves_by, without_pointers }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::session::Session;
 use crate::sync::Wait;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
+use crate::topo::reach::ladder::{Saying, Sayings, ToldAccess};
 use crate::transport::Channel;
 use crate::types::{Rank, World};
 use crate::wire;
@@ -34,27 +35,6 @@ pub struct Staged {
     between: Vec<Vec<Option<Rank>>>,
     /// Of each rank the peers from whose memory it reads what they send, and they from its, in order.
     reading: Vec<Vec<Rank>>,
-}
-
-/// What a rank says of a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ToPeer {
-    pub(super) access: Access,
-    /// Whether it wants the slots of connections with it at the sender.
-    pub(super) wants_reading: bool,
-}
-
-/// What a rank says of a peer's device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Access {
-    /// It reaches the memory there, or needs no way to it.
-    Reached,
-    /// By links between the two devices alone.
-    Linked,
-    /// It does not, for this reason; data may lie on a device that both reach.
-    Unreached(String),
-    /// Settings forbid it, for this reason, and a way over other devices too.
-    Forbidden(String),
 }
 
 /// Where things lie in the memory of the host that ranks bring.
@@ -78,7 +58,7 @@ impl Staged {
     /// Of the exchange; of `mine`, on all ranks.
     pub(super) fn agree(
         session: &Session,
-        mine: Result<Vec<ToPeer>>,
+        mine: Result<Vec<Saying>>,
         lends: impl Fn(Rank, [Rank; 2]) -> bool,
         wait: &Wait,
     ) -> Result<Staged> {
@@ -98,34 +78,21 @@ impl Staged {
                     format!("rank {rank} tells which of {} ranks it reaches, not of {}", bytes.len(), told.len());
                 return Err(Error::remote(rank, message));
             }
-            if let Some(code) = bytes.iter().find(|code| !CODES.contains(&(**code & !WANTS_READING))) {
+            if let Some(code) = bytes.iter().find(|code| usize::from(**code & !WANTS_READING) >= ACCESSES.len()) {
                 return Err(Error::remote(rank, format!("rank {rank} tells an unknown way to a GPU, {code}")));
             }
         }
-        let says = |rank: Rank, peer: Rank| told[rank.index()][peer.index()];
-        let code = |rank: Rank, peer: Rank| says(rank, peer) & !WANTS_READING;
-        let misses =
-            |rank: Rank, peer: Rank| [code(rank, peer), code(peer, rank)].iter().any(|code| *code >= UNREACHED);
-        let without =
-            |rank: Rank| -> Vec<Rank> { world.ranks().filter(|peer| *peer != rank && misses(rank, *peer)).collect() };
+        let says = |rank: Rank, peer: Rank| {
+            let code = told[rank.index()][peer.index()];
+            Saying { access: ACCESSES[usize::from(code & !WANTS_READING)], wants_reading: code & WANTS_READING != 0 }
+        };
+        let sayings = Sayings { ranks: world.size, of: says };
+        let without = |rank: Rank| -> Vec<Rank> { world.ranks().filter(|peer| sayings.parts(rank, *peer)).collect() };
         let peers: Vec<Vec<Rank>> = world.ranks().map(without).collect();
-        let between = |from: Rank, to: Rank| {
-            let is_linked = |rank: Rank, third: Rank| code(rank, third) == LINKED && !misses(rank, third);
-            let is_between = |third: &Rank| [from, to].iter().all(|rank| is_linked(*rank, *third));
-            if code(from, to) == FORBIDDEN || code(to, from) == FORBIDDEN {
-                return None;
-            }
-            let thirds: Vec<Rank> =
-                world.ranks().filter(is_between).filter(|third| lends(*third, [from, to])).collect();
-            // Not all pairs by the same one.
-            thirds.get(from.index() % thirds.len().max(1)).copied()
-        };
-        let of = |(to, peers): (Rank, &Vec<Rank>)| peers.iter().map(|from| between(*from, to)).collect();
+        let of =
+            |(to, peers): (Rank, &Vec<Rank>)| peers.iter().map(|from| sayings.between(*from, to, &lends)).collect();
         let between = world.ranks().zip(&peers).map(of).collect();
-        let want = |rank: Rank, peer: Rank| says(rank, peer) & says(peer, rank) & WANTS_READING != 0;
-        let reading_of = |rank: Rank| {
-            world.ranks().filter(|peer| *peer != rank && want(rank, *peer) && !misses(rank, *peer)).collect()
-        };
+        let reading_of = |rank: Rank| world.ranks().filter(|peer| sayings.reads(rank, *peer)).collect();
         Ok(Staged { between, reading: world.ranks().map(reading_of).collect(), peers })
     }
 
@@ -314,37 +281,23 @@ const MOST_QUEUE_BYTES: u64 = 32 << 20;
 const PAGE: usize = 4096;
 
 /// A byte for each rank that tells whether it is reached; or the reason why that is not known.
-fn tell(mine: &Result<Vec<ToPeer>>) -> Vec<u8> {
-    let told = |to: &ToPeer| to.access.code() | if to.wants_reading { WANTS_READING } else { 0 };
+pub(super) fn tell(mine: &Result<Vec<Saying>>) -> Vec<u8> {
+    let code = |access: ToldAccess| match access {
+        ToldAccess::Reached => 0,
+        ToldAccess::Linked => 1,
+        ToldAccess::Unreached => 2,
+        ToldAccess::Forbidden => 3,
+    };
+    let told = |of: &Saying| code(of.access) | if of.wants_reading { WANTS_READING } else { 0 };
     match mine {
         Ok(all) => all.iter().map(told).collect(),
         Err(error) => [&[FAILED], wire::cut(error.message(), MAX_REASON_BYTES).as_bytes()].concat(),
     }
 }
 
-impl Access {
-    fn code(&self) -> u8 {
-        match self {
-            Access::Reached => CODES[0],
-            Access::Linked => LINKED,
-            Access::Unreached(_) => UNREACHED,
-            Access::Forbidden(_) => FORBIDDEN,
-        }
-    }
-
-    /// Why not, where it is not reached.
-    pub fn reason(&self) -> Option<&String> {
-        match self {
-            Access::Reached | Access::Linked => None,
-            Access::Unreached(reason) | Access::Forbidden(reason) => Some(reason),
-        }
-    }
-}
-
-const LINKED: u8 = 1;
-const UNREACHED: u8 = 2;
-const FORBIDDEN: u8 = 3;
-const CODES: [u8; 4] = [0, LINKED, UNREACHED, FORBIDDEN];
+/// By their codes.
+const ACCESSES: [ToldAccess; 4] =
+    [ToldAccess::Reached, ToldAccess::Linked, ToldAccess::Unreached, ToldAccess::Forbidden];
 /// Beside a code.
 const WANTS_READING: u8 = 0x10;
 /// In place of the first rank's byte.
@@ -356,6 +309,9 @@ const MAX_REASON_BYTES: usize = 4 << 10;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    const UNREACHED: u8 = 2;
+    const FORBIDDEN: u8 = 3;
 
     fn world(size: u32) -> World {
         World { rank: Rank::new(0), size }
@@ -390,9 +346,10 @@ mod tests {
         assert!(apart.is_any() && !apart.is_partial(|one, other| one.get() / 2 == other.get() / 2));
         let failed = tell(&Err(Error::invalid_argument("t.xml:3: no tag")));
         let lends = |_: Rank, _: [Rank; 2]| true;
-        let says = |access| ToPeer { access, wants_reading: true };
-        let told = tell(&Ok(vec![says(Access::Reached), says(Access::Unreached("no way".to_owned()))]));
-        assert_eq!(told, [WANTS_READING, UNREACHED | WANTS_READING]);
+        let says = |access| Saying { access, wants_reading: true };
+        let told = tell(&Ok(ACCESSES.map(says).to_vec()));
+        assert_eq!(told, [0, 1, UNREACHED, FORBIDDEN].map(|code| code | WANTS_READING));
+        let told = told[..2].to_vec();
         let error = Staged::of(world(2), &[told, failed], lends).unwrap_err();
         assert_eq!(error.message(), "rank 1 cannot tell which GPUs it reaches: t.xml:3: no tag");
         for broken in [vec![0], vec![0, 5], vec![0, 0x20]] {
@@ -427,7 +384,7 @@ mod tests {
     #[test]
     fn slots_lie_at_the_sender_where_both_want_it_and_reach_each_other() {
         const R: u8 = WANTS_READING;
-        let staged = of([[R, R, 0, R | UNREACHED], [R | LINKED, 0, R, 0], [R, R, 0, 0], [R, 0, 0, 0]]);
+        let staged = of([[R, R, 0, R | UNREACHED], [R | 1, 0, R, 0], [R, R, 0, 0], [R, 0, 0, 0]]);
         assert_eq!(
             [0, 1, 2, 3].map(|of| staged.reading_of(rank(of)).to_vec()),
             [vec![rank(1)], vec![rank(0), rank(2)], vec![rank(1)], vec![]]

@@ -19,7 +19,9 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
+use crate::topo::reach::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
 use searching::Searching;
 use standing::Standing;
@@ -44,14 +46,12 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     /// How memory of devices is allocated that other processes map.
     pub(crate) device_sharing: Sharing,
-    /// `NCCL_P2P_DIRECT_DISABLE`.
-    pub(crate) no_direct_pointers: bool,
+    /// By which ways ranks may reach each other's memory.
+    pub(crate) ways: WaySettings,
     /// `NCCL_P2P_USE_CUDA_MEMCPY`.
     pub(crate) copy_engines: bool,
-    /// `NCCL_P2P_READ_ENABLE`; `None`: as the devices want it.
-    pub(crate) slots_at_senders: Option<bool>,
-    /// `NCCL_MNNVL_ENABLE`.
-    pub(crate) hosts_by_nvlink: HostsByNvlink,
+    /// `NCCL_MNNVL_ENABLE=1`: it is an error where GPUs of several hosts do not reach each other's memory by NVLinks.
+    pub(crate) needs_mnnvl: bool,
     /// `NCCL_P2P_LL_THRESHOLD`: bytes of the longest message between GPUs that goes as lines.
     pub(crate) most_line_message_bytes: u64,
     /// Sizes of rings and scratch.
@@ -86,27 +86,6 @@ pub(crate) struct Settings {
     pub(crate) beside_mpi: bool,
 }
 
-/// Whether GPUs of several hosts reach each other's memory by NVLinks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HostsByNvlink {
-    Never,
-    /// It is an error where they do not.
-    Must,
-    /// Where it works.
-    Try,
-}
-
-impl HostsByNvlink {
-    /// By the value of the variable, which the registry holds to 2.
-    fn of_number(number: u32) -> HostsByNvlink {
-        match number {
-            0 => HostsByNvlink::Never,
-            1 => HostsByNvlink::Must,
-            _ => HostsByNvlink::Try,
-        }
-    }
-}
-
 impl Settings {
     /// Reads `config`, which has been resolved.
     ///
@@ -114,7 +93,8 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let shape = |slots: u32, usual: u64| shape(slots, config.buffer_bytes.unwrap_or(usual));
+        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes };
+        let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
@@ -137,16 +117,15 @@ impl Settings {
                 no_peer_reads: config.cma_disable,
                 slow_peer_reads: config.cma_force,
             },
-            no_direct_pointers: config.p2p_direct_disable,
+            ways: ways(config)?,
             copy_engines: config.p2p_use_cuda_memcpy,
-            slots_at_senders: config.p2p_read_enable,
-            hosts_by_nvlink: HostsByNvlink::of_number(config.mnnvl_enable),
+            needs_mnnvl: config.mnnvl_enable == 1,
             most_line_message_bytes: config.p2p_ll_threshold_bytes,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
-                shape: shape(SLOTS, BUFFER_BYTES),
-                messages_in_memory: shape(MESSAGE_SLOTS, BUFFER_BYTES),
-                messages_over_sockets: shape(SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
+                shape: shape(RingSizes::of_collectives(config.buffer_bytes)),
+                messages_in_memory: of_messages(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
                 sockets,
             },
@@ -183,7 +162,7 @@ impl Settings {
             self.asked_protocols,
             self.team_ranks,
             self.searching.cross,
-            self.searching.peer_level
+            self.ways.level
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
@@ -208,10 +187,21 @@ pub fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// A ring of `slots` slots that have `bytes` together.
-fn shape(slots: u32, bytes: u64) -> Shape {
-    let slot_bytes = u32::try_from(bytes / u64::from(slots)).unwrap_or(u32::MAX) / 64 * 64;
-    Shape { slots, slot_bytes: slot_bytes.max(64) }
+/// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] that names the variable.
+pub fn ways(config: &Config) -> Result<WaySettings> {
+    let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
+    Ok(WaySettings {
+        no_p2p: config.p2p_disable,
+        no_shm: config.shm_disable,
+        no_pointers: config.p2p_direct_disable,
+        by_handle: !config.cumem_enable,
+        no_mnnvl: config.mnnvl_enable == 0,
+        reads: config.p2p_read_enable,
+        level: config.p2p_level.as_ref().map(level).transpose()?,
+    })
 }
 
 /// Whether `RSCCL_COHORT` asks for `split`.
@@ -271,14 +261,10 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     })
 }
 
-/// Slots of a ring.
-const SLOTS: u32 = 8;
 /// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
-const _: () = assert!(SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
-/// Bytes of a ring's slots together: they stay in the second-level cache.
-const BUFFER_BYTES: u64 = 1 << 20;
+const _: () = assert!(COLLECTIVE_SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
 /// larger pieces").
 const SOCKET_MESSAGE_BUFFER_BYTES: u64 = 4 << 20;

@@ -219,6 +219,16 @@ pub fn write(graphs: &[Graph]) -> String {
     text
 }
 
+/// The remark that a graph file, which an option or variable names, is not used: it has the channels of one host.
+pub fn unused((named_by, path): (&str, &str), hosts: usize) -> Option<String> {
+    (hosts > 1).then(|| {
+        format!(
+            "{named_by}={path:?} is not used: it has the channels of one host, and these GPUs are on {hosts}, between \
+             which channels are searched for"
+        )
+    })
+}
+
 /// Reads a graph file; `name` stands in errors.
 ///
 /// # Errors

@@ -1,13 +1,14 @@
-//! Which devices reach each other's memory, and by which transport two GPUs should talk: each "no" comes with its
-//! reason.
+//! Which devices reach each other's memory: each "no" comes with its reason.
 //!
-//! What drivers and containers forbid is a fact that the caller brings ([`Pair::denied`]); everything else is in the
-//! graph.
+//! [`ladder`] is the way between two ranks, of communicators and tools alike; [`described`] has its facts from a graph.
+//! Here are the levels of distance, and what stands between GPUs and NICs.
+
+pub mod described;
+pub mod ladder;
 
 use crate::error::{Error, Result};
-use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
-use crate::topo::paths::{Path, PathKind, Paths};
-use crate::topo::search::domain::Ways;
+use crate::topo::bandwidth::GpuGeneration;
+use crate::topo::paths::{Path, PathKind};
 use crate::topo::system::{LinkKind, NodeId, NodeKind, System};
 
 /// An answer, and why.
@@ -26,16 +27,6 @@ impl Verdict {
     }
 }
 
-/// How far apart two devices may be for each way to reach memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Levels {
-    /// Between GPUs (`NCCL_P2P_LEVEL`; `NCCL_P2P_DISABLE=1` is LOC); `None`: any way, the driver alone decides. It is
-    /// what communicators do: NCCL's own limit, PXB, is none of theirs.
-    pub peer: Option<PathKind>,
-    /// Between a GPU and a NIC (`NCCL_NET_GDR_LEVEL`); `None`: several PCI bridges, or a coherent link and then PCI.
-    pub direct: Option<PathKind>,
-}
-
 /// Reads a level: NCCL's word for a distance (`PXB`, in any case), or one of its older numbers, 0 (LOC) to 5 (SYS).
 ///
 /// # Errors
@@ -52,93 +43,9 @@ pub fn level(variable: &str, text: &str) -> Result<PathKind> {
     })
 }
 
-/// Two GPUs that may talk to each other, and what the graph does not show of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair<'a> {
-    /// The GPU that sends.
-    pub from: NodeId,
-    /// The GPU that receives.
-    pub to: NodeId,
-    /// Why the driver forbids access, where it does (NVML's peer status).
-    pub denied: Option<&'a str>,
-}
-
-/// What [`check_p2p`] found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peers {
-    /// Whether one reaches the other's memory without the host.
-    pub access: Verdict,
-    /// Whether the receiver should read from the sender, in place of being written to: NVLink between GPUs of
-    /// capability 8.0.
-    pub read: bool,
-    /// The GPU between them, which has to hold a buffer.
-    pub relay: Option<NodeId>,
-}
-
-/// Whether two GPUs reach each other's memory: on one host or in one NVLink clique, near enough, and allowed by the
-/// driver.
-pub fn check_p2p(system: &System, pair: Pair<'_>, levels: Levels) -> Peers {
-    let way = Paths::from(system, pair.from).to(system, pair.to);
-    let mut access = peers(system, &way, levels);
-    if let (Verdict::Yes(_), Some(reason)) = (&access, pair.denied) {
-        access = Verdict::No(format!("the driver forbids it: {reason}"));
-    }
-    let is_gpu = |id: &&NodeId| matches!(system.node(**id).kind, NodeKind::Gpu { .. });
-    let between = way.nodes.get(1..way.nodes.len().saturating_sub(1)).unwrap_or_default();
-    let ampere = |id: NodeId| {
-        let generation = GpuGeneration::Nvidia { capability: 80 };
-        matches!(&system.node(id).kind, NodeKind::Gpu { generation: of, .. } if *of == generation)
-    };
-    Peers {
-        read: access.is_yes() && way.kind == PathKind::Nvl && ampere(pair.from) && ampere(pair.to),
-        relay: between.iter().find(is_gpu).copied().filter(|_| access.is_yes()),
-        access,
-    }
-}
-
-/// Whether two GPUs of a host should talk over their NICs: where both have a wider way to one than to each other, and
-/// `NCCL_NET_DISABLE_INTRA` does not forbid it.
-pub fn check_net(system: &System, pair: Pair<'_>, disabled: bool) -> Verdict {
-    if disabled {
-        return Verdict::No("NCCL_NET_DISABLE_INTRA=1".to_owned());
-    }
-    let ways = Paths::from(system, pair.from);
-    let between = ways.to(system, pair.to).bandwidth;
-    let widest = |paths: &Paths| -> Bandwidth {
-        let near =
-            system.ports().into_iter().map(|port| paths.to(system, port)).filter(|way| way.kind <= PathKind::Pxb);
-        near.map(|way| way.bandwidth).max().unwrap_or_default()
-    };
-    let networks = [widest(&ways), widest(&Paths::from(system, pair.to))];
-    if networks.contains(&Bandwidth::default()) {
-        return Verdict::No(format!("{between} between the GPUs, and not each of them has a NIC within PXB"));
-    }
-    let text = format!("{between} between the GPUs, {} and {} to their NICs", networks[0], networks[1]);
-    if networks.iter().all(|network| *network > between) { Verdict::Yes(text) } else { Verdict::No(text) }
-}
-
-/// Whether GPU `from` reaches the memory of GPU `to` without the host: by PCI or by GPU links.
-pub fn peers(system: &System, way: &Path, levels: Levels) -> Verdict {
-    let kind = way.kind;
-    match (kind, levels.peer) {
-        (PathKind::Dis, _) => Verdict::No("no way leads there: they are on different hosts".to_owned()),
-        (_, Some(level)) if kind > level => {
-            Verdict::No(format!("{kind} is beyond NCCL_P2P_LEVEL={level}: data go through host memory"))
-        }
-        (PathKind::Nvb, _) => {
-            let between = way.nodes[1..way.nodes.len() - 1]
-                .iter()
-                .find(|id| matches!(system.node(**id).kind, NodeKind::Gpu { .. }));
-            let name = between.map_or_else(String::new, |id| system.name(*id));
-            Verdict::Yes(format!("with the buffer on {name}, which both reach by their links"))
-        }
-        (_, Some(level)) => Verdict::Yes(format!("{kind} is within NCCL_P2P_LEVEL={level}")),
-        (_, None) => Verdict::Yes(format!("by {kind}, where the driver allows it: NCCL_P2P_LEVEL is not set")),
-    }
-}
-
-/// Whether the NIC at one end of `way` reads and writes the GPU's memory at the other (GPUDirect RDMA).
-pub fn direct(system: &System, way: &Path, levels: Levels) -> Verdict {
+/// Whether the NIC at one end of `way` can read and write the GPU's memory at the other (GPUDirect RDMA). `level` is
+/// how far apart they may be (`NCCL_NET_GDR_LEVEL`); `None`: several PCI bridges, or a coherent link and then PCI.
+pub fn direct(system: &System, way: &Path, level: Option<PathKind>) -> Verdict {
     let ends = [way.nodes.first(), way.nodes.last()].into_iter().flatten();
     for end in ends {
         match &system.node(*end).kind {
@@ -153,7 +60,7 @@ pub fn direct(system: &System, way: &Path, levels: Levels) -> Verdict {
             _ => {}
         }
     }
-    let level = levels.direct.unwrap_or(if way.kind == PathKind::P2c { PathKind::P2c } else { PathKind::Pxb });
+    let level = level.unwrap_or(if way.kind == PathKind::P2c { PathKind::P2c } else { PathKind::Pxb });
     if way.kind <= level {
         Verdict::Yes(format!("{} is within NCCL_NET_GDR_LEVEL={level}", way.kind))
     } else {
@@ -175,159 +82,12 @@ pub fn flush(system: &System, gpu: NodeId) -> Verdict {
     }
 }
 
-/// What is known of two devices, each fact with its name; the transport comes first.
-pub fn verdicts(system: &System, from: NodeId, to: NodeId, levels: Levels) -> Vec<(&'static str, Verdict)> {
-    let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
-    let not_built = |what: &str| Verdict::No(format!("{what}: not built"));
-    match (is_gpu(from), is_gpu(to)) {
-        (true, true) => {
-            let pair = Pair { from, to, denied: None };
-            let peers = check_p2p(system, pair, levels);
-            let mut said = vec![("transport", transport(system, pair, &peers)), ("peer access", peers.access)];
-            if peers.read {
-                said.push(("reading", Verdict::Yes("NVLink between GPUs of capability 8.0".to_owned())));
-            }
-            if system.node(from).host == system.node(to).host {
-                said.push((
-                    "NET in place of P2P",
-                    match check_net(system, pair, false) {
-                        Verdict::Yes(reason) => Verdict::No(format!("{reason}: NICs inside a host are not built")),
-                        no @ Verdict::No(_) => no,
-                    },
-                ));
-            }
-            said.push(("NVLS", not_built("reductions in NVLink switches")));
-            said
-        }
-        (true, false) => near_nic(system, from, to, levels),
-        (false, true) => near_nic(system, to, from, levels),
-        (false, false) => Vec::new(),
-    }
-}
-
-fn near_nic(system: &System, gpu: NodeId, port: NodeId, levels: Levels) -> Vec<(&'static str, Verdict)> {
-    let way = Paths::from(system, gpu).to(system, port);
-    let access = direct(system, &way, levels);
-    let mut said = vec![("GPUDirect RDMA", access.clone())];
-    if access.is_yes() {
-        said.push(("flush", flush(system, gpu)));
-        said.push(("RDMA", Verdict::No("NET goes through sockets and host memory: verbs are not built".to_owned())));
-    }
-    let ways = Ways::new(system);
-    let places = (ways.gpus.iter().position(|id| *id == gpu), ways.ports.iter().position(|id| *id == port));
-    if let (Some(place), Some(at)) = places {
-        let relay = ways.to_port(place, at).iter().skip(1).find(|id| ways.gpus.contains(id)).copied();
-        said.push((
-            "PXN",
-            match relay {
-                Some(by) => Verdict::Yes(format!("{} is near that NIC, and NVLink leads there", system.name(by))),
-                None => Verdict::No("no other GPU has a nearer way to that NIC".to_owned()),
-            },
-        ));
-    }
-    said.push(("SHARP", Verdict::No("reductions in network switches: not built".to_owned())));
-    said
-}
-
-fn transport(system: &System, pair: Pair<'_>, peers: &Peers) -> Verdict {
-    let same_host = system.node(pair.from).host == system.node(pair.to).host;
-    Verdict::Yes(match (&peers.access, same_host) {
-        (Verdict::Yes(_), true) => "P2P: one reaches the other's memory".to_owned(),
-        (Verdict::Yes(_), false) => "P2P: the hosts share NVLink switches".to_owned(),
-        (Verdict::No(_), true) => "SHM: through memory of their host".to_owned(),
-        (Verdict::No(_), false) => "NET: they are on different hosts".to_owned(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::topo::machines::{self, system};
+    use crate::topo::paths::Paths;
     use crate::topo::xml;
-
-    fn gpu(system: &System, number: u32) -> NodeId {
-        let is = |id: &NodeId| matches!(system.node(*id).kind, NodeKind::Gpu { device, .. } if device == number);
-        system.ids().find(is).unwrap()
-    }
-
-    fn pair(system: &System, from: u32, to: u32) -> Pair<'static> {
-        Pair { from: gpu(system, from), to: gpu(system, to), denied: None }
-    }
-
-    fn between(machine: &str, from: u32, to: u32) -> (PathKind, Verdict) {
-        let system = system(machine);
-        let way = Paths::from(&system, gpu(&system, from)).to(&system, gpu(&system, to));
-        (way.kind, peers(&system, &way, Levels::default()))
-    }
-
-    #[test]
-    fn without_a_level_the_driver_decides() {
-        for (machine, from, to, kind) in [("h100x8", 0, 7, PathKind::Nvl), ("a100bridge", 0, 4, PathKind::Sys)] {
-            let found = between(machine, from, to);
-            let words = format!("by {kind}, where the driver allows it: NCCL_P2P_LEVEL is not set");
-            assert_eq!(found, (kind, Verdict::Yes(words)));
-        }
-    }
-
-    #[test]
-    fn links_reach_and_sockets_do_not() {
-        let at = |machine: &str, to: u32| {
-            let system = system(machine);
-            let way = Paths::from(&system, gpu(&system, 0)).to(&system, gpu(&system, to));
-            peers(&system, &way, Levels { peer: Some(PathKind::Pxb), direct: None })
-        };
-        assert_eq!(at("h100x8", 7), Verdict::Yes("NVL is within NCCL_P2P_LEVEL=PXB".to_owned()));
-        let beyond = "SYS is beyond NCCL_P2P_LEVEL=PXB: data go through host memory";
-        assert_eq!(at("a100bridge", 4), Verdict::No(beyond.to_owned()));
-    }
-
-    #[test]
-    fn a_cube_mesh_has_a_gpu_between_those_without_a_link() {
-        assert_eq!(between("dgx1v", 0, 2).0, PathKind::Nvl);
-        let system = system("dgx1v");
-        let found = check_p2p(&system, pair(&system, 0, 7), Levels::default());
-        let relay = system.name(found.relay.unwrap());
-        assert!(matches!(&found.access, Verdict::Yes(reason) if reason.contains(&relay)), "{found:?}");
-        assert_eq!(check_p2p(&system, pair(&system, 0, 2), Levels::default()).relay, None);
-    }
-
-    #[test]
-    fn levels_and_drivers_forbid() {
-        let system = system("ndv4");
-        let level = |peer| Levels { peer: Some(peer), direct: None };
-        let at = |levels, denied| check_p2p(&system, Pair { denied, ..pair(&system, 0, 1) }, levels);
-        let usual = at(Levels::default(), None);
-        assert!(usual.access.is_yes() && usual.read);
-        assert!(!at(level(PathKind::Loc), None).access.is_yes());
-        let denied = at(Levels::default(), Some("NVML says CHIPSET_NOT_SUPPORTED"));
-        assert_eq!(denied.access, Verdict::No("the driver forbids it: NVML says CHIPSET_NOT_SUPPORTED".to_owned()));
-        assert!(!denied.read);
-        // Hopper is written to, whatever the links.
-        let hopper = machines::system("h100x8");
-        assert!(!check_p2p(&hopper, pair(&hopper, 0, 1), Levels::default()).read);
-    }
-
-    #[test]
-    fn hosts_of_one_clique_reach_each_other_and_others_do_not() {
-        let rack = system("nvl72");
-        let (first, last) = (rack.gpus()[0], rack.gpus()[71]);
-        assert_ne!(rack.node(first).host, rack.node(last).host);
-        let found = check_p2p(&rack, Pair { from: first, to: last, denied: None }, Levels::default());
-        assert!(found.access.is_yes());
-        let (machine, _) = xml::parse("h100x8", machines::text("h100x8")).unwrap();
-        let two = System::new(&machine.repeated(2)).unwrap();
-        let apart = Pair { from: two.gpus()[0], to: two.gpus()[8], denied: None };
-        assert!(!check_p2p(&two, apart, Levels::default()).access.is_yes());
-    }
-
-    #[test]
-    fn nics_serve_a_host_only_where_they_are_wider() {
-        let bridged = system("a100bridge");
-        assert!(check_net(&bridged, pair(&bridged, 0, 4), false).is_yes());
-        assert_eq!(check_net(&bridged, pair(&bridged, 0, 4), true), Verdict::No("NCCL_NET_DISABLE_INTRA=1".to_owned()));
-        let switched = system("h100x8");
-        assert!(!check_net(&switched, pair(&switched, 0, 4), false).is_yes());
-    }
 
     #[test]
     fn levels_have_words_and_numbers() {
@@ -347,11 +107,9 @@ mod tests {
     fn a_nic_of_the_same_switch_reaches_a_gpus_memory() {
         let system = system("h100x8");
         let ways = Paths::from(&system, system.gpus()[0]);
-        let to = |port: usize, levels| direct(&system, &ways.to(&system, system.ports()[port]), levels);
-        assert!(to(0, Levels::default()).is_yes());
-        assert!(!to(1, Levels::default()).is_yes() && !to(7, Levels::default()).is_yes());
-        assert!(to(7, Levels { peer: None, direct: Some(PathKind::Sys) }).is_yes());
-        assert!(!to(0, Levels { peer: None, direct: Some(PathKind::Loc) }).is_yes());
+        let to = |port: usize, level| direct(&system, &ways.to(&system, system.ports()[port]), level).is_yes();
+        assert_eq!([to(0, None), to(1, None), to(7, None)], [true, false, false]);
+        assert!(to(7, Some(PathKind::Sys)) && !to(0, Some(PathKind::Loc)));
     }
 
     #[test]

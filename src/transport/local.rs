@@ -45,16 +45,7 @@ pub(super) struct Local {
 
 impl Local {
     /// For threads of one process.
-    pub(super) const ENTRY: Entry =
-        Entry { kind: TransportKind::Local, can_connect: Local::can_connect, domain: Local::domain, open: Local::open };
-
-    fn can_connect(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> std::result::Result<(), &'static str> {
-        match (policy.no_local, Local::domain(mine, policy) == Local::domain(theirs, policy)) {
-            (true, _) => Err("NCCL_P2P_DISABLE is set"),
-            (false, false) => Err("the rank is in another process"),
-            (false, true) => Ok(()),
-        }
-    }
+    pub(super) const ENTRY: Entry = Entry { kind: TransportKind::Local, domain: Local::domain, open: Local::open };
 
     fn domain(peer: &PeerInfo, policy: Policy) -> Option<MappingKey> {
         (!policy.no_local).then_some((peer.host, Some(peer.process), None))

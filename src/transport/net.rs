@@ -60,12 +60,7 @@ pub(super) struct Net {
 
 impl Net {
     /// For any two ranks.
-    pub(super) const ENTRY: Entry =
-        Entry { kind: TransportKind::Net, can_connect: Net::can_connect, domain: Net::domain, open: Net::open };
-
-    fn can_connect(_: &PeerInfo, _: &PeerInfo, _: Policy) -> std::result::Result<(), &'static str> {
-        Ok(())
-    }
+    pub(super) const ENTRY: Entry = Entry { kind: TransportKind::Net, domain: Net::domain, open: Net::open };
 
     fn domain(_: &PeerInfo, _: Policy) -> Option<MappingKey> {
         None

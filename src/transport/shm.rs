@@ -35,16 +35,7 @@ pub(super) struct Shm {
 
 impl Shm {
     /// For processes of one host.
-    pub(super) const ENTRY: Entry =
-        Entry { kind: TransportKind::Shm, can_connect: Shm::can_connect, domain: Shm::domain, open: Shm::open };
-
-    fn can_connect(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> std::result::Result<(), &'static str> {
-        match (policy.no_shm, mine.host == theirs.host) {
-            (true, _) => Err("NCCL_SHM_DISABLE is set"),
-            (false, false) => Err("the rank is on another host"),
-            (false, true) => Ok(()),
-        }
-    }
+    pub(super) const ENTRY: Entry = Entry { kind: TransportKind::Shm, domain: Shm::domain, open: Shm::open };
 
     fn domain(peer: &PeerInfo, policy: Policy) -> Option<MappingKey> {
         (!policy.no_shm).then_some((peer.host, None, None))

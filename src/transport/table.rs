@@ -2,7 +2,8 @@
 //!
 //! # Adding a transport
 //! A transport is one file with a type that implements [`Transport`], and one line in [`TABLE`]. Ranks agree on the
-//! transport of a pair because they compute it from the same facts.
+//! transport of a pair because they compute it from the same facts: the ladder ([`HostFacts`]) says why a transport
+//! does not connect two ranks, and gets a line for it.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender, Shape};
 use crate::sys::limits;
+use crate::topo::reach::ladder::HostFacts;
 use crate::transport::PeerInfo;
 use crate::transport::links::Way;
 use crate::transport::local::Local;
@@ -256,10 +258,8 @@ impl Opening<SendEnd> for Mapping {
 pub(super) struct Entry {
     /// Its name, for messages and for the tuner.
     pub(super) kind: TransportKind,
-    /// Whether it connects two ranks; the reason where it does not.
-    pub(super) can_connect: fn(&PeerInfo, &PeerInfo, Policy) -> std::result::Result<(), &'static str>,
-    /// Equal for two ranks exactly where it connects them, for transports that map memory. A transport further down the
-    /// table maps at least what those above it map.
+    /// Equal for two ranks exactly where the ladder says that it connects them, for transports that map memory. A
+    /// transport further down the table maps at least what those above it map.
     pub(super) domain: fn(&PeerInfo, Policy) -> Option<MappingKey>,
     /// One rank's side of it.
     pub(super) open: fn(Rank, SocketOptions) -> Box<dyn Transport>,
@@ -274,7 +274,8 @@ pub(super) const TABLE: &[Entry] = &[Local::ENTRY, Shm::ENTRY, Net::ENTRY];
 
 /// The place in [`TABLE`] of the transport between two ranks.
 pub(super) fn choose(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> usize {
-    let first = TABLE.iter().position(|entry| (entry.can_connect)(mine, theirs, policy).is_ok());
+    let facts = facts(mine, theirs, policy);
+    let first = TABLE.iter().position(|entry| facts.refusal(entry.kind).is_none());
     first.expect("the last transport of the table connects all ranks")
 }
 
@@ -285,10 +286,20 @@ pub fn select(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> TransportKi
 
 /// Why the transports above the chosen one do not connect two ranks: "P2P: NCCL_P2P_DISABLE is set".
 pub(super) fn refusals(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> String {
-    let reasons = TABLE.iter().map_while(|entry| {
-        (entry.can_connect)(mine, theirs, policy).err().map(|reason| format!("{}: {reason}", entry.kind))
-    });
+    let facts = facts(mine, theirs, policy);
+    let reasons =
+        TABLE.iter().map_while(|entry| facts.refusal(entry.kind).map(|reason| format!("{}: {reason}", entry.kind)));
     reasons.collect::<Vec<_>>().join("; ")
+}
+
+/// Process numbers are random: equal ones on two hosts mean nothing.
+fn facts(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> HostFacts {
+    HostFacts {
+        one_process: mine.process == theirs.process,
+        one_host: mine.host == theirs.host,
+        no_p2p: policy.no_local,
+        no_shm: policy.no_shm,
+    }
 }
 
 /// Equal for two ranks exactly where they can map each other's memory.

@@ -1,7 +1,7 @@
 //! A collective on a modelled system: chosen by costs that come from its links, planned, and simulated.
 
 use super::terrain::Terrain;
-use super::{Choice, Costs, Filters, Folding, Query, Simulated, choose, plans, simulate};
+use super::{Choice, Costs, Filters, Folding, Query, RingSizes, Simulated, choose, plans, simulate};
 use crate::Result;
 use crate::plan::{Count, Layout, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
@@ -19,8 +19,10 @@ pub struct Ask {
     pub element_bytes: u32,
     /// The least and the most channels that the user allows.
     pub channels: (u32, u32),
-    /// Bytes of a message between domains at most.
-    pub slot_bytes: u64,
+    /// The rings by which ranks send.
+    pub ring: RingSizes,
+    /// Scratch of a rank.
+    pub scratch_bytes: u64,
     /// What the user leaves to choose from.
     pub filters: Filters,
 }
@@ -89,10 +91,43 @@ impl Modelled {
             protocols: &[Protocol::Simple],
             reproducible: false,
             channels: ask.channels,
+            measured: true,
         };
-        let chosen = choose(&query, &ask.filters, &self.costs)?;
+        // A pipeline of long messages has to be filled where lanes run side by side.
+        let slot_bytes = if self.costs.side_by_side > 1.0 { f64::from(ask.ring.slot_bytes) } else { 0.0 };
+        let chosen = choose(&query, &ask.filters, &Costs { slot_bytes, ..self.costs })?;
         let over_slots = self.windows(chosen.algorithm) == Windows::None;
         Ok(if over_slots { chosen.on_searched(&self.layout, ask.channels) } else { chosen })
+    }
+
+    /// The algorithm that communicators take, whose costs are usual ones or those of a file, not those of the links. Of
+    /// processors costs that are `measured` count inside a host too.
+    ///
+    /// # Errors
+    /// Those of [`choose`].
+    pub fn chosen_by_communicators(&self, ask: &Ask, (costs, measured): (&Costs, bool)) -> Result<Algorithm> {
+        let domains = self.terrain.domains();
+        let hosts = u32::try_from(domains.len()).unwrap_or(u32::MAX);
+        let least = domains.iter().map(Vec::len).min().unwrap_or(1);
+        let teams = if hosts > 1 && self.windows(Algorithm::Ring) != Windows::None { hosts } else { 1 };
+        let direct = hosts == 1 && ask.filters.algorithms.allows(ask.collective, Algorithm::Direct);
+        let is_mapped = self.terrain.maps() && (direct || teams > 1);
+        let query = Query {
+            collective: ask.collective,
+            bytes: Bytes(ask.elements.saturating_mul(u64::from(ask.element_bytes))),
+            element_bytes: ask.element_bytes,
+            ranks: self.terrain.size(),
+            hosts,
+            teams,
+            cores: u32::try_from(least).unwrap_or(u32::MAX),
+            near: TransportKind::Shm,
+            windows: if is_mapped { Windows::Scratch } else { Windows::None },
+            protocols: &[Protocol::Simple],
+            reproducible: false,
+            channels: ask.channels,
+            measured,
+        };
+        choose(&query, &ask.filters, costs).map(|choice| choice.algorithm)
     }
 
     /// If the ranks of a domain reach each other's memory, they work in it: a single domain with any algorithm, several
@@ -111,8 +146,6 @@ impl Modelled {
         let tokens = ask.collective == Collective::Barrier && self.terrain.domains().len() > 1;
         let windows = if tokens { Windows::None } else { self.windows(choice.algorithm) };
         let most = if windows == Windows::None { choice.channels } else { choice.channels.min(WINDOW_CHANNELS) };
-        // The same memory in shorter messages: each hop of a tree's pipeline waits for one.
-        let parts = if choice.algorithm == Algorithm::Tree { TREE_PARTS } else { 1 };
         Spec {
             collective: ask.collective,
             world: World { rank, size: self.terrain.size() },
@@ -124,9 +157,9 @@ impl Modelled {
             windows,
             layout: Arc::clone(&self.layout),
             limits: Limits {
-                slot: Elements((ask.slot_bytes / u64::from(parts) / bytes).max(1)),
-                slots: SLOTS * parts,
-                scratch: Elements(SCRATCH_BYTES / bytes),
+                slot: Elements((u64::from(ask.ring.slot_bytes) / bytes).max(1)),
+                slots: ask.ring.slots,
+                scratch: Elements(ask.scratch_bytes / bytes),
                 channels: most,
             },
         }
@@ -219,15 +252,6 @@ fn float(count: usize) -> f64 {
 pub const MOST_EXACT: u32 = 512;
 /// The fewest domains whose trees stand for larger ones.
 const LEAST_DOMAINS: usize = 4;
-/// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with
-/// four lanes that is more than the message's latency.
-pub const SLOT_BYTES: u64 = 1 << 20;
-/// A tree cuts a message of other algorithms into this many messages.
-pub(super) const TREE_PARTS: u32 = 4;
-/// Slots of a connection.
-const SLOTS: u32 = 4;
-/// Scratch of a rank: plans that work in users' buffers need little.
-const SCRATCH_BYTES: u64 = 64 << 20;
 /// Lanes of a plan with windows.
 #[expect(clippy::cast_possible_truncation, reason = "a few")]
 const WINDOW_CHANNELS: u32 = crate::plan::WINDOW_LANES as u32;
@@ -237,19 +261,25 @@ mod tests {
     use super::*;
     use crate::topo::channels::SystemChannels;
     use crate::topo::machines;
-    use crate::topo::reach::Levels;
+    use crate::topo::reach::ladder::WaySettings;
     use crate::topo::search::between::CrossNic;
     use crate::types::Filter;
 
     const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
 
     fn modelled(machine: &str, hosts: u32) -> Modelled {
-        Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
+        Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, WaySettings::default()).unwrap())
     }
 
     fn ask(collective: Collective, elements: u64, algorithms: &str) -> Ask {
         let filters = Filters { algorithms: Filter::parse(algorithms).unwrap(), ..Filters::default() };
-        Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters }
+        let (ring, scratch_bytes) = (RingSizes::of_collectives(None), crate::Config::default().scratch_bytes);
+        Ask { collective, elements, element_bytes: 4, channels: (1, 64), ring, scratch_bytes, filters }
+    }
+
+    /// Where links and ports are to be filled messages are so long that no latency counts: of 1 MiB.
+    fn long(ask: Ask) -> Ask {
+        Ask { ring: RingSizes { slot_bytes: 1 << 20, ..ask.ring }, ..ask }
     }
 
     /// Bytes in a microsecond of each rank's link, as `rsccl perf` counts them.
@@ -269,7 +299,7 @@ mod tests {
         for (machine, bound, hosts) in between {
             for hosts in hosts {
                 let system = modelled(machine, hosts);
-                let ask = ask(Collective::AllReduce, 1 << 28, "");
+                let ask = long(ask(Collective::AllReduce, 1 << 28, ""));
                 let choice = system.choose(&ask).unwrap();
                 let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, EXACT).unwrap()) / 1e3;
                 let most = system.all_reduce_bound() / 1e3;
@@ -281,7 +311,7 @@ mod tests {
         }
         for (machine, egress) in [("p4d", 240.0), ("h100x8", 370.8), ("b200x8", 721.8), ("nvl72", 721.8)] {
             let system = modelled(machine, 1);
-            let ask = ask(Collective::AllReduce, 1 << 28, "");
+            let ask = long(ask(Collective::AllReduce, 1 << 28, ""));
             let choice = system.choose(&ask).unwrap();
             let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, EXACT).unwrap()) / 1e3;
             println!("{machine} alone {choice:?}: {reached:.1} GB/s of {egress}");
@@ -298,7 +328,7 @@ mod tests {
             let plain = modelled(machine, 1);
             let channels = SystemChannels::search(&system, CrossNic::IfBetter).orders(&system.gpus()).unwrap().unwrap();
             let searched = plain.clone().with_channels(channels).unwrap();
-            let ask = ask(Collective::AllReduce, 1 << 28, "Ring");
+            let ask = long(ask(Collective::AllReduce, 1 << 28, "Ring"));
             let [before, after] = [plain, searched].map(|system| {
                 let choice = system.choose(&ask).unwrap();
                 let simulated = system.run(&ask, choice, EXACT).unwrap();
@@ -405,8 +435,8 @@ mod tests {
         }
         let (machine, _) = crate::topo::xml::parse("bare", &text).unwrap();
         let system = crate::topo::system::System::new(&machine).unwrap();
-        assert!(Terrain::of_gpus(&system, 1, Levels::default()).is_ok());
-        let error = Terrain::of_gpus(&system, 2, Levels::default()).unwrap_err().to_string();
+        assert!(Terrain::of_gpus(&system, 1, WaySettings::default()).is_ok());
+        let error = Terrain::of_gpus(&system, 2, WaySettings::default()).unwrap_err().to_string();
         assert!(error.contains("has no NIC that works"), "{error}");
     }
 }

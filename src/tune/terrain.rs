@@ -5,10 +5,10 @@
 
 use super::Costs;
 use super::cost::Link;
-use super::modelled::{SLOT_BYTES, TREE_PARTS};
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::share_of_links;
-use crate::topo::reach::{self, Levels};
+use crate::topo::reach::described::{Described, no_driver};
+use crate::topo::reach::ladder::WaySettings;
 use crate::topo::search::domain::{Domain, Ways};
 use crate::topo::system::{NodeId, NodeKind, System};
 use crate::types::{Rank, TransportKind};
@@ -148,7 +148,7 @@ impl Terrain {
     /// # Errors
     /// `InvalidArgument` where there is no GPU, where no way joins two GPUs, or where a GPU needs the network and has
     /// no way to it.
-    pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
+    pub fn of_gpus(system: &System, times: u32, settings: WaySettings) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
             return Err(Error::invalid_argument("the machine has no GPU for a rank to stand on: --overlay adds GPUs"));
@@ -163,7 +163,7 @@ impl Terrain {
             of_domain.push(known.unwrap_or(firsts.len()));
             if known.is_none() {
                 firsts.push(domain);
-                classes.push(DomainLinks::of(system, domain, (alone, levels))?);
+                classes.push(DomainLinks::of(system, domain, (alone, settings))?);
             }
         }
         let all = classes.iter().flat_map(|class| &class.near).map(|way| way.latency_us);
@@ -270,8 +270,6 @@ impl Terrain {
             reduce_bytes_per_us: memory / reduction_factor,
             cache_bytes,
             peer_factor: if egress.is_finite() { peer_factor } else { 1.0 },
-            #[expect(clippy::cast_precision_loss, reason = "a megabyte")]
-            slot_bytes: if lanes_side_by_side { (SLOT_BYTES / u64::from(TREE_PARTS)) as f64 } else { 0.0 },
             side_by_side: if lanes_side_by_side { f64::from(GPU_CHANNELS) } else { usual.side_by_side },
             overlap: if lanes_side_by_side { SIDE_BY_SIDE } else { usual.overlap },
             channels: if lanes_side_by_side { GPU_CHANNELS } else { usual.channels },
@@ -341,7 +339,7 @@ pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {
 
 impl DomainLinks {
     /// The links of a domain of GPUs. A domain that is `alone` needs no port.
-    fn of(system: &System, domain: &Domain, (alone, levels): (bool, Levels)) -> Result<DomainLinks> {
+    fn of(system: &System, domain: &Domain, (alone, settings): (bool, WaySettings)) -> Result<DomainLinks> {
         let ways = Ways::new(&domain.part);
         let (seats, ports) = (ways.gpus.len(), ways.ports.len());
         let widths = (0..ports).map(|port| bytes_per_us(ways.port_width(port)));
@@ -349,13 +347,17 @@ impl DomainLinks {
         let rails = ways.rails.clone();
         let mut found = DomainLinks { seats, rails, maps: true, network_bytes_per_us, ..DomainLinks::default() };
         let mut numbers: HashMap<(NodeId, NodeId), usize> = HashMap::new();
+        let hosts: Vec<u32> = ways.gpus.iter().map(|gpu| domain.part.node(*gpu).host).collect();
+        let described = Described::of(&domain.part, (settings, &no_driver), &hosts);
+        let rank = |seat: usize| described.rank(ways.gpus[seat]);
         for (from, to) in (0..seats * seats).map(|pair| (pair / seats, pair % seats)) {
             let path = ways.peer(from, to);
             if path.nodes.is_empty() {
                 let names = [from, to].map(|seat| system.name(domain.nodes[ways.gpus[seat].index()]));
                 return Err(Error::invalid_argument(format!("no way leads from {} to {}", names[0], names[1])));
             }
-            found.maps &= from == to || reach::peers(&domain.part, path, levels).is_yes();
+            let reached = rank(from).zip(rank(to)).is_some_and(|(one, other)| described.reach_each_other(one, other));
+            found.maps &= reached;
             let latency_us = if from == to { 0.0 } else { latency_us(&domain.part, &path.nodes) };
             let way = found.way(&domain.part, &path.nodes, (&mut numbers, latency_us));
             found.near.push(way);

@@ -118,7 +118,6 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
     ("`await_peers_out`; what is lent has no file of its own", &[("exec/epoch", "exec/evict")]),
     ("`Epoch`; what is lent has no file of its own", &[("exec/pull", "exec/epoch")]),
     ("`Played`", &[("tune/simulation/script", "tune/simulation/events")]),
-    ("two constants", &[("tune/terrain", "tune/modelled")]),
     ("buffers check a call's order, which stands beside the call", &[("exec/call", "exec/buffers")]),
     (
         "`DeviceStream` stands in the file of cohorts",

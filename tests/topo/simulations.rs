@@ -1,6 +1,8 @@
 //! `rsccl sim` on files of machines.
 
-use crate::{machine, sim};
+use std::process::Command;
+
+use crate::{machine, sim, topo};
 
 /// The plans of 16 GPUs on two hosts: bandwidth near the bound, links by name, and every connection's messages.
 #[test]
@@ -9,22 +11,126 @@ fn a_simulation_shows_time_links_and_connections() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let shown = String::from_utf8(output.stdout).expect("text");
     assert!(shown.contains("all_reduce on 16 GPUs in 2 domains"), "{shown}");
-    assert!(shown.contains("99 % busy: domain 0 PCI ffff:ff:01.0 -> card 0000:10:1b.0"), "{shown}");
+    assert!(shown.contains("100 % busy: domain 0 PCI ffff:ff:01.0 -> card 0000:10:1b.0"), "{shown}");
     assert!(shown.contains("0 -> 8 channel 0: "), "{shown}");
-    let output = sim(&["all_gather", "--topo", &machine("h100x8"), "--hosts", "1250", "--bytes", "64M", "--json"]);
+    let output = sim(&["all_gather", "--topo", &machine("h100x8"), "--hosts", "1250", "--bytes", "8M", "--json"]);
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(10_000), Some(1250)));
     assert!(shown["runs"][0]["time_us"].as_f64().is_some_and(|time| time > 0.0), "{shown}");
 }
 
+/// The rings that are played are those of communicators: 8 slots of 128 KiB, or of what `NCCL_BUFFSIZE` says.
+#[test]
+fn a_simulation_has_the_rings_of_communicators() {
+    let run = |buffer: Option<&str>, more: &[&str]| -> serde_json::Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["sim", "all_reduce", "--hosts", "2", "-b", "64M", "--algo", "Ring", "--json", "--connections"]);
+        command.args(["--topo", &machine("p4d")]).args(more);
+        buffer.into_iter().for_each(|bytes| _ = command.env("NCCL_BUFFSIZE", bytes));
+        serde_json::from_slice(&command.output().expect("it runs").stdout).expect("JSON")
+    };
+    let longest = |shown: &serde_json::Value| -> u64 {
+        let connections = shown["runs"][0]["connections"].as_array().expect("a list");
+        assert!(!connections.is_empty(), "{shown}");
+        let mean = |of: &serde_json::Value| {
+            of["bytes"].as_u64().expect("bytes").div_ceil(of["messages"].as_u64().expect("messages"))
+        };
+        connections.iter().map(mean).max().expect("one")
+    };
+    let usual = run(None, &[]);
+    assert_eq!(usual["ring"], serde_json::json!({ "slots": 8, "slot_bytes": 128 << 10 }));
+    assert!((100 << 10..=128 << 10).contains(&longest(&usual)), "{}", longest(&usual));
+    let large = run(Some("4M"), &[]);
+    assert_eq!(large["ring"], serde_json::json!({ "slots": 8, "slot_bytes": 512 << 10 }));
+    assert!((400 << 10..=512 << 10).contains(&longest(&large)), "{}", longest(&large));
+    assert_eq!(run(Some("4M"), &["--slot", "64K"])["ring"]["slot_bytes"], 64 << 10);
+    // What is not built is said.
+    let notes = usual["notes"].to_string();
+    assert!(notes.contains("GPUDirect RDMA are not built; ranks send by TCP over one interface"), "{notes}");
+}
+
+/// The algorithm that communicators choose is named where the links' costs give another one: they go by usual costs, or
+/// those of a file.
+#[test]
+fn a_simulation_names_what_communicators_choose() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tuned");
+    std::fs::write(&file, "rsccl-tune 1\nflag_us = 900000\n").expect("written");
+    let cpu = folder.path().join("cpu.xml").display().to_string();
+    let text = r#"<system version="1"><cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49"/></system>"#;
+    std::fs::write(&cpu, text).expect("written");
+    let run = |machine: &str, tuned: bool| -> serde_json::Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["sim", "all_reduce", "-b", "64M", "--json", "--topo", machine]);
+        if tuned {
+            command.env("RSCCL_TUNE_FILE", &file);
+        }
+        let shown: serde_json::Value =
+            serde_json::from_slice(&command.output().expect("it runs").stdout).expect("JSON");
+        shown["runs"][0]["communicators_choose"].clone()
+    };
+    assert_eq!([run(&cpu, false), run(&machine("h100x8"), false)], ["Direct", "Direct"]);
+    assert_ne!(run(&cpu, true), "Direct", "a file rules inside a host");
+    assert_eq!(run(&machine("h100x8"), true), "Direct", "and says nothing of GPUs");
+    // Of mesh links a ring carries more; communicators work in pieces of their own order.
+    let output = sim(&["all_reduce", "--topo", &machine("h100x8"), "--hosts", "2", "-b", "1K,64M"]);
+    let (shown, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    for line in shown.lines().filter(|line| line.contains("communicators choose")) {
+        assert!(line.contains(" here, by other costs: --algo "), "{shown}");
+    }
+    assert!(told.contains("not built"), "{told}");
+}
+
+/// A graph file counts as it does for communicators: on one host.
+#[test]
+fn a_simulation_uses_a_graph_file_on_one_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [whole, one] = ["whole.xml", "one.xml"].map(|name| folder.path().join(name).display().to_string());
+    assert!(topo(&["--file", &machine("dgx1v"), "--dump-graph", &whole]).status.success());
+    let text = std::fs::read_to_string(&whole).expect("written");
+    // The first channel of each graph.
+    let mut cut = String::new();
+    let mut channels = 0;
+    for line in text.lines() {
+        channels = if line.contains("<graph ") { 0 } else { channels + usize::from(line.contains("<channel>")) };
+        if channels <= 1 || line.contains("</graph") {
+            cut += line;
+            cut.push('\n');
+        }
+    }
+    let cut = ["6", "14"]
+        .into_iter()
+        .fold(cut, |cut, count| cut.replace(&format!("nchannels=\"{count}\""), "nchannels=\"1\""));
+    std::fs::write(&one, cut).expect("written");
+    let run = |hosts: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["sim", "all_reduce", "--algo", "Ring", "-b", "64M", "--json", "--hosts", hosts]);
+        command.args(["--topo", &machine("dgx1v")]).env("NCCL_GRAPH_FILE", &one);
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON")
+    };
+    let (alone, two) = (run("1"), run("2"));
+    let notes = |shown: &serde_json::Value| shown["notes"].to_string();
+    assert!(!notes(&alone).contains("is not used") && notes(&two).contains("NCCL_GRAPH_FILE="), "{alone} {two}");
+    assert!(notes(&two).contains("is not used: it has the channels of one host, and these GPUs are on 2"), "{two}");
+    let channels = |shown: &serde_json::Value| shown["runs"][0]["channels"].as_u64().expect("a number");
+    assert!(channels(&alone) == 1 && channels(&two) > 1, "{alone} {two}");
+}
+
 /// Rings of GPUs that are linked in part go where the links are: 120 GB/s is what the six links of a GPU carry.
 #[test]
 fn a_simulation_follows_the_channels_that_were_found() {
-    let output = sim(&["all_reduce", "--topo", &machine("dgx1v"), "--algo", "Ring", "--json"]);
-    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let run = &shown["runs"][0];
-    assert_eq!(run["channels"].as_u64(), Some(6), "{run}");
-    assert!(run["busbw_gbps"].as_f64().is_some_and(|reached| (114.0..=120.1).contains(&reached)), "{run}");
+    let reached = |more: &[&str]| {
+        let output = sim(&[&["all_reduce", "--topo", &machine("dgx1v"), "--algo", "Ring", "--json"], more].concat());
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let run = &shown["runs"][0];
+        assert_eq!(run["channels"].as_u64(), Some(6), "{run}");
+        run["busbw_gbps"].as_f64().expect("a number")
+    };
+    // Slots of 128 KiB leave a quarter of the time to latencies, longer ones do not.
+    assert!((84.0..=96.0).contains(&reached(&[])), "{}", reached(&[]));
+    assert!((114.0..=120.1).contains(&reached(&["--slot", "1M"])), "{}", reached(&["--slot", "1M"]));
 }
 
 #[test]

@@ -7,13 +7,14 @@ use std::process::ExitCode;
 use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::channels::SystemChannels;
 use rsccl::internals::topo::description::{Function, Machine, Nic, walk};
+use rsccl::internals::topo::reach::described::NETWORK_AS_BUILT;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, System};
 use rsccl::internals::tune::{
-    Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, SLOT_BYTES, Simulated, Terrain,
+    Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, RingSizes, Simulated, Terrain,
 };
 use rsccl::plan::Windows;
-use rsccl::types::{Collective, Filter, Rank};
+use rsccl::types::{Algorithm, Collective, Filter, Rank};
 use rsccl::{Config, Error, Result};
 use serde_json::{Value, json};
 
@@ -24,8 +25,13 @@ use crate::{print, topo};
 /// machine without GPUs.
 ///
 /// The simulation runs the same plans as communicators do, step by step. Only time is modelled: links and GPU memory by
-/// their bandwidth, messages and flags by the latencies of NCCL's tuner. The tuner chooses the algorithm, with costs
-/// from the system's links; NCCL_ALGO and --algo filter its choice.
+/// their bandwidth, messages and flags by the latencies of NCCL's tuner. The rings by which ranks send are those of
+/// communicators (NCCL_BUFFSIZE), and long protocols (Simple) alone are simulated.
+///
+/// The algorithm is the quickest by the costs of the system's links; NCCL_ALGO and --algo filter the choice.
+/// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE: where that gives another algorithm, a line below
+/// the row names it, and --algo plays it. GPUs of several hosts send as if each had its nearest NIC for itself;
+/// communicators send by TCP over one interface of a host.
 ///
 /// Up to 512 ranks, each rank is simulated. With more, one host stands for all hosts if the hosts are equal and the
 /// plan is a ring or an all-to-all exchange without a root. Trees of equal hosts are simulated on as many hosts as 512
@@ -37,7 +43,7 @@ use crate::{print, topo};
 /// 25 Gbit/s.
 ///
 /// Rings and trees over slots, those of a single domain and of GPUs that do not reach each other's memory, follow the
-/// channels that `rsccl topo` shows.
+/// channels that `rsccl topo` shows, on one host those of NCCL_GRAPH_FILE.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier
@@ -65,9 +71,9 @@ pub(crate) struct Arguments {
     /// The algorithms to choose from, as NCCL_ALGO
     #[arg(long, value_name = "LIST")]
     algo: Option<String>,
-    /// The most bytes of a message between hosts; trees send a quarter of it
-    #[arg(long, value_name = "SIZE", default_value_t = SLOT_BYTES, value_parser = parse_slot)]
-    slot: u64,
+    /// The most bytes of a message in a slot [default: an eighth of NCCL_BUFFSIZE, 128K]
+    #[arg(long, value_name = "SIZE", value_parser = parse_slot)]
+    slot: Option<u32>,
     /// Simulate every rank, however many there are
     #[arg(long)]
     exact: bool,
@@ -77,7 +83,7 @@ pub(crate) struct Arguments {
     /// Also print messages and bytes of each connection
     #[arg(long)]
     connections: bool,
-    /// Print JSON: an object with `ranks`, `hosts` and `runs`
+    /// Print JSON: an object with `ranks`, `hosts`, `ring`, `runs` and `notes`
     #[arg(long)]
     json: bool,
 }
@@ -85,12 +91,19 @@ pub(crate) struct Arguments {
 /// Prints a row for each size.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
-    let (machine, notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
+    let (machine, mut notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
     let system = System::new(&machine)?;
-    let modelled = match system.gpus().is_empty() {
-        true => Modelled::new(on_processors(arguments, &machine, &config)?),
-        false => on_gpus(arguments, (&machine, &system), &config)?,
+    let (tuned, has_gpus) = (costs_of_file(&config)?, !system.gpus().is_empty());
+    let costs = tuned.unwrap_or_default();
+    let modelled = match has_gpus {
+        false => Modelled::new(on_processors(arguments, &machine, (costs, tuned.is_some()))?),
+        true => on_gpus(arguments, (&machine, &system), &config, &mut notes)?,
     };
+    if has_gpus && modelled.terrain().domains().len() > 1 {
+        notes.push(format!("between hosts: {}; {NETWORK_AS_BUILT}", topo::UNBUILT));
+    }
+    let usual = RingSizes::of_collectives(config.buffer_bytes);
+    let ring = RingSizes { slot_bytes: arguments.slot.unwrap_or(usual.slot_bytes), ..usual };
     let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
     let filters = Filters {
         algorithms: Filter::parse(algorithms)?,
@@ -104,14 +117,20 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             elements: elements(arguments.collective, *bytes, modelled.terrain().size()),
             element_bytes: ELEMENT_BYTES,
             channels,
-            slot_bytes: arguments.slot,
+            ring,
+            scratch_bytes: config.scratch_bytes,
             filters: filters.clone(),
         };
         let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
-        runs.push(Run::simulate(&modelled, &ask, bytes, arguments.exact)?);
+        // A file's costs are those of processors: between GPUs of a host they count for nothing.
+        let choosing = (&costs, tuned.is_some() && !has_gpus);
+        runs.push(Run::simulate(&modelled, &ask, (bytes, arguments.exact), choosing)?);
     }
     let text = if arguments.json {
-        format!("{:#}\n", as_json(&system, &modelled, &runs, arguments))
+        let mut shown = as_json(&system, &modelled, &runs, arguments);
+        shown["ring"] = json!({ "slots": ring.slots, "slot_bytes": ring.slot_bytes });
+        shown["notes"] = json!(notes);
+        format!("{shown:#}\n")
     } else {
         as_text(&system, &modelled, &runs, arguments)
     };
@@ -123,7 +142,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// A rank on each GPU.
-fn on_gpus(arguments: &Arguments, (machine, system): (&Machine, &System), config: &Config) -> Result<Modelled> {
+fn on_gpus(
+    arguments: &Arguments,
+    (machine, system): (&Machine, &System),
+    config: &Config,
+    notes: &mut Vec<String>,
+) -> Result<Modelled> {
     for (option, given) in [("--ranks", arguments.ranks.is_some()), ("--network", arguments.network.is_some())] {
         if given {
             return Err(Error::invalid_argument(format!(
@@ -131,25 +155,31 @@ fn on_gpus(arguments: &Arguments, (machine, system): (&Machine, &System), config
             )));
         }
     }
-    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::levels(config)?)?;
-    on_channels(Modelled::new(terrain), machine, arguments.hosts, config.cross_nic)
+    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::way_settings(config)?.0)?;
+    let modelled = Modelled::new(terrain);
+    if modelled.terrain().domains().len() > 1 && modelled.terrain().maps() {
+        // Plans work inside domains and then between them.
+        return Ok(modelled);
+    }
+    let machine = if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine.clone() };
+    on_channels(modelled, &machine, config, notes)
+}
+
+/// The costs of the file that the environment names.
+fn costs_of_file(config: &Config) -> Result<Option<Costs>> {
+    let Some(path) = &config.tune_file else { return Ok(None) };
+    let text = text_file::read(path, "the tuning file", "RSCCL_TUNE_FILE")?;
+    Ok(Some(Calibration::parse(&path.display().to_string(), &text)?.costs))
 }
 
 /// Ranks on the processors of hosts, none of which has a GPU. The ranks of a host share its memory, and one NIC.
-fn on_processors(arguments: &Arguments, machine: &Machine, config: &Config) -> Result<Terrain> {
-    let mut costs = match &config.tune_file {
-        None => Costs::default(),
-        Some(path) => {
-            let text = text_file::read(path, "the tuning file", "RSCCL_TUNE_FILE")?;
-            Calibration::parse(&path.display().to_string(), &text)?.costs
-        }
-    };
+fn on_processors(arguments: &Arguments, machine: &Machine, (mut costs, measured): (Costs, bool)) -> Result<Terrain> {
     let of_machine = machine.hosts();
     let hosts = of_machine.len() * arguments.hosts as usize;
     if let Some(gigabits) = arguments.network.or_else(|| fastest_nic(machine)) {
         // A bit in a nanosecond is 125 bytes in a microsecond.
         costs.net.bytes_per_us = gigabits * 125.0;
-    } else if hosts > 1 && config.tune_file.is_none() {
+    } else if hosts > 1 && !measured {
         return Err(Error::invalid_argument(
             "no NIC of the machine says how fast it is: give --network GBIT, what each host sends over the network",
         ));
@@ -193,14 +223,14 @@ fn fastest_nic(machine: &Machine) -> Option<f64> {
     Some(gigabits)
 }
 
-/// The system with the channels that were searched for, where rings and trees go over slots: inside a single domain,
-/// and where GPUs of a domain do not reach each other's memory. Else plans work inside domains and then between them.
-fn on_channels(modelled: Modelled, machine: &Machine, hosts: u32, cross: u32) -> Result<Modelled> {
-    if modelled.terrain().domains().len() > 1 && modelled.terrain().maps() {
-        return Ok(modelled);
+/// The system with the channels of communicators, where rings and trees go over slots: inside a single domain, and
+/// where GPUs of a domain do not reach each other's memory.
+fn on_channels(modelled: Modelled, machine: &Machine, config: &Config, notes: &mut Vec<String>) -> Result<Modelled> {
+    let system = System::new(machine)?;
+    let mut found = SystemChannels::search(&system, CrossNic::of_number(config.cross_nic));
+    if let Some(graphs) = topo::graphs_of_file((None, config), machine, notes)? {
+        notes.extend(found.replace(&system, &graphs)?);
     }
-    let system = System::new(&if hosts > 1 { machine.repeated(hosts) } else { machine.clone() })?;
-    let found = SystemChannels::search(&system, CrossNic::of_number(cross));
     let gpus: Vec<NodeId> = found.domains.iter().flat_map(|domain| domain.gpus.iter().copied()).collect();
     match found.orders(&gpus)? {
         Some(orders) => modelled.with_channels(orders),
@@ -217,9 +247,9 @@ fn gigabits(text: &str) -> std::result::Result<f64, String> {
 const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
 
 /// The bytes of a message: at least one element.
-fn parse_slot(text: &str) -> std::result::Result<u64, String> {
-    let bytes = parse_bytes(text)?;
-    match bytes >= u64::from(ELEMENT_BYTES) {
+fn parse_slot(text: &str) -> std::result::Result<u32, String> {
+    let bytes = u32::try_from(parse_bytes(text)?).map_err(|_| "a message has less than 4 GiB".to_owned())?;
+    match bytes >= ELEMENT_BYTES {
         true => Ok(bytes),
         false => Err(format!("a message has at least one element of {ELEMENT_BYTES} bytes")),
     }
@@ -229,6 +259,8 @@ fn parse_slot(text: &str) -> std::result::Result<u64, String> {
 struct Run {
     bytes: u64,
     choice: Choice,
+    /// What communicators choose.
+    theirs: Algorithm,
     windows: Windows,
     fidelity: Fidelity,
     simulated: Simulated,
@@ -237,8 +269,10 @@ struct Run {
 }
 
 impl Run {
-    fn simulate(modelled: &Modelled, ask: &Ask, bytes: u64, exact: bool) -> Result<Run> {
+    /// Communicators choose by the costs of `choosing`, which may be measured.
+    fn simulate(modelled: &Modelled, ask: &Ask, (bytes, exact): (u64, bool), choosing: (&Costs, bool)) -> Result<Run> {
         let choice = modelled.choose(ask)?;
+        let theirs = modelled.chosen_by_communicators(ask, choosing)?;
         let fidelity = if exact { EXACT } else { modelled.fidelity(ask, choice) };
         let simulated = modelled.run(ask, choice, fidelity)?;
         let ranks = f64::from(modelled.terrain().size());
@@ -252,7 +286,16 @@ impl Run {
         let seconds = simulated.time.as_secs_f64();
         let algorithm_gbps = if seconds > 0.0 { gigabytes / seconds } else { 0.0 };
         let windows = modelled.spec(ask, choice, Rank::new(0)).windows;
-        Ok(Run { bytes, choice, windows, fidelity, simulated, algorithm_gbps, bus_gbps: algorithm_gbps * factor })
+        Ok(Run {
+            bytes,
+            choice,
+            theirs,
+            windows,
+            fidelity,
+            simulated,
+            algorithm_gbps,
+            bus_gbps: algorithm_gbps * factor,
+        })
     }
 
     fn time_us(&self) -> f64 {
@@ -307,6 +350,13 @@ fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
                 run.way()
             ),
         );
+        if run.theirs != run.choice.algorithm {
+            let theirs = run.theirs.name();
+            line(
+                &mut text,
+                format_args!("    communicators choose {theirs} here, by other costs: --algo {theirs} plays it"),
+            );
+        }
         for load in run.busiest(arguments.links) {
             let (from, to) = ends(system, modelled, load);
             line(&mut text, format_args!("    {:>3.0} % busy: {from} -> {to}", load.busy * 100.0));
@@ -344,6 +394,7 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         json!({
             "bytes": run.bytes,
             "algorithm": run.choice.algorithm.name(),
+            "communicators_choose": run.theirs.name(),
             "protocol": run.choice.protocol.name(),
             "channels": run.choice.channels,
             "windows": match run.windows {

@@ -5,15 +5,21 @@ mod picture;
 mod show;
 mod switches;
 
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rsccl::config::Note;
 use rsccl::internals::reach::this_host;
-use rsccl::internals::sys::{open, text_file};
+use rsccl::internals::session::settings;
+use rsccl::internals::sys::{nvml, open, text_file};
 use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::graphs::Graph;
 use rsccl::internals::topo::paths::PathKind;
-use rsccl::internals::topo::reach::{self, Levels};
+use rsccl::internals::topo::reach;
+use rsccl::internals::topo::reach::described::NETWORK_AS_BUILT;
+use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, xml};
@@ -41,7 +47,8 @@ pub(crate) struct Arguments {
     /// The way between each two GPUs and from each GPU to each NIC: kind and GB/s
     #[arg(long)]
     paths: bool,
-    /// The way between two devices, link by link, and whether they can reach each other's memory; `gpu:0`, `nic:mlx5_0`
+    /// The way between two devices, link by link. Of two GPUs the way that ranks on them take to each other's memory,
+    /// and why no better one, under the settings of the environment; `gpu:0`, `1/gpu:0` on host 1, `nic:mlx5_0`
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     why: Option<Vec<String>>,
     /// Write a picture: devices, links with GB/s, channels in colours
@@ -53,7 +60,8 @@ pub(crate) struct Arguments {
     /// Write the machine as a topology file
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
-    /// Channels inside a host from a graph file of NCCL's, in place of a search
+    /// Channels from a graph file of NCCL's, in place of a search. As for communicators (NCCL_GRAPH_FILE) the file
+    /// counts where there is one host
     #[arg(long, value_name = "FILE")]
     graph: Option<PathBuf>,
     /// Write the channels of the first host as a graph file of NCCL's
@@ -79,11 +87,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     let cross = CrossNic::of_number(arguments.cross_nic.unwrap_or(config.cross_nic));
     let mut found = Found::search(&system, cross);
-    if let Some(path) = arguments.graph.as_ref().or(config.graph_file.as_ref()) {
-        let named_by = if arguments.graph.is_some() { "--graph" } else { "NCCL_GRAPH_FILE" };
-        let (name, text) = read(path, "the graph file", named_by)?;
-        notes.extend(found.replace(&system, &graphs::parse(&name, &text)?)?);
+    if let Some(graphs) = graphs_of_file((arguments.graph.as_ref(), &config), &machine, &mut notes)? {
+        notes.extend(found.replace(&system, &graphs)?);
     }
+    notes.extend(found.between().is_some().then(|| format!("between hosts: {UNBUILT}; {NETWORK_AS_BUILT}")));
     notes.extend(found.gaps(&system));
     let switches = switches::Above::read(&config)?;
     notes.extend(switches.notes().cloned());
@@ -94,7 +101,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         write(path, &picture::svg(&system, &found))?;
     }
     let text = match (&arguments.why, arguments.json, arguments.paths) {
-        (Some(ends), ..) => show::why(&system, find(&system, &ends[0])?, find(&system, &ends[1])?, levels(&config)?),
+        (Some(ends), ..) => {
+            let ends = (find(&system, &ends[0])?, find(&system, &ends[1])?);
+            let is_here = arguments.file.is_none() && config.topo_file.is_none();
+            let told = ToldByNvml::default();
+            let driver = |one, other| if is_here { told.of(&system, one, other) } else { None };
+            show::why(&system, ends, way_settings(&config)?, &driver)
+        }
         (None, true, _) => {
             let mut shown = show::json(&system, &found, &notes);
             shown["switches"] = switches.json();
@@ -109,6 +122,27 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// The channels of the graph file that the option or the environment names, where communicators use it: on one host.
+pub(crate) fn graphs_of_file(
+    (option, config): (Option<&PathBuf>, &Config),
+    machine: &Machine,
+    notes: &mut Vec<String>,
+) -> Result<Option<Vec<Graph>>> {
+    let named_by = if option.is_some() { "--graph" } else { "NCCL_GRAPH_FILE" };
+    let Some(path) = option.or(config.graph_file.as_ref()) else { return Ok(None) };
+    let unused = graphs::unused((named_by, &path.display().to_string()), machine.hosts().len());
+    if unused.is_some() {
+        notes.extend(unused);
+        return Ok(None);
+    }
+    let (name, text) = read(path, "the graph file", named_by)?;
+    graphs::parse(&name, &text).map(Some)
+}
+
+/// What channels between hosts promise and nobody has built.
+pub(crate) const UNBUILT: &str = "channels are those that the links would carry; several NICs, rails, PXN and \
+                                  GPUDirect RDMA are not built";
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.
@@ -201,11 +235,33 @@ fn refuse_archive(path: &Path, named_by: &str) -> Result<()> {
     }
 }
 
-pub(crate) fn levels(config: &Config) -> Result<Levels> {
-    let level = |variable, text: &Option<String>| text.as_deref().map(|text| reach::level(variable, text)).transpose();
-    let peer = level("NCCL_P2P_LEVEL", &config.p2p_level)?;
-    let peer = if config.p2p_disable { Some(PathKind::Loc) } else { peer };
-    Ok(Levels { peer, direct: level("NCCL_NET_GDR_LEVEL", &config.net_gdr_level)? })
+/// What NVML says of GPUs of this machine, as communicators ask it of GPUs that they do not see. NVML begins anew with
+/// each question: none is asked twice.
+#[derive(Debug, Default)]
+struct ToldByNvml {
+    gpus: OnceCell<Vec<nvml::Gpu>>,
+    reached: RefCell<HashMap<[[u8; 16]; 2], Option<bool>>>,
+}
+
+impl ToldByNvml {
+    fn of(&self, system: &System, one: NodeId, other: NodeId) -> Option<std::result::Result<(), String>> {
+        let gpus = self.gpus.get_or_init(|| nvml::gpus().unwrap_or_default());
+        let uuid = |id: NodeId| {
+            let bus_id = system.node(id).bus_id.as_ref()?;
+            gpus.iter().find(|gpu| gpu.bus_id == *bus_id)?.uuid
+        };
+        let pair = [uuid(one)?, uuid(other)?];
+        let mut reached = self.reached.borrow_mut();
+        let reaches = (*reached.entry(pair).or_insert_with(|| nvml::reaches(pair[0], pair[1])))?;
+        let refused = || format!("no peer access between {} and {}, says NVML", system.name(one), system.name(other));
+        Some(if reaches { Ok(()) } else { Err(refused()) })
+    }
+}
+
+/// By which ways ranks may reach each other, and how far GPUs and NICs may be apart.
+pub(crate) fn way_settings(config: &Config) -> Result<(WaySettings, Option<PathKind>)> {
+    let level = |text: &String| reach::level("NCCL_NET_GDR_LEVEL", text);
+    Ok((settings::ways(config)?, config.net_gdr_level.as_ref().map(level).transpose()?))
 }
 
 /// A file's name and text: `what` it is, and the option or variable that names it.

@@ -111,6 +111,40 @@ fn ranks_choose_by_the_costs_of_a_tuning_file() {
     assert_eq!([algorithm(None), algorithm(Some(&slow))], [Algorithm::Ring, Algorithm::Tree]);
 }
 
+/// Inside a host too: where flags take for ever, messages win; without a file calls stay direct, whatever they cost.
+#[test]
+fn a_tuning_file_rules_inside_a_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow");
+    std::fs::write(&path, "rsccl-tune 1\nflag_us = 900000\n").unwrap();
+    let of = |config: crate::Config| {
+        let asked = |collective, count| (collective, crate::DataType::F32, CallCount::Each(count));
+        let calls = [
+            asked(crate::types::Collective::AllReduce, 1 << 20),
+            asked(crate::types::Collective::AllGather, 1 << 18),
+            asked(crate::types::Collective::AllToAll, 1 << 18),
+            asked(crate::types::Collective::AllReduce, 2),
+        ];
+        let told = each(&[config.clone(), config], |comm| {
+            let mut sum = vec![comm.rank() + 1; 1 << 16];
+            comm.all_reduce_in_place(&mut sum, crate::ReduceOp::Sum)?;
+            assert_eq!(sum, vec![3; 1 << 16]);
+            let asked =
+                |(collective, data_type, count): &(_, _, CallCount)| comm.chosen(*collective, *data_type, count);
+            let chosen = calls.iter().map(asked).collect::<Result<Vec<_>>>()?;
+            Ok(chosen.into_iter().map(|chosen| chosen.unwrap().algorithm).collect::<Vec<Algorithm>>())
+        });
+        told.unwrap()[0].clone()
+    };
+    use Algorithm::{Direct, Ring};
+    assert_eq!(of(base()), [Direct; 4]);
+    let chosen = of(base().with_tune_file(&path));
+    assert!(chosen[0] != Direct && chosen[1] != Direct, "{chosen:?}");
+    assert_eq!(chosen[2..], [Direct; 2], "one has no other, and small calls have a path without a plan");
+    assert_eq!(of(base().with_tune_file(&path).with_reproducible(true))[0], Direct);
+    assert_eq!(of(base().with_tune_file(&path).with_algo("Ring"))[0], Ring);
+}
+
 #[test]
 fn ranks_with_other_constants_are_named_with_their_files() {
     let folder = tempfile::tempdir().unwrap();

@@ -32,7 +32,7 @@ fn shared(settings: &Settings) -> [Shared; 20] {
         ("NCCL_PROTO", format!("{:?} {:?}", settings.protocols, settings.asked_protocols)),
         ("RSCCL_TEAM_RANKS", count(settings.team_ranks.map(|ranks| ranks as u64))),
         ("NCCL_CROSS_NIC", format!("{:?}", settings.searching.cross)),
-        ("NCCL_P2P_LEVEL", settings.searching.peer_level.map_or_else(|| "not set".to_owned(), |it| format!("{it:?}"))),
+        ("NCCL_P2P_LEVEL", settings.ways.level.map_or_else(|| "not set".to_owned(), |it| format!("{it:?}"))),
     ]
 }
 

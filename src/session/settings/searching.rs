@@ -9,8 +9,6 @@ use crate::sys::text_file;
 use crate::topo::description::Machine;
 use crate::topo::graphs::{self, Graph};
 use crate::topo::machine_file;
-use crate::topo::paths::PathKind;
-use crate::topo::reach;
 use crate::topo::search::between::CrossNic;
 
 /// By what the channels between GPUs are searched for.
@@ -24,8 +22,6 @@ pub(crate) struct Searching {
     pub(crate) graph_dump_file: Option<PathBuf>,
     /// Whether channels may leave a host by another NIC than they enter by.
     pub(crate) cross: CrossNic,
-    /// How far apart GPUs may be that reach each other's memory, where the user says so.
-    pub(crate) peer_level: Option<PathKind>,
 }
 
 impl Searching {
@@ -34,14 +30,12 @@ impl Searching {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Searching> {
-        let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
         Ok(Searching {
             topo_file: config.topo_file.clone(),
             graph_file: config.graph_file.clone(),
             topo_dump_file: config.topo_dump_file.clone(),
             graph_dump_file: config.graph_dump_file.clone(),
             cross: CrossNic::of_number(config.cross_nic),
-            peer_level: config.p2p_level.as_ref().map(level).transpose()?,
         })
     }
 
@@ -58,12 +52,7 @@ impl Searching {
 
     /// The remark that the graph file, if one is named, is not used: it is one of a host.
     pub(crate) fn unused_graphs(&self, hosts: usize) -> Option<String> {
-        let path = self.graph_file.as_ref().filter(|_| hosts > 1)?;
-        Some(format!(
-            "NCCL_GRAPH_FILE={:?} is not used: it has the channels of one host, and these GPUs are on {hosts}, between \
-             which channels are searched for",
-            path.display().to_string()
-        ))
+        graphs::unused(("NCCL_GRAPH_FILE", &self.graph_file.as_ref()?.display().to_string()), hosts)
     }
 
     /// The channels of the graph file; `None` where none is named.

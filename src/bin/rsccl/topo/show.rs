@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use rsccl::internals::topo::bandwidth::{Bandwidth, GpuGeneration};
 use rsccl::internals::topo::description::{Cpu, Function, Machine, Pci, Port};
 use rsccl::internals::topo::paths::{PathKind, Paths};
-use rsccl::internals::topo::reach::{self, Levels, Verdict};
+use rsccl::internals::topo::reach::described::{self, DriverSays};
+use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::Hop;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use serde_json::{Value, json};
@@ -197,22 +198,33 @@ pub(crate) fn paths(system: &System) -> String {
 }
 
 /// The way between two devices, and what may use it.
-pub(crate) fn why(system: &System, from: NodeId, to: NodeId, levels: Levels) -> String {
+pub(crate) fn why(
+    system: &System,
+    (from, to): (NodeId, NodeId),
+    settings: (WaySettings, Option<PathKind>),
+    driver: DriverSays<'_>,
+) -> String {
+    let known = described::known(system, (from, to), settings, driver);
     let way = Paths::from(system, from).to(system, to);
     let mut text = String::new();
     line(&mut text, 0, &format!("{} to {}: {}, {}", system.name(from), system.name(to), way.kind, way.bandwidth));
-    for pair in way.nodes.windows(2) {
+    let nodes = match known.third {
+        // The data take the links of the GPU between them, which the shortest way may not do.
+        Some(third) => {
+            let (mut there, on) =
+                (Paths::from(system, from).to(system, third), Paths::from(system, third).to(system, to));
+            there.nodes.extend(on.nodes.into_iter().skip(1));
+            there.nodes
+        }
+        None => way.nodes,
+    };
+    for pair in nodes.windows(2) {
         let links = system.links(pair[0]).iter().filter(|link| link.to == pair[1]);
         let link = links.max_by_key(|link| link.bandwidth);
         let what = link.map_or_else(String::new, |link| format!("{:?} {}", link.kind, link.bandwidth));
         line(&mut text, 1, &format!("{} -> {}: {what}", system.name(pair[0]), system.name(pair[1])));
     }
-    for (name, verdict) in reach::verdicts(system, from, to, levels) {
-        match verdict {
-            Verdict::Yes(reason) => line(&mut text, 0, &format!("{name}: yes, {reason}")),
-            Verdict::No(reason) => line(&mut text, 0, &format!("{name}: no, {reason}")),
-        }
-    }
+    known.lines.iter().for_each(|said| line(&mut text, 0, said));
     text
 }
 

@@ -1,0 +1,85 @@
+//! `rsccl topo --why`: the way between two devices. That it is the way of communicators is held by the unit test
+//! `tools_and_communicators_agree_on_every_machine`.
+
+use std::process::Command;
+
+use crate::{machine, text};
+
+/// Of a pair without a link the GPU in the middle is that of communicators, which takes turns.
+#[test]
+fn why_names_the_way_links_and_the_gpu_between() {
+    let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
+    let expected = "\
+GPU 0 to GPU 7: NVB, 40 GB/s
+  GPU 0 -> GPU 3: NvLink 40 GB/s
+  GPU 3 -> GPU 7: NvLink 20 GB/s
+GPU memory of ranks 0 and 7, a process on each GPU: P2P/indirect/3
+  not without a GPU between: no NVLinks of their own join these GPUs, and drivers allow others no access
+  the data lie on GPU 3, to which NVLinks lead from both
+  assumed of the driver, whom a description does not know: peers have access, unless their only links lead through a GPU
+host memory of these ranks: SHM (P2P: the rank is in another process)
+NET in place of P2P: no, 40 GB/s between the GPUs, 12 GB/s and 12 GB/s to their NICs
+NVLS: not built, reductions in NVLink switches
+";
+    assert_eq!(shown, expected);
+    let reading = text(&["--file", &machine("ndv4"), "--why", "gpu:0", "gpu:1"]);
+    // Its devices stand in another order than their numbers: ranks follow these.
+    assert!(
+        reading.contains("ranks 0 and 1, a process on each GPU: P2P/CUMEM/read\n")
+            && reading.contains("the receiver reads"),
+        "{reading}"
+    );
+    let apart = text(&["--file", &machine("h100x8"), "--hosts", "2", "--why", "gpu:0", "1/gpu:0"]);
+    assert!(apart.contains("ranks 0 and 8, a process on each GPU: NET/Socket/0, staged in pinned memory"), "{apart}");
+    assert!(apart.contains("  not MNNVL: rank 0: no NVLinks lead to other hosts\n"), "{apart}");
+    let same = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "gpu:0"]);
+    assert_eq!(same.lines().count(), 1, "{same}");
+}
+
+/// What is not built is not said to run: PXN, rails, GPUDirect RDMA.
+#[test]
+fn why_says_what_is_not_built_between_gpus_and_nics() {
+    let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
+    for line in [
+        "GPUDirect RDMA: not built, and PHB is beyond NCCL_NET_GDR_LEVEL=PXB",
+        "PXN: not built, though GPU 1 is near that NIC, and NVLink leads there\n",
+        "rails: not built, ranks send by TCP over one interface of their host",
+        "SHARP: not built",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+    assert!(!shown.contains("yes"), "{shown}");
+    let near = text(&["--file", &machine("h100x8"), "--why", "nic:m0", "gpu:0"]);
+    assert!(near.contains("GPUDirect RDMA: not built, though PIX is within NCCL_NET_GDR_LEVEL=PXB\n"), "{near}");
+}
+
+#[test]
+fn why_obeys_the_settings_of_the_environment() {
+    let said = |variable: &str, value: &str, ends: [&str; 2]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        let output =
+            command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env(variable, value).output();
+        let output = output.expect("the command line runs");
+        String::from_utf8([output.stdout, output.stderr].concat()).expect("text")
+    };
+    let way = |variable: &str, value: &str| {
+        let said = said(variable, value, ["gpu:0", "gpu:1"]);
+        let lines = said.lines().skip_while(|line| !line.starts_with("GPU memory")).take(2);
+        let words: Vec<&str> = lines.map(|line| line.rsplit_once(": ").map_or(line, |(_, last)| last)).collect();
+        words.join(", ")
+    };
+    assert_eq!(way("NCCL_P2P_LEVEL", "LOC"), "SHM/pinned, NVL is beyond NCCL_P2P_LEVEL=LOC");
+    assert_eq!(way("NCCL_P2P_DISABLE", "1"), "SHM/pinned, NCCL_P2P_DISABLE is set");
+    assert_eq!(way("NCCL_CUMEM_ENABLE", "0"), "P2P/IPC, rank 1 is in another process");
+    assert_eq!(way("NCCL_P2P_READ_ENABLE", "1"), "P2P/CUMEM/read, rank 1 is in another process");
+    let no_memory = said("NCCL_SHM_DISABLE", "1", ["gpu:0", "gpu:1"]);
+    assert!(
+        no_memory.contains(": NET/Socket/0") && no_memory.contains("host memory of these ranks: NET"),
+        "{no_memory}"
+    );
+    let near = said("NCCL_P2P_LEVEL", "near", ["gpu:0", "gpu:1"]);
+    assert!(near.contains("NCCL_P2P_LEVEL=\"near\" is not a distance; allowed: LOC"), "{near}");
+    assert!(
+        said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("though SYS is within NCCL_NET_GDR_LEVEL=SYS")
+    );
+}
