@@ -104,10 +104,27 @@ choose_features() {
 packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
-    # Tests of faults wait for most of their time, so more tests run at a time than there are processors.
-    # A test that skips prints "skipped: ..." past the capture of its output.
+    local status=0 programs=(--bins --examples --test '*')
+    cargo test --locked "${packages[@]}" --features "$features" --quiet --no-run "${programs[@]}" 2>&1 || return 1
+    build_ahead >"$scratch/builds" 2>&1 &
+    ahead=$!
+    cargo_test "${packages[@]}" --features "$features" "${programs[@]}" || status=$?
+    cargo_test -p vcuda-driver -p vcuda-nvml --lib || status=$?
+    # A library's unit tests are one program, which takes three times as long to compile optimised as not. All that stands above runs
+    # the virtual machine or the library for longer, and has them optimised.
+    cargo_test -p rsccl -p vcuda --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
+        --config profile.test.package.vcuda.opt-level=0 || status=$?
+    cargo_test -p rsccl -p vcuda --features "$features" --doc || status=$?
+    # Where the tests have failed, nobody else waits for these builds.
+    ((status == 0)) || wait "$ahead" || true
+    return "$status"
+}
+
+# cargo_test WHICH...: tests of faults wait for most of their time, so more tests run at a time than there are processors.
+# A test that skips prints "skipped: ..." past the capture of its output.
+cargo_test() {
     RSCCL_TEST_BUILT=1 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 2))} \
-        cargo test --locked "${packages[@]}" --features "$features" --no-fail-fast 2>&1 | tee "$log"
+        cargo test --locked --no-fail-fast "$@" 2>&1 | tee -a "$log"
 }
 
 # `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `cargo test` has built the
@@ -123,11 +140,12 @@ show_virtual_gpus() {
     grep "^cuda:0: 4 ranks, sum 10" <<<"$shown" || { echo "11_process_group on virtual GPUs:"; echo "$shown"; return 1; }
 }
 
-# What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
-# this crate, which is not optimised here.
+# What threads share, in every order that matters: tests/README.md. The time goes into loom and the coroutines under it, which are
+# optimised, and into the build of this crate, which is not optimised here.
 models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
-        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' "$@" 2>&1
+        cargo test --locked --quiet --lib --config profile.test.package.loom.opt-level=2 \
+        --config profile.test.package.generator.opt-level=2 "$@" 2>&1
 }
 
 # The compiler is busy with one crate most of the time, so another build has a processor to itself. The library alone, as users build it,
@@ -159,18 +177,17 @@ run_models() {
 run_mpis=(mpi-examples/run-all.sh --built "$built/examples")
 [[ -n $everything ]] || run_mpis+=(--system)
 
-# The C++ library is one crate, most of whose build is one thread, and its tests wait for compilers one by one: what they leave of
-# the processors builds for the MPIs.
+# What the steps for C++ and MPI build: tests of faults wait for most of their time, and leave a processor to it. These builds have
+# folders of their own, so no test waits for one.
+build_ahead() {
+    if [[ $features == *cpp* ]]; then nice -n 19 cpp/test.sh ${everything:+--all} --build-only; fi
+    if [[ $features == *mpi* ]]; then nice -n 19 "${run_mpis[@]}" --build-only; fi
+}
+
 run_cpp() {
-    local status=0 builds=
-    if [[ $features == *mpi* ]]; then
-        nice -n 19 "${run_mpis[@]}" --build-only >"$scratch/builds" 2>&1 &
-        builds=$!
-    fi
-    cpp/test.sh ${everything:+--all} || status=$?
-    # A build that fails does so again in the next step, which says why.
-    [[ -z $builds ]] || wait "$builds" || true
-    return "$status"
+    # A build that has failed does so again, and says why.
+    [[ -z $ahead ]] || wait "$ahead" || true
+    cpp/test.sh ${everything:+--all}
 }
 
 # Tests that take long; their programs are those of run_tests. Words after `--` are names of tests.
@@ -288,7 +305,7 @@ judge_skips() {
 # Beginnings of reasons that no installation can remove; and Intel MPI (mpi-examples/README.md) and PyTorch, which are installed on request only.
 MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no torch|this toolchain has no|this kernel has no"
 
-examples=0 features=
+examples=0 features= ahead=
 main 2>&1 | tee "$output"
 judge_skips
 tail -n 1 "$verdict"

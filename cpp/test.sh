@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs the C++ library to a temporary prefix and tests it as a user's project would: what the library shows, headers, misuse
 # that must not compile, consumers outside the tree, the API tests under sanitizers, the examples.
-#   cpp/test.sh [--all] [--keep]
+#   cpp/test.sh [--all] [--keep] [--build-only]
 # Prints a line for each check and at the end "cpp: N passed; M failed". What the machine lacks is skipped, with the reason.
-# --all: headers and consumers by each compiler with each standard, and not only by the first with the oldest and by the last with the
-# newest; the API tests without sanitizers too, and not only those that run on GPUs.
-# --keep leaves the working folder for a look at it. JOBS says how many compilers run side by side (2).
+# The library is built unoptimised, with the assertions of a debug build.
+# --all: the library as users install it; headers and consumers by each compiler with each standard, and not only by the first with the
+# oldest and by the last with the newest; the API tests without sanitizers too, and not only those that run on GPUs.
+# --build-only builds what it installs, and tests nothing. --keep leaves the working folder for a look at it. JOBS says how many compilers run side by side (2).
 set -euo pipefail
 cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
@@ -13,17 +14,22 @@ root=${cpp%/*}
 while read -r name; do unset "$name"; done < <(compgen -e | grep -E '^(RSCCL_|NCCL_|MASTER_|OMPI_COMM|PMI|SLURM_|RANK$|WORLD_SIZE$)' || true)
 unset PREFIX DESTDIR LIBDIR INCLUDEDIR
 
-everything='' keep=''
+everything='' keep='' build_only=''
 for option; do
     case $option in
         --all) everything=yes ;;
         --keep) keep=yes ;;
-        *) echo "cpp/test.sh: there is no option $option (--all, --keep)" >&2; exit 2 ;;
+        --build-only) build_only=yes ;;
+        *) echo "cpp/test.sh: there is no option $option (--all, --keep, --build-only)" >&2; exit 2 ;;
     esac
 done
 
+# What a push installs is built in a third of the time, and has the assertions of a debug build.
+export CARGO_PROFILE_UNOPTIMISED_INHERITS=dev CARGO_PROFILE_UNOPTIMISED_OPT_LEVEL=0 CARGO_PROFILE_UNOPTIMISED_DEBUG=0
+profile=unoptimised
+[[ -z $everything ]] || profile=release
 jobs=${JOBS:-2} work=$(mktemp -d)
-export cpp root work prefix=$work/prefix jobs
+export cpp root work prefix=$work/prefix jobs profile
 # A build, a compilation and a run may take this long before they count as hung.
 BUILD_LIMIT_S=900 COMPILE_LIMIT_S=180 RUN_LIMIT_S=120
 passed=0 failed=0 skipped=0 number=0
@@ -156,7 +162,7 @@ part_of_a_project() { # BY
     local build=$work/part-$1
     cp -R "$cpp/tests/subproject" "$build-source"
     cp "$cpp/tests/consumer/main.cpp" "$build-source"
-    cmake -S "$build-source" -B "$build" -DRSCCL="$root" -DBY="$1" -DCMAKE_CXX_FLAGS="$strict"
+    cmake -S "$build-source" -B "$build" -DRSCCL="$root" -DBY="$1" -DRSCCL_PROFILE="$profile" -DCMAKE_CXX_FLAGS="$strict"
     cmake --build "$build"
     "$build/consumer_shared" shared
     "$build/consumer_static" static
@@ -236,8 +242,13 @@ export -f run_tests on_virtual_gpus example_runs readme_program panics_stay_insi
 
 # ---- install
 
+# Both profiles where they differ: the test of the options has its own.
+if [[ -n $build_only ]]; then
+    "$cpp/install.sh" "$prefix" --no-command --profile "$profile" && "$cpp/install.sh" "$prefix" --static-only --profile unoptimised
+    exit
+fi
 # The command is built beside what follows, by the test of the options: the classes need none.
-check "install" $BUILD_LIMIT_S "$cpp/install.sh" "$prefix" --no-command
+check "install" $BUILD_LIMIT_S "$cpp/install.sh" "$prefix" --no-command --profile "$profile"
 if ((failed)); then finish; fi
 queue "install.sh: its options, prefixes that move, uninstalling" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
 queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S exports_are_right

@@ -9,6 +9,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 # A build of the library for each MPI: without what only a debugger or the next edit would use, and unoptimised, in a fifth of the time.
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0
+# The C++ library for the jobs: of the profile that cpp/test.sh has built.
+export CARGO_PROFILE_UNOPTIMISED_INHERITS=dev CARGO_PROFILE_UNOPTIMISED_OPT_LEVEL=0 CARGO_PROFILE_UNOPTIMISED_DEBUG=0
 
 # One job may take this long; mpirun ends it itself, and what mpirun does not end is ended ten seconds later.
 JOB_LIMIT_S=90
@@ -146,7 +148,7 @@ build_cpp() {
     ((${#only[@]} == 0)) || return 0
     [[ -x $mpicxx ]] || { echo "skipped: $mpi: no $mpicxx, so no C++ programs"; return 0; }
     if [[ ! -d $scratch/prefix ]]; then
-        timeout "$BUILD_LIMIT_S" cpp/install.sh "$scratch/prefix" --static-only --no-command >"$log" 2>&1 || return 1
+        timeout "$BUILD_LIMIT_S" cpp/install.sh "$scratch/prefix" --static-only --no-command --profile unoptimised >"$log" 2>&1 || return 1
     fi
     env "${job_environment[@]}" RSCCL_PREFIX="$scratch/prefix" mpi-examples/cpp/run.sh --build-only "$scratch/cpp-$mpi" "$mpicxx" >"$log" 2>&1 || return 1
     cpp_programs=("$scratch/cpp-$mpi"/*)

@@ -7,6 +7,8 @@ mod arrows;
 mod circles;
 #[path = "tidy/house.rs"]
 mod house;
+#[path = "tidy/lists.rs"]
+mod lists;
 #[path = "tidy/sleepers.rs"]
 mod sleepers;
 #[path = "tidy/text.rs"]
@@ -165,7 +167,6 @@ const WIDE: &[&str] = &[
     "src/bin/rsccl/perf/verify/sample.rs",
     "src/bin/rsccl/run.rs",
     "src/bin/rsccl/run/bind.rs",
-    "src/bin/rsccl/topo/found.rs",
     "src/bin/rsccl/topo/picture.rs",
     "src/bin/rsccl/topo/show.rs",
     "src/comm/collectives.rs",
@@ -189,8 +190,6 @@ const WIDE: &[&str] = &[
     "src/lib.rs",
     "src/plan/site.rs",
     "src/reach/device_sharing.rs",
-    "src/session/peer_status.rs",
-    "src/session/settings.rs",
     "src/sync/ring.rs",
     "src/topo/affinity.rs",
     "src/topo/graphs.rs",
@@ -199,7 +198,6 @@ const WIDE: &[&str] = &[
     "src/topo/reach.rs",
     "src/topo/xml.rs",
     "src/transport/device_queues.rs",
-    "src/transport/fabric.rs",
     "src/transport/net/listener.rs",
     "src/types/element.rs",
 ];
@@ -218,7 +216,6 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Value", "a variable's; a symbolic one"),
     ("Need", "what a plan needs of connections; what a symbolic step needs"),
     ("Gpu", "a GPU as the system shows it; as topology describes it"),
-    ("Port", "a NIC's, in topology; where a rank takes data connections"),
     ("Device", "a kind of memory; a GPU in topology, twice"),
     // To be renamed by whoever works on these files next.
     ("Buffer", "of a plan; a registered one"),
@@ -266,6 +263,7 @@ fn the_house_is_tidy() {
     }
     house::check(&sources, &mut findings);
     check_type_names(&sources, &mut findings);
+    lists::check(&sources, &mut findings);
     check_texts(root, &mut findings);
     check_documents(root, &sources, &mut findings);
     check_front_page(root, &mut findings);
@@ -504,30 +502,41 @@ fn check_sizes(source: &Source, findings: &mut Vec<String>) {
 }
 
 fn check_width(source: &Source, findings: &mut Vec<String>) {
-    if WIDE.iter().any(|path| source.path == *path || source.path.starts_with(&format!("{path}/"))) {
+    if WIDE.contains(&source.path.as_str()) {
         return;
     }
-    for (index, line) in source.raw.iter().enumerate() {
+    for (line, columns) in wide_lines(source) {
+        findings.push(format!("{}:{line}: {columns} columns, the limit is {LINE_COLUMNS}", source.path));
+    }
+}
+
+/// The lines that are too wide: number and columns.
+fn wide_lines(source: &Source) -> impl Iterator<Item = (usize, usize)> {
+    source.raw.iter().enumerate().filter_map(|(index, line)| {
         let columns = line.chars().count();
         // A row of a table in a document cannot be wrapped.
         let is_row = line.trim_start().starts_with("/// |") || line.trim_start().starts_with("//! |");
-        if columns > LINE_COLUMNS && !is_row {
-            findings.push(format!("{}:{}: {columns} columns, the limit is {LINE_COLUMNS}", source.path, index + 1));
-        }
-    }
+        (columns > LINE_COLUMNS && !is_row).then_some((index + 1, columns))
+    })
 }
 
 /// No two types of the library that are visible outside their file have one name, except those in [`HOMONYMS`].
 fn check_type_names(sources: &[Source], findings: &mut Vec<String>) {
+    let homes = homes_of_types(sources);
+    for (name, homes) in homes.iter().filter(|(name, homes)| homes.len() > 1 && !is_homonym(name)) {
+        findings.push(format!("{}: the type `{name}` also exists in {}: rename one", homes[0], homes[1..].join(", ")));
+    }
+}
+
+/// Each visible type's name, and where types of this name are declared.
+fn homes_of_types(sources: &[Source]) -> BTreeMap<&str, Vec<String>> {
     let mut homes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for source in sources.iter().filter(|source| source.module().is_some()) {
         for (offset, name) in visible_types(&source.code) {
             homes.entry(name).or_default().push(format!("{}:{}", source.path, line_of(&source.code, offset)));
         }
     }
-    for (name, homes) in homes.iter().filter(|(name, homes)| homes.len() > 1 && !is_homonym(name)) {
-        findings.push(format!("{}: the type `{name}` also exists in {}: rename one", homes[0], homes[1..].join(", ")));
-    }
+    homes
 }
 
 fn is_homonym(name: &str) -> bool {

@@ -10,8 +10,7 @@ complain() {
     exit 1
 }
 
-# With the command, which is built for this test alone: unoptimised, in a fifth of the time.
-export CARGO_PROFILE_UNOPTIMISED_INHERITS=dev CARGO_PROFILE_UNOPTIMISED_OPT_LEVEL=0 CARGO_PROFILE_UNOPTIMISED_DEBUG=0
+# With the command, which is built for this test alone: unoptimised, a profile of cpp/test.sh, in a fifth of the time.
 mkdir -p "$1"
 "$cpp/install.sh" "$1/a place" --static-only --profile unoptimised >"$1/said"
 [[ -f "$1/a place/lib/librsccl.a" && ! -e "$1/a place/lib/librsccl.so" ]]
@@ -22,7 +21,8 @@ printf '#include <rsccl/rsccl.hpp>\nint main() { rsccl::Communicator::from_env()
 # As distributions lay it out: several architectures side by side, and a folder that only its owner would be let into.
 multiarch=lib/$("${CXX:-c++}" -print-multiarch 2>/dev/null || true)
 [[ $multiarch != lib/ ]] || multiarch=lib/$(uname -m)-linux-gnu
-(umask 077 && DESTDIR=$1/stage LIBDIR=/usr/$multiarch "$cpp/install.sh" --prefix=/usr --shared-only --no-command --includedir include/deep)
+(umask 077 && DESTDIR=$1/stage LIBDIR=/usr/$multiarch "$cpp/install.sh" --prefix=/usr --shared-only --no-command \
+    --profile "$profile" --includedir include/deep)
 staged=$1/stage/usr
 [[ ! -e $staged/$multiarch/librsccl.a && -f $staged/$multiarch/librsccl.so && -f $staged/include/deep/rsccl/rsccl.hpp ]]
 [[ ! -e $staged/lib/librsccl.so && ! -e $staged/bin ]]
