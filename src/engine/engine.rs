@@ -526,7 +526,8 @@ impl Engine {
     }
 
     /// Opens connections or memory together with peers, as a part of the call that is under way. `background` work and
-    /// the delivery of earlier messages go on meanwhile, because a peer may wait for them before it comes to the set-up.
+    /// the delivery of earlier messages go on meanwhile, because a peer may wait for them before it comes to the
+    /// set-up.
     pub(super) fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,

@@ -277,7 +277,7 @@ mod tests {
                 let described = Described::of(&system, (settings, &no_driver), &hosts);
                 let ranks = || (0..hosts.len()).map(|rank| Rank::new(u32::try_from(rank).unwrap()));
                 // Of a rack the pairs of the first GPUs of its hosts, and all of one host.
-                let is_asked = |rank: &Rank| hosts.len() < 32 || rank.get() < 4 || rank.get() % 12 == 0;
+                let is_asked = |rank: &Rank| hosts.len() < 32 || rank.get() < 4 || rank.get().is_multiple_of(12);
                 for one in ranks().filter(is_asked) {
                     for other in ranks().filter(is_asked).filter(|other| *other != one) {
                         let told = described.way(one, other);

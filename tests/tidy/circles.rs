@@ -112,7 +112,6 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
     ("forks are watched from the first descriptor on, and close them", &[("sys/inherited", "sys/fork")]),
     ("`Family` and `Rules`", &[("bootstrap/options", "bootstrap/interface")]),
     ("`wait_ready`", &[("sys/alive", "sys/process")]),
-    ("a model checker may stand in for atomic words; it is told of waits", &[("sys/clock", "sync/primitive")]),
     ("`read`", &[("sys/numa", "sys/gpus")]),
     ("`may_open`", &[("sys/nvml", "sys/gpus")]),
     ("`await_peers_out`; what is lent has no file of its own", &[("exec/epoch", "exec/evict")]),
