@@ -10,13 +10,14 @@ use crate::{machine, text};
 fn why_names_the_way_links_and_the_gpu_between() {
     let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
     let expected = "\
-GPU 0 to GPU 7: NVB, 40 GB/s
+GPU 0 to GPU 7: NVB, 20 GB/s
   GPU 0 -> GPU 3: NvLink 40 GB/s
   GPU 3 -> GPU 7: NvLink 20 GB/s
 GPU memory of ranks 0 and 7, a process on each GPU: P2P/indirect/3
-  not without a GPU between: no NVLinks of their own join these GPUs, and drivers allow others no access
-  the data lie on GPU 3, to which NVLinks lead from both
-  assumed of the driver, whom a description does not know: peers have access, unless their only links lead through a GPU
+  what they send lies in memory of a GPU between them
+  not without a GPU between: the only NVLinks between these GPUs lead through another one
+  the GPU between them is GPU 3, to which NVLinks lead from both
+  assumed, because only a driver knows: GPUs of a host have peer access, except where the only NVLinks lead through another GPU
 host memory of these ranks: SHM (P2P: the rank is in another process)
 NET in place of P2P: no, 40 GB/s between the GPUs, 12 GB/s and 12 GB/s to their NICs
 NVLS: not built, reductions in NVLink switches
@@ -64,7 +65,7 @@ fn why_obeys_the_settings_of_the_environment() {
     };
     let way = |variable: &str, value: &str| {
         let said = said(variable, value, ["gpu:0", "gpu:1"]);
-        let lines = said.lines().skip_while(|line| !line.starts_with("GPU memory")).take(2);
+        let lines = said.lines().skip_while(|line| !line.starts_with("GPU memory")).take(3).step_by(2);
         let words: Vec<&str> = lines.map(|line| line.rsplit_once(": ").map_or(line, |(_, last)| last)).collect();
         words.join(", ")
     };

@@ -158,8 +158,7 @@ impl<'a> Described<'a> {
 
 /// Why GPUs of a host whose driver nobody can ask do not reach each other.
 pub fn assumed_unreached(kind: PathKind) -> Option<String> {
-    (kind == PathKind::Nvb)
-        .then(|| "no NVLinks of their own join these GPUs, and drivers allow others no access".to_owned())
+    (kind == PathKind::Nvb).then(|| "the only NVLinks between these GPUs lead through another one".to_owned())
 }
 
 /// The GPUs in the order of ranks: by host, and by their numbers there.
@@ -208,9 +207,10 @@ fn between_gpus(
     let reads = if decision.reads() { "/read" } else { "" };
     let mut lines =
         vec![format!("GPU memory of ranks {one} and {other}, a process on each GPU: {}{reads}", decision.way)];
+    lines.push(format!("  {}", in_words(decision.way)));
     lines.extend(decision.refused().iter().map(|(way, reason)| format!("  not {way}: {reason}")));
     if let Some(third) = third {
-        lines.push(format!("  the data lie on {}, to which NVLinks lead from both", system.name(third)));
+        lines.push(format!("  the GPU between them is {}, to which NVLinks lead from both", system.name(third)));
     }
     if decision.reads() {
         let why = if settings.reads.is_some() { "NCCL_P2P_READ_ENABLE=1" } else { "NVLink and capability 8.0" };
@@ -219,8 +219,8 @@ fn between_gpus(
     let is_assumed = !described.is_far(one, other) && settings.forbids(Some(described.kind(one, other))).is_none();
     if is_assumed && described.told_by_driver(one, other).is_none() {
         lines.push(
-            "  assumed of the driver, whom a description does not know: peers have access, unless their only links \
-             lead through a GPU"
+            "  assumed, because only a driver knows: GPUs of a host have peer access, except where the only NVLinks \
+             lead through another GPU"
                 .to_owned(),
         );
     }
@@ -229,13 +229,26 @@ fn between_gpus(
     lines.push(of_host_memory(facts));
     if hosts[0] == hosts[1] {
         let said = match widths_to_nics(system, (from, to)) {
-            Verdict::Yes(reason) => format!("not built, {reason}"),
+            Verdict::Yes(reason) => format!("not built, though wider: {reason}"),
             Verdict::No(reason) => format!("no, {reason}"),
         };
         lines.push(format!("NET in place of P2P: {said}"));
     }
     lines.push("NVLS: not built, reductions in NVLink switches".to_owned());
     KnownOfTwo { third, lines }
+}
+
+/// What ranks do on a way.
+fn in_words(way: PeerWay) -> &'static str {
+    match way {
+        PeerWay::Direct => "each works in the other's memory, by its pointer",
+        PeerWay::CuMem => "each works in the other's memory, which it maps by a descriptor",
+        PeerWay::Ipc => "each works in the other's memory, which it maps by a handle",
+        PeerWay::Crossing => "each works in the other's memory, which it maps by a fabric handle over NVLink switches",
+        PeerWay::Indirect(_) => "what they send lies in memory of a GPU between them",
+        PeerWay::Pinned => "what they send lies in pinned memory of their host",
+        PeerWay::Wire => "what they send goes through sockets",
+    }
 }
 
 /// The way of host memory: `host memory of these ranks: SHM (P2P: ...)`.
@@ -324,7 +337,7 @@ mod tests {
         let level = WaySettings { level: Some(PathKind::Pxb), ..usual };
         assert_eq!([first("h100x8", (0, 7), level), first("a100bridge", (0, 4), level)], ["P2P/CUMEM", "SHM/pinned"]);
         let lines = said(&system("a100bridge"), (0, 4), level);
-        assert_eq!(lines[1], "  not P2P: SYS is beyond NCCL_P2P_LEVEL=PXB");
+        assert_eq!(lines[2], "  not P2P: SYS is beyond NCCL_P2P_LEVEL=PXB");
     }
 
     /// On a cube mesh GPUs 0 and 7 both have links to GPUs 3 and 4: each direction takes one of them.
@@ -350,12 +363,12 @@ mod tests {
         let (ndv4, usual) = (system("ndv4"), WaySettings::default());
         assert_eq!(first("ndv4", (0, 1), usual), "P2P/CUMEM/read");
         let disabled = said(&ndv4, (0, 1), WaySettings { no_p2p: true, ..usual });
-        assert!(disabled[0].ends_with(": SHM/pinned") && disabled[1] == "  not P2P: NCCL_P2P_DISABLE is set");
+        assert!(disabled[0].ends_with(": SHM/pinned") && disabled[2] == "  not P2P: NCCL_P2P_DISABLE is set");
         let denies = |_: NodeId, _: NodeId| Some(Err("no peer access, says NVML".to_owned()));
         let gpus = ranked(&ndv4);
         let denied = known(&ndv4, (gpus[0], gpus[1]), (usual, None), &denies).lines;
         assert!(
-            denied[0].ends_with(": SHM/pinned") && denied[1] == "  not P2P: no peer access, says NVML",
+            denied[0].ends_with(": SHM/pinned") && denied[2] == "  not P2P: no peer access, says NVML",
             "{denied:?}"
         );
         // Hopper is written to, whatever the links, unless the user asks for it.

@@ -207,17 +207,17 @@ pub(crate) fn why(
     let known = described::known(system, (from, to), settings, driver);
     let way = Paths::from(system, from).to(system, to);
     let mut text = String::new();
-    line(&mut text, 0, &format!("{} to {}: {}, {}", system.name(from), system.name(to), way.kind, way.bandwidth));
-    let nodes = match known.third {
+    let (nodes, bandwidth) = match known.third {
         // The data take the links of the GPU between them, which the shortest way may not do.
         Some(third) => {
             let (mut there, on) =
                 (Paths::from(system, from).to(system, third), Paths::from(system, third).to(system, to));
             there.nodes.extend(on.nodes.into_iter().skip(1));
-            there.nodes
+            (there.nodes, there.bandwidth.min(on.bandwidth))
         }
-        None => way.nodes,
+        None => (way.nodes, way.bandwidth),
     };
+    line(&mut text, 0, &format!("{} to {}: {}, {bandwidth}", system.name(from), system.name(to), way.kind));
     for pair in nodes.windows(2) {
         let links = system.links(pair[0]).iter().filter(|link| link.to == pair[1]);
         let link = links.max_by_key(|link| link.bandwidth);
