@@ -100,7 +100,7 @@ choose_features() {
     features=$(IFS=,; echo "${wanted[*]}")
 }
 
-# The virtual GPU machine: tests/vcuda/README.md. Its tests are built and counted with the library's own.
+# The virtual GPU machine: vcuda/README.md. Its tests are built and counted with the library's own.
 packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
@@ -131,12 +131,12 @@ cargo_test() {
 # command and the examples. `cargo build` would build the library a second time: tests need crates with more features than it asks for.
 show_virtual_gpus() {
     local shown
-    shown=$(tests/vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
+    shown=$(vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
     for words in "GPU 7 .*(sm_80, 6 links)" "rings: 13 x 10 GB/s = 130 GB/s"; do
         grep -q "$words" <<<"$shown" || { echo "rsccl topo on virtual GPUs lacks \"$words\":"; echo "$shown"; return 1; }
     done
     # What a framework does, with ranks that share GPUs.
-    shown=$(timeout "$EXAMPLE_LIMIT_S" tests/vcuda/run --strict 2-nvswitch -- "$built/examples/11_process_group")
+    shown=$(timeout "$EXAMPLE_LIMIT_S" vcuda/run --strict 2-nvswitch -- "$built/examples/11_process_group")
     grep "^cuda:0: 4 ranks, sum 10" <<<"$shown" || { echo "11_process_group on virtual GPUs:"; echo "$shown"; return 1; }
 }
 
