@@ -101,20 +101,22 @@ choose_features() {
 }
 
 # The virtual GPU machine: vcuda/README.md. Its tests are built and counted with the library's own.
-packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
+packages=(-p rsccl -p rsccl-examples -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
-    local status=0 programs=(--bins --examples --test '*')
+    local status=0 programs=(--bins --test '*')
+    # Examples as programs: `cargo test --examples` would build them as tests. With the same packages and features each time, all of these
+    # commands share what they build.
+    cargo build --locked "${packages[@]}" --features "$features" --quiet --bins --examples 2>&1 || return 1
     cargo test --locked "${packages[@]}" --features "$features" --quiet --no-run "${programs[@]}" 2>&1 || return 1
     build_ahead >"$scratch/builds" 2>&1 &
     ahead=$!
     cargo_test "${packages[@]}" --features "$features" "${programs[@]}" || status=$?
-    cargo_test -p vcuda-driver -p vcuda-nvml --lib || status=$?
     # A library's unit tests are one program, which takes three times as long to compile optimised as not. All that stands above runs
     # the virtual machine or the library for longer, and has them optimised.
-    cargo_test -p rsccl -p vcuda --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
+    cargo_test "${packages[@]}" --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
         --config profile.test.package.vcuda.opt-level=0 || status=$?
-    cargo_test -p rsccl -p vcuda --features "$features" --doc || status=$?
+    cargo_test "${packages[@]}" --features "$features" --doc || status=$?
     # Where the tests have failed, nobody else waits for these builds.
     ((status == 0)) || wait "$ahead" || true
     return "$status"
@@ -127,8 +129,8 @@ cargo_test() {
         cargo test --locked --no-fail-fast "$@" 2>&1 | tee -a "$log"
 }
 
-# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `cargo test` has built the
-# command and the examples. `cargo build` would build the library a second time: tests need crates with more features than it asks for.
+# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `run_tests` has built the
+# command and the examples.
 show_virtual_gpus() {
     local shown
     shown=$(vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
