@@ -100,21 +100,23 @@ choose_features() {
     features=$(IFS=,; echo "${wanted[*]}")
 }
 
-# The virtual GPU machine: tests/vcuda/README.md. Its tests are built and counted with the library's own.
-packages=(-p rsccl -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
+# The virtual GPU machine: vcuda/README.md. Its tests are built and counted with the library's own.
+packages=(-p rsccl -p rsccl-examples -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
-    local status=0 programs=(--bins --examples --test '*')
+    local status=0 programs=(--bins --test '*')
+    # Examples as programs: `cargo test --examples` would build them as tests. With the same packages and features each time, all of these
+    # commands share what they build.
+    cargo build --locked "${packages[@]}" --features "$features" --quiet --bins --examples 2>&1 || return 1
     cargo test --locked "${packages[@]}" --features "$features" --quiet --no-run "${programs[@]}" 2>&1 || return 1
     build_ahead >"$scratch/builds" 2>&1 &
     ahead=$!
     cargo_test "${packages[@]}" --features "$features" "${programs[@]}" || status=$?
-    cargo_test -p vcuda-driver -p vcuda-nvml --lib || status=$?
     # A library's unit tests are one program, which takes three times as long to compile optimised as not. All that stands above runs
     # the virtual machine or the library for longer, and has them optimised.
-    cargo_test -p rsccl -p vcuda --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
+    cargo_test "${packages[@]}" --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
         --config profile.test.package.vcuda.opt-level=0 || status=$?
-    cargo_test -p rsccl -p vcuda --features "$features" --doc || status=$?
+    cargo_test "${packages[@]}" --features "$features" --doc || status=$?
     # Where the tests have failed, nobody else waits for these builds.
     ((status == 0)) || wait "$ahead" || true
     return "$status"
@@ -127,16 +129,16 @@ cargo_test() {
         cargo test --locked --no-fail-fast "$@" 2>&1 | tee -a "$log"
 }
 
-# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `cargo test` has built the
-# command and the examples. `cargo build` would build the library a second time: tests need crates with more features than it asks for.
+# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `run_tests` has built the
+# command and the examples.
 show_virtual_gpus() {
     local shown
-    shown=$(tests/vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
+    shown=$(vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
     for words in "GPU 7 .*(sm_80, 6 links)" "rings: 13 x 10 GB/s = 130 GB/s"; do
         grep -q "$words" <<<"$shown" || { echo "rsccl topo on virtual GPUs lacks \"$words\":"; echo "$shown"; return 1; }
     done
     # What a framework does, with ranks that share GPUs.
-    shown=$(timeout "$EXAMPLE_LIMIT_S" tests/vcuda/run --strict 2-nvswitch -- "$built/examples/11_process_group")
+    shown=$(timeout "$EXAMPLE_LIMIT_S" vcuda/run --strict 2-nvswitch -- "$built/examples/11_process_group")
     grep "^cuda:0: 4 ranks, sum 10" <<<"$shown" || { echo "11_process_group on virtual GPUs:"; echo "$shown"; return 1; }
 }
 

@@ -188,7 +188,7 @@ run_tests() { # KIND
 
 # Two files of the API tests. That they are called so still, and that they find GPUs, is a part of it.
 on_virtual_gpus() {
-    "$root/tests/vcuda/run" 2-nvswitch -- "$work/bin/tests-plain" --no-version=true --source-file='*streams.cpp,*windows.cpp' |
+    "$root/vcuda/run" 2-nvswitch -- "$work/bin/tests-plain" --no-version=true --source-file='*streams.cpp,*windows.cpp' |
         tee "$work/on-gpus"
     grep -q '^\[doctest\] test cases: *[4-9]' "$work/on-gpus" || { echo "few tests of streams and windows have run"; return 1; }
     ! grep '^skipped: no GPU' "$work/on-gpus"
@@ -347,7 +347,7 @@ gpu_example() {
     "$last" -std=c++17 $strict -O1 "$root/examples/cpp/07_gpu.cpp" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -ldl \
         -o "$work/bin/gpu-example"
     # Without the command, which this prefix has not.
-    RSCCL_STORE=file://$work/gpu-example-store RSCCL_WORLD_SIZE=2 "$root/tests/vcuda/run" 2-nvswitch -- \
+    RSCCL_STORE=file://$work/gpu-example-store RSCCL_WORLD_SIZE=2 "$root/vcuda/run" 2-nvswitch -- \
         bash -c 'RSCCL_RANK=0 "$0" & RSCCL_RANK=1 "$0"; status=$?; wait $! && exit $status' "$work/bin/gpu-example" | tee "$work/gpu-example-said"
     grep -q '2 ranks on GPUs: every sum is 3' "$work/gpu-example-said"
 }

@@ -4,7 +4,7 @@
 //! there are some.
 //!
 //!     cargo run --example 11_process_group
-//!     tests/vcuda/run 2-nvswitch -- target/debug/examples/11_process_group     # built with feature cuda
+//!     vcuda/run 2-nvswitch -- target/debug/examples/11_process_group     # built with feature cuda
 //!
 //! Prints, and a line for cuda:0 where there is a GPU (feature `cuda`):
 //!

@@ -84,7 +84,7 @@ fn reproducible_weights_are_the_same_over_every_transport() {
 fn gpus_learn_the_same_weights_as_hosts() {
     let on_host = run(&["--reproducible", "--transport", "local", "--ranks", "3"], "weights ");
     for (machine, devices) in [("1", "cuda"), ("2-nvswitch", "cuda:0,1")] {
-        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"));
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run"));
         command.args([machine, "--"]).arg(program());
         command.args(["--reproducible", "--transport", "local", "--ranks", "3", "--device", devices]);
         let output = command.output().expect("bash starts");

@@ -414,7 +414,7 @@ fn collectives_without_the_algorithm_are_left_out_and_named() {
 #[cfg(feature = "cuda")]
 #[test]
 fn ranks_share_the_memory_of_a_virtual_gpu() {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run");
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", "300", script, "--strict", "1", "--", env!("CARGO_BIN_EXE_rsccl"), "perf"]);
     command.args(["all_reduce,all_gather,sendrecv,barrier", "--ranks", "3", "--device", "cuda:0", "-b", "1K"]);
@@ -429,7 +429,7 @@ fn ranks_share_the_memory_of_a_virtual_gpu() {
 #[cfg(feature = "cuda")]
 #[test]
 fn processes_work_on_virtual_gpus_of_their_own() {
-    let (script, rsccl) = (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"), env!("CARGO_BIN_EXE_rsccl"));
+    let (script, rsccl) = (concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run"), env!("CARGO_BIN_EXE_rsccl"));
     let launched = ["run", "-n", "2", "--", rsccl, "perf"];
     for (before, after) in [(&launched[..], &[][..]), (&["perf"], &["--ranks", "2", "--transport", "auto", "-R", "2"])]
     {
@@ -451,7 +451,7 @@ fn check_gpu(program: &str, items: &[&str]) -> (Option<i32>, String) {
     std::os::unix::fs::symlink(program, folder.path().join("rsccl")).expect("a link");
     let root = env!("CARGO_MANIFEST_DIR");
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=10", "300", &format!("{root}/tests/vcuda/run"), "1", "--"]);
+    command.args(["--kill-after=10", "300", &format!("{root}/vcuda/run"), "1", "--"]);
     command.args([&format!("{root}/bench/gpu-check/run"), "--quick", "--binaries"]).arg(folder.path());
     let output = command.arg("--results").arg(folder.path()).args(items).output().expect("the machine starts");
     let kept = std::fs::read_to_string(folder.path().join("gpu-check.md")).expect("the results are kept");

@@ -306,7 +306,7 @@ fn this_machine_has_the_processors_that_the_kernel_lists() {
 /// unused; PCI Express, which joins the pairs without a link, carries the rest.
 #[test]
 fn a_virtual_machine_shows_its_links_and_rings() {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run");
     let shown = |machine: &str| {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=10", "300", script, machine, "--", env!("CARGO_BIN_EXE_rsccl"), "topo"]);
@@ -341,13 +341,7 @@ fn hosts_of_one_clique_are_one_domain() {
     let folder = tempfile::tempdir().expect("a folder");
     let described = |root: &Path| {
         let mut command = Command::new("timeout");
-        command.args([
-            "--kill-after=10",
-            "300",
-            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"),
-            "2x4-mnnvl",
-            "--",
-        ]);
+        command.args(["--kill-after=10", "300", concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run"), "2x4-mnnvl", "--"]);
         command.arg(std::env::current_exe().expect("this test"));
         command.args(["--exact", "a_host_of_a_rack_describes_itself", "--include-ignored"]);
         let output = command.env("RACK_ROOT", root).env("RACK_OUT", folder.path()).output().expect("it starts");

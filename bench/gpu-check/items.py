@@ -16,7 +16,7 @@ import zlib
 from driver import LOCAL_BYTES, REGISTERS, Failed, Gpu
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# A virtual GPU (tests/vcuda) tells nothing about times, and runs no machine code.
+# A virtual GPU (vcuda) tells nothing about times, and runs no machine code.
 VIRTUAL = "VCUDA_STATE" in os.environ
 MIB = 1 << 20
 
@@ -199,12 +199,12 @@ def modules(check):
 def litmus(check):
     if VIRTUAL:
         raise Skipped("the driver here is the virtual one, and this compares the two")
-    words = [str(ROOT / "tests/vcuda/check-real"), "--programs", check.binary("programs"), "--vcuda", check.binary("vcuda")]
+    words = [str(ROOT / "vcuda/check-real"), "--programs", check.binary("programs"), "--vcuda", check.binary("vcuda")]
     status, output = check.command(words, ITEMS[check.name].limit_s - 3)
     for line in output.splitlines():
         check.say(line)
     if status != 0:
-        check.fail("tests/vcuda/check-real: " + ("no end in time" if status is None else f"status {status}"))
+        check.fail("vcuda/check-real: " + ("no end in time" if status is None else f"status {status}"))
 
 
 # --- 5: the library ----------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class Gpu {
     CUstream_st* stream_ = nullptr;
 };
 
-/// Whether there are GPUs; prints that the test skips where there are none. On a virtual machine (tests/vcuda) there are
+/// Whether there are GPUs; prints that the test skips where there are none. On a virtual machine (vcuda) there are
 /// some: a test that finds none there fails.
 inline bool has_gpus() {
     if (Driver::get().gpus == 0) {

@@ -1,5 +1,5 @@
 // Calls on CUDA streams, with GPU memory of the driver's own functions: neither a header nor a library of CUDA is needed to build
-// this. Where there is no driver, calls say so. tests/vcuda/run gives it virtual GPUs.
+// this. Where there is no driver, calls say so. vcuda/run gives it virtual GPUs.
 #include <doctest/doctest.h>
 
 #include <array>

@@ -1,5 +1,5 @@
 // GPU memory that the library allocates, and windows of it: between threads, between processes, and what is refused.
-// tests/vcuda/run gives it virtual GPUs.
+// vcuda/run gives it virtual GPUs.
 #include <doctest/doctest.h>
 
 #include <cstdint>

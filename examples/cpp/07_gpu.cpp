@@ -5,7 +5,7 @@
 //
 //     c++ -std=c++17 07_gpu.cpp -I PREFIX/include -L PREFIX/lib -lrsccl -ldl -o gpu
 //     rsccl run -n 2 ./gpu
-//     tests/vcuda/run 2-nvswitch -- rsccl run -n 2 ./gpu     (two virtual GPUs: from a checkout, without any GPU)
+//     vcuda/run 2-nvswitch -- rsccl run -n 2 ./gpu     (two virtual GPUs: from a checkout, without any GPU)
 //
 // Prints (rank 0 of 2):
 //

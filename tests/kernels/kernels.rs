@@ -6,7 +6,7 @@
 //! are sources.
 
 mod averages;
-#[path = "../vcuda/tests/flat/mod.rs"]
+#[path = "../../vcuda/tests/flat/mod.rs"]
 mod flat;
 mod host;
 

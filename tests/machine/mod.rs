@@ -1,4 +1,4 @@
-//! Starts tests of this program again, on a virtual machine of GPUs (`tests/vcuda`).
+//! Starts tests of this program again, on a virtual machine of GPUs (`vcuda`).
 
 pub(crate) mod gpus;
 
@@ -18,7 +18,7 @@ pub(crate) struct Run {
 /// Runs the tests of this program whose names have `filter` in them. With `--strict` among the `options`, what is left
 /// on a GPU is a failure.
 pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> Run {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run");
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", LONGEST_S, script]).args(options).args([machine, "--"]);
     command.arg(std::env::current_exe().expect("a program")).args(arguments).arg("--nocapture");

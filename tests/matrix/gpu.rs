@@ -1,5 +1,5 @@
 //! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started
-//! again on a virtual machine (`tests/vcuda`).
+//! again on a virtual machine (`vcuda`).
 
 #[path = "gpu_faults.rs"]
 mod faults;

@@ -1,4 +1,4 @@
-//! This program's own tests, started again on virtual GPUs (`tests/vcuda`), with faults of the driver where a test
+//! This program's own tests, started again on virtual GPUs (`vcuda`), with faults of the driver where a test
 //! asks.
 
 mod alone;
@@ -73,7 +73,7 @@ const LONGEST_S: &str = "300";
 fn vcuda() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run");
         let built = Command::new(script).args(["1", "--", "true"]).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         // Beside the folder of this program.

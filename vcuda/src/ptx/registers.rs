@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn every_read_of_real_kernels_finds_its_own_register() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/compiled");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/compiled");
         let mut kernels = 0;
         for name in ["program_f32", "program_f8e4m3", "program_bits", "fold_f16", "fold_u8", "meet", "copy"] {
             let packed =
