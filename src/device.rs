@@ -466,7 +466,7 @@ pub fn add(device: &'static dyn Device) {
 /// device.
 fn added() -> MutexGuard<'static, BTreeMap<DeviceId, &'static dyn Device>> {
     static ADDED: PerProcess<Mutex<BTreeMap<DeviceId, &'static dyn Device>>> = PerProcess::new();
-    ADDED.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ADDED.get_or_init(Mutex::default).lock()
 }
 
 /// The error for arguments that live where no executor of this build can reach them.

@@ -28,12 +28,12 @@ mod sink;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::Location;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use tracing::level_filters::LevelFilter;
 
 use crate::config::{Config, DebugLevel, Note, Subsystem};
+use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::PerProcess;
 use crate::sys::writing;
 
@@ -139,8 +139,7 @@ pub(crate) fn say_once(note: &Note) {
 
 /// Whether `text` is new; records it.
 fn is_new(text: &str) -> bool {
-    // The set is consistent even if a holder of the lock panicked.
-    let mut said = SAID.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut said = SAID.get_or_init(Mutex::default).lock();
     said.len() < MAX_SAID && said.insert(text.to_owned())
 }
 

@@ -13,7 +13,6 @@ pub mod peer_status;
 pub mod settings;
 pub mod stall;
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::cause::failure_note;
@@ -418,12 +417,11 @@ impl Session {
 
     /// As of [`Session::peers`].
     fn told(&self) -> MutexGuard<'_, ToldStall> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told.lock()
     }
 
-    /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.
     fn peers(&self) -> MutexGuard<'_, PeerStatus> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.lock()
     }
 }
 

@@ -9,6 +9,7 @@ mod abort;
 pub(crate) mod arrivals;
 mod backoff;
 mod chime;
+mod lock;
 pub(crate) mod flag;
 pub(crate) mod offer;
 pub mod primitive;

@@ -5,7 +5,6 @@
 //! descriptor, such as a forked child that keeps a copy, is no order.
 
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -151,7 +150,7 @@ impl Drop for LeashedThread {
             return;
         }
         self.leash.0.order(END);
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.lock();
         if ended.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
             log::warn!(Bootstrap, "the thread {} does not end: it is left behind", self.name);
         } else if thread.join().is_err() {

@@ -59,7 +59,7 @@ impl Shared {
     }
 
     fn child(&self, kind: ChildKind, members: &[Rank]) -> Arc<Shared> {
-        let mut nurseries = lock(&self.nurseries);
+        let mut nurseries = self.nurseries.lock();
         let nursery = nurseries.entry(kind).or_insert_with(|| {
             let key = collective::child_key(&self.key, kind, members);
             Nursery { shared: Shared::new(key, members.len()), left: members.len() }
@@ -75,22 +75,14 @@ impl Shared {
 
 impl Mailbox {
     fn open(&self) -> MutexGuard<'_, Inbox> {
-        lock(&self.inbox)
+        self.inbox.lock()
     }
 
     /// Waits for a change, at most a short moment.
     fn pause<'a>(&self, inbox: MutexGuard<'a, Inbox>, wait: &Wait) -> MutexGuard<'a, Inbox> {
         let slice = wait.slice(ABORT_CHECK);
-        match self.changed.wait_timeout(inbox, slice) {
-            Ok((inbox, _)) => inbox,
-            Err(poisoned) => poisoned.into_inner().0,
-        }
+        self.changed.wait_timeout(inbox, slice)
     }
-}
-
-/// The data behind these locks is consistent after every statement, so a poisoned lock may be used.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl LocalBootstrap {
@@ -360,7 +352,7 @@ impl Bootstrap for LocalBootstrap {
     fn shrink_with(&self, excluded: &[Rank], ready: Result<()>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
         let attempt = {
-            let mut attempts = lock(&self.attempts);
+            let mut attempts = self.attempts.lock();
             let attempt = attempts.entry(collective::shrink_number(&members, 0)).or_default();
             *attempt += 1;
             *attempt

@@ -20,7 +20,6 @@ mod shortage;
 use std::any::Any;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Purpose, Terms};
@@ -457,7 +456,7 @@ impl Bootstrap for NetBootstrap {
     fn shrink_with(&self, excluded: &[Rank], ready: Result<()>, make: MakeChild<'_>, wait: &Wait) -> Agreed<()> {
         let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
         let attempt = {
-            let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut attempts = self.attempts.lock();
             let attempt = attempts.entry(collective::shrink_number(&members, 0)).or_default();
             *attempt += 1;
             *attempt

@@ -12,7 +12,6 @@
 //! where a flag is waited for; where no descriptor or thread is left.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::PoisonError;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -192,7 +191,7 @@ impl Drop for Ear {
 impl EarShared {
     /// The orders are whole after every statement.
     fn orders(&self) -> MutexGuard<'_, EarOrders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.orders.lock()
     }
 
     fn run(&self) {

@@ -57,7 +57,7 @@ pub(super) struct Outcome {
 
 impl Outcome {
     fn lock(&self) -> MutexGuard<'_, Option<Result<()>>> {
-        self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.ended.lock()
     }
 
     fn set(&self, result: Result<()>) {
@@ -111,12 +111,11 @@ impl Outcome {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) => return Err(error.duplicate()),
                 None if hooks.is_empty() => {
-                    ended = self.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    ended = self.changed.wait(ended);
                 }
                 None => {
-                    let waited = self.changed.wait_timeout(ended, crate::sync::Progress::REST);
                     // The hook may run for long: another thread must not wait for the lock meanwhile.
-                    drop(waited.unwrap_or_else(std::sync::PoisonError::into_inner));
+                    drop(self.changed.wait_timeout(ended, crate::sync::Progress::REST));
                     hooks.turn();
                     ended = self.lock();
                 }

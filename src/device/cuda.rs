@@ -49,7 +49,6 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::TryLockError;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
@@ -142,13 +141,8 @@ pub fn of(id: DeviceId) -> Result<&'static Cuda> {
 fn in_use() -> Option<Vec<Arc<Active>>> {
     let mut found = Vec::new();
     for gpu in gpus().ok()? {
-        let active = match gpu.active.try_lock() {
-            Ok(place) => place.upgrade(),
-            Err(TryLockError::Poisoned(place)) => place.into_inner().upgrade(),
-            // Whoever makes it may wait for kernels, which may wait for this thread.
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        found.extend(active);
+        // Whoever makes it may wait for kernels, which may wait for this thread.
+        found.extend(gpu.active.try_lock()?.upgrade());
     }
     Some(found)
 }
@@ -238,8 +232,7 @@ impl Cuda {
 
     /// The GPU in use: its context with the kernels, made by the first user and gone with the last.
     fn active(&self) -> Result<Arc<Active>> {
-        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
-        let mut place = self.active.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut place = self.active.lock();
         if let Some(active) = place.upgrade() {
             return Ok(active);
         }
@@ -583,9 +576,8 @@ impl Kept {
         self.memory.as_ref().expect("there until it is dropped")
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
-        self.descriptor.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.descriptor.lock()
     }
 }
 

@@ -1,7 +1,6 @@
 //! The thread that looks after launches for which no call waits: deadlines, deaths, mismatches.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -108,7 +107,7 @@ impl Drop for Monitor {
 impl Watched {
     fn state(&self) -> MutexGuard<'_, State> {
         // A queue of handles is whole after every statement.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The oldest launch; `None` when there will be none any more. A launch after a pause is given time to end, and the
@@ -119,11 +118,11 @@ impl Watched {
         if state.launches.is_empty() && !state.ends {
             state.is_idle = true;
             while state.is_idle && !state.ends {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.changed.wait(state);
             }
             if !state.ends {
                 // `add` wakes a thread that is idle only, so that nothing but the end cuts this rest short.
-                state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+                state = self.changed.wait_timeout(state, LOOK_EVERY);
             }
         }
         state.launches.front().map(|first| (first.launched.clone(), Arc::clone(&first.event)))

@@ -6,8 +6,6 @@
 //! stream held before, and before the work that comes later. Programs on different devices wait for each other on the
 //! devices.
 
-use std::sync::PoisonError;
-
 use crate::device::records::LaunchPart;
 use crate::device::{self, CaptureId, Event, Home, Place, Queue, StatusPage, Surroundings};
 use crate::error::{Error, Result};
@@ -84,7 +82,7 @@ impl DeviceStream {
     /// Locks its queue, to ask it something or to put work into it. Callers hold the lock for that long only.
     pub(crate) fn queue(&self) -> MutexGuard<'_, Box<dyn Queue>> {
         // The lock guards a handle, which a panic leaves as it was.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// An event that is done when all that was put into the stream before is done.
@@ -237,7 +235,7 @@ impl Cohort {
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
         // A panic does not spoil the meeting: a member has brought its part or has not.
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.meeting.lock()
     }
 }
 

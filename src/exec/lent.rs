@@ -1,8 +1,6 @@
 //! Memory that is lent for calls on one stream: the lender has ordered that stream alone behind the memory's other
 //! uses, and waits for the stream's calls alone before the memory may be freed.
 
-use std::sync::PoisonError;
-
 use crate::device::{Event, Region};
 use crate::error::{Error, Result};
 use crate::exec::{DeviceSlice, DeviceSliceMut, DeviceStream, Order};
@@ -66,7 +64,7 @@ impl Lender {
     /// Takes the end of the last call that got the memory; `None` if there was no call.
     pub fn last(&self) -> Option<Result<Arc<dyn Event>>> {
         // A panic does not spoil an event.
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.last.lock().take()
     }
 
     fn check(&self, order: Order<'_>) -> Result<()> {
@@ -82,7 +80,7 @@ impl Lender {
     fn note(&self) {
         // Under the lock, so that of two threads' calls the later end stays. And at once: what the program does to the
         // stream after the call, such as to begin a capture, changes nothing.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         *last = Some(self.stream.record());
     }
 }

@@ -1,7 +1,6 @@
 //! The communicators whose calls were put into a stream: whoever waits for the stream hears if one of them has ended,
 //! because its calls may have ended early, and their buffers then hold anything.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::device::StatusPage;
@@ -34,7 +33,7 @@ struct Caller {
 impl StreamCallers {
     fn callers(&self) -> MutexGuard<'_, Vec<Caller>> {
         // A list of handles is whole after every statement.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A call of the communicator of this flag, hook and page was put into the stream. Errors of other communicators

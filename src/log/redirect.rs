@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::config::DebugLevel;
+use crate::sync::primitive::statics::{Mutex, MutexGuard};
 use crate::sys::fork::PerProcess;
 
 /// One line of the log.
@@ -62,9 +63,8 @@ pub(super) fn take(line: LogLine<'_>) -> bool {
     true
 }
 
-fn target() -> std::sync::MutexGuard<'static, Option<Target>> {
-    // A target is consistent after every statement, so a poisoned lock may be used.
-    TARGET.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+fn target() -> MutexGuard<'static, Option<Target>> {
+    TARGET.get_or_init(Mutex::default).lock()
 }
 
 #[derive(Clone)]

@@ -6,7 +6,6 @@
 //! one process only, so each process finds its own address for the memory of each peer.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 
 use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
 use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region, Sharing, StatusPage, lines};
@@ -277,7 +276,7 @@ impl Meeting {
 
     /// The status pages of the ranks on a device, which the lowest of them in this process leaves for the others.
     pub fn pages(&self) -> MutexGuard<'_, HashMap<Home, HostRegion>> {
-        lock(&self.shared.pages)
+        self.shared.pages.lock()
     }
 
     /// Which ranks do not reach each other's memory.
@@ -315,9 +314,9 @@ impl Meeting {
         if bytes > 0 {
             let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { Sharing::Processes };
             let stage = device::of(home)?.memory_of_host(bytes, sharing)?;
-            lock(&self.shared.stages).insert(me, stage);
+            self.shared.stages.lock().insert(me, stage);
         }
-        lock(&self.shared.sides).insert(me, side.clone());
+        self.shared.sides.lock().insert(me, side.clone());
         Ok(Brought { sides: HashMap::from([(me, side)]), stages: HashMap::new(), pages: None })
     }
 
@@ -328,22 +327,22 @@ impl Meeting {
 
     /// Leaves a rank's memory of a window for the ranks of this process.
     pub fn leave_window(&self, of: (u32, Rank), memory: &Region) {
-        lock(&self.shared.windows).insert(of, memory.clone());
+        self.shared.windows.lock().insert(of, memory.clone());
     }
 
     /// The memory that a rank of this process has left.
     pub fn window(&self, of: (u32, Rank)) -> Option<Region> {
-        lock(&self.shared.windows).get(&of).cloned()
+        self.shared.windows.lock().get(&of).cloned()
     }
 
     /// Takes away what [`Meeting::leave_window`] has left.
     pub fn take_window(&self, of: (u32, Rank)) {
-        lock(&self.shared.windows).remove(&of);
+        self.shared.windows.lock().remove(&of);
     }
 
     /// What this rank brings of the host's memory.
     pub fn stage(&self) -> Option<HostRegion> {
-        lock(&self.shared.stages).get(&self.world.rank).cloned()
+        self.shared.stages.lock().get(&self.world.rank).cloned()
     }
 
     /// Takes in the host's memory that ranks of this process and of others have brought, for the work of this device,
@@ -354,14 +353,14 @@ impl Meeting {
     /// Where the device cannot work in it.
     pub fn take_in(&self, home: Home, elsewhere: &[(Rank, HostRegion)], brought: &mut Brought) -> Result<()> {
         let mut stages: Vec<(Rank, HostRegion)> =
-            lock(&self.shared.stages).iter().map(|(rank, stage)| (*rank, stage.clone())).collect();
+            self.shared.stages.lock().iter().map(|(rank, stage)| (*rank, stage.clone())).collect();
         stages.extend(elsewhere.iter().cloned());
         for (rank, stage) in stages {
             brought.stages.insert(rank, device::of(home)?.take_in(&stage)?);
         }
         let is_lent = |rank: Rank| self.is_here(rank) && self.staged.works_on(self.world.rank, rank);
         for rank in self.world.ranks().filter(|rank| self.imports(*rank) || is_lent(*rank)) {
-            let side = lock(&self.shared.sides).get(&rank).cloned();
+            let side = self.shared.sides.lock().get(&rank).cloned();
             let side = side.ok_or_else(|| Error::internal(format!("rank {rank} has left no memory")))?;
             // What a rank lends is kept like this rank's own, also by graphs that outlive the communicators.
             brought.sides.insert(rank, if self.imports(rank) { self.imported(home, &side)? } else { side });
@@ -375,7 +374,7 @@ impl Meeting {
     /// # Errors
     /// Where some is missing.
     pub fn addresses(&self, brought: &Brought) -> Result<(Addresses, Arc<[PeerMemory]>)> {
-        let (layout, sides) = (self.layout(), lock(&self.shared.sides));
+        let (layout, sides) = (self.layout(), self.shared.sides.lock());
         let me = self.world.rank;
         let missing = |rank: Rank| Error::internal(format!("rank {rank} has no memory for work on devices"));
         let mut addresses = Addresses { sides: Vec::new(), stages: Vec::new() };
@@ -435,7 +434,7 @@ impl Meeting {
 
     /// The devices of this process's ranks: those whose memory this rank reaches, and the others.
     pub fn homes_here(&self) -> (Vec<Home>, Vec<Home>) {
-        let sides = lock(&self.shared.sides);
+        let sides = self.shared.sides.lock();
         let homes = |staged: bool| {
             let is_kind = move |rank: &Rank| self.staged.parts(self.world.rank, *rank) == staged && !self.is_far(*rank);
             sides.iter().filter(|(rank, _)| is_kind(rank)).map(|(_, side)| side.home()).collect()
@@ -451,11 +450,11 @@ impl Meeting {
 
     /// The ranks of this process that work in `home`, which launch together. All have allocated their memory.
     pub fn cohort(&self, home: Home) -> Arc<Cohort> {
-        let sides = lock(&self.shared.sides);
+        let sides = self.shared.sides.lock();
         let mut members: Vec<Rank> =
             sides.iter().filter(|(_, side)| side.home() == home).map(|(rank, _)| *rank).collect();
         members.sort_unstable();
-        Arc::clone(lock(&self.shared.cohorts).entry(home).or_insert_with(|| Arc::new(Cohort::new(members))))
+        Arc::clone(self.shared.cohorts.lock().entry(home).or_insert_with(|| Arc::new(Cohort::new(members))))
     }
 
     /// Where messages between ranks of this process and device meet.
@@ -484,13 +483,13 @@ impl Meeting {
     fn queue_part(&self, need: Need, part: QueuePart, bytes: usize) -> Result<Region> {
         let (from, to) = ends(self.world.rank, need);
         let sharing = if self.imports(need.peer) { Sharing::Processes } else { Sharing::Threads };
-        let mut queues = lock(&self.shared.queues);
+        let mut queues = self.shared.queues.lock();
         let key = (from, to, need.channel, part);
         if let Some(queue) = queues.get(&key) {
             return Ok(queue.clone());
         }
         let owner = if part == QueuePart::AtReceiver { to } else { from };
-        let home = lock(&self.shared.sides).get(&owner).map(Region::home);
+        let home = self.shared.sides.lock().get(&owner).map(Region::home);
         let missing = || Error::internal(format!("rank {owner} has no memory on a device"));
         let made = device::of(home.ok_or_else(missing)?)?.allocate(bytes, sharing)?;
         queues.insert(key, made.clone());
@@ -668,12 +667,7 @@ impl Drop for Entry {
 /// in common. Its keys are random.
 fn meetings() -> MutexGuard<'static, HashMap<u64, Weak<Shared>>> {
     static MEETINGS: PerProcess<Mutex<HashMap<u64, Weak<Shared>>>> = PerProcess::new();
-    lock(MEETINGS.get_or_init(Mutex::default))
-}
-
-/// The data behind these locks is whole after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    MEETINGS.get_or_init(Mutex::default).lock()
 }
 
 /// Bytes of a connection's words at each end: the count that the other end raises, and this end's own count, each in a

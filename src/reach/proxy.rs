@@ -12,7 +12,6 @@
 //! the thread sleeps until a descriptor is ready.
 
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -93,7 +92,7 @@ impl Proxy {
 
     /// Gives a connection to the thread.
     pub fn join(&self, end: FarEnd, slots: KernelSlots) {
-        self.shared.joining.lock().unwrap_or_else(PoisonError::into_inner).push((end, slots));
+        self.shared.joining.lock().push((end, slots));
         self.shared.wanted.bell.ring();
     }
 
@@ -187,7 +186,7 @@ impl Shared {
 
     /// Takes new connections, and lets the pumps move. False where nothing moved.
     fn turn(&self, turns: &mut Turns) -> bool {
-        let joining = std::mem::take(&mut *self.joining.lock().unwrap_or_else(PoisonError::into_inner));
+        let joining = std::mem::take(&mut *self.joining.lock());
         if turns.is_broken || self.session.abort.is_raised() {
             return false;
         }

@@ -59,7 +59,7 @@ impl AbortFlag {
 
     /// Raises the flag. The first reason stays.
     pub fn raise(&self, reason: Error) {
-        let mut held = self.0.reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut held = self.0.reason.lock();
         let reason = held.get_or_insert(reason).duplicate();
         // Pairs with the acquire in `is_raised`: whoever sees the flag also sees the reason.
         self.0.raised.store(true, Ordering::Release);
@@ -90,7 +90,7 @@ impl AbortFlag {
     }
 
     fn program_followers(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
-        self.0.program_followers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.program_followers.lock()
     }
 
     /// Says whether the program has got the reason from a call of the communicator, which it may end without a word
@@ -142,12 +142,11 @@ impl AbortFlag {
     }
 
     fn mirrors(&self) -> MutexGuard<'_, Vec<Weak<dyn Mirror>>> {
-        self.0.mirrors.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.mirrors.lock()
     }
 
-    /// The data behind the lock is consistent after every statement, so a poisoned lock may be used.
     fn followers(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
-        self.0.followers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.followers.lock()
     }
 
     /// Whether it is raised.
@@ -164,7 +163,7 @@ impl AbortFlag {
         if !self.is_raised() {
             return Ok(());
         }
-        let held = self.0.reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let held = self.0.reason.lock();
         Err(match &*held {
             Some(reason) => reason.duplicate(),
             None => Error::aborted("the communicator was aborted"),

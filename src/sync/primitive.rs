@@ -6,17 +6,12 @@
 
 #[cfg(all(loom, test))]
 pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
-#[cfg(all(loom, test))]
-pub use loom::sync::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::Ordering;
 #[cfg(not(all(loom, test)))]
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 pub use std::sync::{Arc, OnceLock, Weak};
-#[cfg(not(any(all(loom, test), sanitize_thread)))]
-pub use std::sync::{Condvar, Mutex, MutexGuard};
 
-#[cfg(sanitize_thread)]
-pub use crate::sync::seen::{Condvar, Mutex, MutexGuard};
+pub use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
 /// For words in mapped memory of which no model is made: loom's are larger than the words.
 pub mod mapped {
@@ -28,9 +23,9 @@ pub mod statics {
     #[cfg(feature = "mpi")]
     pub use std::sync::atomic::AtomicBool;
     pub use std::sync::atomic::{AtomicPtr, AtomicU64};
-    #[cfg(not(sanitize_thread))]
-    pub use std::sync::{Mutex, MutexGuard};
 
-    #[cfg(sanitize_thread)]
-    pub use crate::sync::seen::{Mutex, MutexGuard};
+    #[cfg(all(loom, test))]
+    pub use crate::sync::lock::statics::{Mutex, MutexGuard};
+    #[cfg(not(all(loom, test)))]
+    pub use crate::sync::lock::{Mutex, MutexGuard};
 }

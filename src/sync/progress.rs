@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -64,7 +63,7 @@ impl Progress {
     /// begun cannot be undone. A panic of the hook gives such an error too, so that it does not leave an operation half
     /// done.
     pub(crate) fn turn(&self) -> Result<()> {
-        let Ok(_taken) = self.0.taken.try_lock() else { return Ok(()) };
+        let Some(_taken) = self.0.taken.try_lock() else { return Ok(()) };
         let called = catch_unwind(AssertUnwindSafe(|| (self.0.call)()));
         // The program's own time is none in which this process stood still.
         clock::begin_wait();
@@ -113,7 +112,7 @@ impl HookSlot {
 
     fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
         // A hook is there or not, whatever panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn look() {
     let look = ClockLook { moment: read(), worked: worked() };
     let Some(last) = LAST_LOOK.replace(Some(look)) else { return };
     let ran = RAN.get_or_init(statics::Mutex::default);
-    let mut ran = ran.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut ran = ran.lock();
     let still = ran.note(last.moment, look.moment).saturating_sub(look.worked.saturating_sub(last.worked));
     if still > LONGEST_GAP {
         // Relaxed: only the number counts.

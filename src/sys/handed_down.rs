@@ -1,7 +1,5 @@
 //! [`HandedDown`]: a value behind a lock, of which a forked child begins with a copy.
 
-use std::sync::{PoisonError, TryLockError};
-
 use crate::sync::primitive::statics::{Mutex, MutexGuard};
 use crate::sys::fork::PerProcess;
 
@@ -26,14 +24,10 @@ impl<T: Send> HandedDown<T> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         let value =
             self.value.get_or_inherit(|parent| Mutex::new(parent.map_or_else(self.first, |parent| self.of(parent))));
-        value.lock().unwrap_or_else(PoisonError::into_inner)
+        value.lock()
     }
 
     fn of(&self, parent: &Mutex<T>) -> T {
-        match parent.try_lock() {
-            Ok(value) => (self.copy)(&value),
-            Err(TryLockError::Poisoned(value)) => (self.copy)(&value.into_inner()),
-            Err(TryLockError::WouldBlock) => (self.first)(),
-        }
+        parent.try_lock().map_or_else(self.first, |value| (self.copy)(&value))
     }
 }

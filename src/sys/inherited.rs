@@ -15,7 +15,6 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
-use std::sync::PoisonError;
 
 use crate::sync::primitive::{Ordering, statics};
 use crate::sys::fork;
@@ -89,7 +88,7 @@ fn identity(descriptor: RawFd) -> Option<(u64, u64)> {
 static OPENING: statics::Mutex<()> = statics::Mutex::new(());
 
 fn lock() -> statics::MutexGuard<'static, ()> {
-    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+    OPENING.lock()
 }
 
 /// The lock that the thread has which forks.

@@ -166,9 +166,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Backing> {
-        self.backing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.backing.lock()
     }
 
     /// A pointer `offset` bytes in, good for `bytes`.

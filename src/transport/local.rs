@@ -34,7 +34,7 @@ struct LocalOffer {
 /// so that communicators do not meet, and its entries end with the fabric that made them.
 fn table() -> MutexGuard<'static, HashMap<u64, (LocalOffer, usize)>> {
     static TABLE: PerProcess<Mutex<HashMap<u64, (LocalOffer, usize)>>> = PerProcess::new();
-    TABLE.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    TABLE.get_or_init(Mutex::default).lock()
 }
 
 /// One rank's side: its offers to threads of its process, by ticket.

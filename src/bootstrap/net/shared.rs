@@ -1,7 +1,5 @@
 //! A lock that a waiting thread holds almost all the time, and that other threads still get.
 
-use std::sync::PoisonError;
-use std::sync::TryLockError;
 use std::time::Duration;
 
 use crate::sync::primitive::{AtomicU32, Mutex, MutexGuard, Ordering};
@@ -32,18 +30,14 @@ impl<T> Shared<T> {
         }
         // Relaxed: a loop that reads an old number gives way one turn later.
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.value.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }
 
     /// Takes the lock if it is free; `None` while another thread holds it.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.value.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.value.try_lock()
     }
 
     /// Gives the lock to threads that wait for it; the caller must not hold it.

@@ -160,8 +160,7 @@ impl AgentStore {
         exchange: impl FnOnce(&Line<'_>) -> Result<T>,
     ) -> Result<T> {
         wait.check(words)?;
-        // The agent's state is right after every request, so a poisoned lock may be used.
-        let mut agent = self.agent.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut agent = self.agent.lock();
         let stream = match agent.idle.take().filter(is_quiet) {
             Some(stream) => stream,
             None => agent.connect(&self.delete_nothing(), words, wait)?,

@@ -28,8 +28,7 @@ impl HashStore {
     }
 
     fn table(&self) -> MutexGuard<'_, ValueTable> {
-        // A table is consistent after every call, so a poisoned lock may be used.
-        self.0.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.table.lock()
     }
 
     fn until<T>(&self, key: &str, wait: &Wait, take: impl Fn(&ValueTable) -> Option<T>) -> Result<T> {
@@ -40,10 +39,7 @@ impl HashStore {
             }
             wait.check(|| waited_for(key))?;
             let slice = wait.slice(ABORT_CHECK);
-            table = match self.0.changed.wait_timeout(table, slice) {
-                Ok((table, _)) => table,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            table = self.0.changed.wait_timeout(table, slice);
         }
     }
 }

@@ -144,7 +144,7 @@ impl TcpStore {
     /// The client of this process.
     fn client(&self) -> Result<MutexGuard<'_, Client>> {
         let make = || Client::new(self.place.clone(), terms(&self.options), &self.options).map(Mutex::new);
-        Ok(self.client.get_or_try_init(make)?.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        Ok(self.client.get_or_try_init(make)?.lock())
     }
 
     /// An address of the store, if this is the process that serves it.

@@ -113,8 +113,7 @@ impl Active {
     /// The interpreter, images and status pages for ranks that wait on the GPU. Call it during set-up only: the first
     /// call allocates memory and loads kernels.
     pub(super) fn polling(&self) -> Result<Arc<Polling>> {
-        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
-        let mut polling = self.polling.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut polling = self.polling.lock();
         if let Some(made) = &*polling {
             return Ok(Arc::clone(made));
         }
@@ -124,8 +123,7 @@ impl Active {
 
     /// The kernels around calls of several processes. Call it during set-up only: the first call loads them.
     pub(super) fn meets(&self) -> Result<Arc<Meets>> {
-        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
-        let mut meets = self.meets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut meets = self.meets.lock();
         if let Some(loaded) = &*meets {
             return Ok(Arc::clone(loaded));
         }
@@ -171,9 +169,8 @@ impl Active {
         &self.service
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A stream for a queue.

@@ -44,9 +44,8 @@ impl Chunks {
         Arc::new(Chunks { primary: Arc::clone(primary), chunks: Mutex::default() })
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {
-        self.chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.chunks.lock()
     }
 
     /// A piece of at least `bytes`, with any content. The context must be current.

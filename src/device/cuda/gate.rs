@@ -28,16 +28,15 @@ pub(super) struct Launching<'a>(&'a Gate);
 pub(super) struct Freeing<'a>(&'a Gate);
 
 impl Gate {
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until nobody frees memory.
     pub(super) fn launch(&self) -> Launching<'_> {
         let mut state = self.lock();
         while state.is_freeing {
-            state = self.opened.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = self.opened.wait(state);
         }
         state.launches += 1;
         Launching(self)

@@ -12,7 +12,7 @@ use super::result::call;
 use super::stream::Capture;
 use crate::device::{Region, StatusPage};
 use crate::error::Result;
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
+use crate::sync::primitive::{Arc, Mutex, Weak};
 use crate::sys::thread;
 
 /// What one graph keeps. The driver has the only lasting reference, which it gives back when the last copy of the graph
@@ -42,13 +42,13 @@ impl Captures {
         capture: Capture,
         (regions, pages): (Vec<Region>, Vec<Arc<StatusPage>>),
     ) -> Result<Weak<GraphKeep>> {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         kept.retain(|(_, keep)| keep.strong_count() > 0);
         if let Some((_, known)) = kept.iter().find(|(id, _)| *id == capture.id)
             && let Some(keep) = known.upgrade()
         {
-            lock(&keep.regions).extend(regions);
-            lock(&keep.pages).extend(pages);
+            keep.regions.lock().extend(regions);
+            keep.pages.lock().extend(pages);
             return Ok(Arc::downgrade(&keep));
         }
         let keep = GraphKeep { regions: Mutex::new(regions), pages: Mutex::new(pages), _active: Arc::clone(active) };
@@ -58,11 +58,6 @@ impl Captures {
         kept.push((capture.id, Weak::clone(&known)));
         Ok(known)
     }
-}
-
-/// What these locks guard is whole after every statement, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn give_to_graph(primary: &Primary, graph: CUgraph, keep: Arc<GraphKeep>) -> Result<()> {

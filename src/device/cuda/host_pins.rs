@@ -105,9 +105,8 @@ impl Pins {
         block.take(bytes).ok_or_else(|| Error::internal("a new block has too few bytes"))
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn blocks(&self) -> MutexGuard<'_, Vec<Weak<Block>>> {
-        self.blocks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.blocks.lock()
     }
 
     /// The block in which `memory` lies, if it is a piece.
@@ -121,8 +120,7 @@ impl Pins {
 
     /// The context must be current.
     fn take(&self, primary: &Arc<Primary>, memory: &HostRegion) -> Result<Arc<Pin>> {
-        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
-        let mut pins = self.pins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut pins = self.pins.lock();
         pins.retain(|_, pin| pin.strong_count() > 0);
         let key = memory.base().addr().get();
         if let Some(pin) = pins.get(&key).and_then(Weak::upgrade) {
@@ -157,9 +155,8 @@ impl Block {
         Some(unsafe { HostRegion::new(start, bytes, Arc::new(Unshared(keep))) })
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn free(&self) -> MutexGuard<'_, FreePieces> {
-        self.free.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.free.lock()
     }
 }
 

@@ -285,9 +285,8 @@ impl Mapped {
         Ok(Mapped { layout, physical: Mutex::new(Some(physical)), reserved })
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Option<Physical>> {
-        self.physical.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.physical.lock()
     }
 
     fn export(&self) -> Result<OwnedFd> {

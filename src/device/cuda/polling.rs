@@ -83,7 +83,7 @@ impl Polling {
     /// a launch of a collective.
     pub(super) fn take_seats(self: &Arc<Polling>, active: &Arc<Active>, page: u64, parts: u32) -> Result<Seats> {
         // What the lock guards is a number.
-        let mut taken = self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         let free = self.capacity.saturating_sub(*taken);
         if free < parts.saturating_add(1) {
             return Err(Error::invalid_usage(format!(
@@ -111,7 +111,7 @@ impl Seats {
 impl Drop for Seats {
     fn drop(&mut self) {
         let blocks = self.blocks();
-        let mut taken = self.polling.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut taken = self.polling.taken.lock();
         *taken -= blocks;
     }
 }

@@ -89,9 +89,8 @@ impl Tables {
         Ok(Tables { tables: Mutex::new(vec![first]) })
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Vec<Table>> {
-        self.tables.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.tables.lock()
     }
 
     /// Writes the tables, and calls `start` with the arguments that name them. The context must be current.

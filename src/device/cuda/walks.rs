@@ -63,9 +63,8 @@ impl Walks {
         Ok(Some(launches))
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Vec<Walk>> {
-        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.known.lock()
     }
 }
 

@@ -68,9 +68,8 @@ impl ImageMemory {
         Ok(ImageMemory { memory, primary: Arc::clone(primary), state: Mutex::new(state) })
     }
 
-    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn address(&self, piece: Piece) -> u64 {
