@@ -49,6 +49,7 @@ pub use root::Root;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::{Chime, Wait};
+use crate::sys::open;
 use crate::types::{Rank, World};
 
 /// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
@@ -213,7 +214,7 @@ impl Sources {
     /// # Errors
     /// [`crate::error::Kind::System`] where no descriptor is left.
     pub fn of<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Duration) -> Result<Sources> {
-        let copies = descriptors.into_iter().map(|descriptor| descriptor.try_clone_to_owned());
+        let copies = descriptors.into_iter().map(open::copy);
         let descriptors = copies.collect::<std::io::Result<_>>();
         let descriptors = descriptors.map_err(|error| Error::system("dup of a descriptor to sleep on", error))?;
         Ok(Sources { descriptors, at_most })

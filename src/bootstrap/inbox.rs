@@ -104,11 +104,14 @@ impl Inbox {
     }
 
     /// Rings `chime` whenever something arrives from now on, as long as the chime lives. False where events wait for a
-    /// poll, or a message with the tag `asks` for its receiver.
+    /// poll, or a message with the tag `asks` for its receiver; and the first time, since nothing has rung for what has
+    /// come before.
     pub(super) fn ring_at_news(&mut self, chime: &Arc<Chime>, asks: u32) -> bool {
-        self.chimes.retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(chime)));
+        let is_this = |other: &Weak<Chime>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(chime));
+        let is_known = self.chimes.iter().any(is_this);
+        self.chimes.retain(|other| other.strong_count() > 0 && !is_this(other));
         self.chimes.push(Arc::downgrade(chime));
-        self.events.is_empty() && self.sender_on(Channel::Message(asks)).is_none()
+        is_known && self.events.is_empty() && self.sender_on(Channel::Message(asks)).is_none()
     }
 
     fn ring(&self) {
@@ -266,6 +269,21 @@ mod tests {
         assert_eq!(inbox.take(THREE, Channel::Message(1)), Some(vec![3]));
         assert_eq!(inbox.take(THREE, Channel::Message(1)), None);
         assert!(inbox.waiting.is_empty() && inbox.queues.is_empty());
+    }
+
+    /// Regression: what had come between the last look and the first sleep rang for nobody, and was slept over.
+    #[test]
+    fn a_new_chime_has_missed_what_has_come_before() {
+        const ASKS: u32 = 7;
+        let (mut inbox, chime) = (Inbox::default(), Arc::<Chime>::default());
+        inbox.push(THREE, Channel::Message(1), vec![1]);
+        assert!(!inbox.ring_at_news(&chime, ASKS), "look again");
+        assert!(inbox.ring_at_news(&chime, ASKS), "from now on it rings");
+        let heard = chime.count();
+        inbox.push(THREE, Channel::Message(1), vec![2]);
+        assert_eq!(chime.count(), heard + 1);
+        inbox.push(THREE, Channel::Message(ASKS), vec![3]);
+        assert!(!inbox.ring_at_news(&chime, ASKS), "it is asked for something");
     }
 
     #[test]

@@ -128,6 +128,11 @@ impl Link {
         }
     }
 
+    /// Whether the connection stands, whatever has come of the handshake.
+    pub(super) fn is_connected(&self) -> bool {
+        self.stream.peer_addr().is_ok()
+    }
+
     /// The rank at the other end, once it has proved itself.
     pub(super) fn peer(&self) -> Option<Rank> {
         self.peer

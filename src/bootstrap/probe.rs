@@ -23,6 +23,8 @@ pub(super) enum Answer {
     OtherJob(OtherJob),
     /// Nothing, or something else.
     Nothing,
+    /// It cannot be told: no network leads there now, or nothing comes back.
+    Unreachable,
 }
 
 /// What the root of an id says of the ranks that meet there.
@@ -32,8 +34,10 @@ pub(super) enum RootState {
     Gathers,
     /// They have failed to meet, for this reason.
     Failed(String),
-    /// Nothing answers, or something else does: the root has ended.
-    Silent,
+    /// Its host refuses the connection, or something else answers: the root has ended.
+    Ended,
+    /// This rank cannot reach it, or not yet.
+    Unreachable,
 }
 
 /// How long a service may take to prove itself and to answer; its thread does nothing else.
@@ -52,6 +56,7 @@ const MOST_BYTES: usize = 16 << 10;
 /// The abort's reason, or the time-out of `wait`.
 pub(super) fn state_of_root(id: &UniqueId, wait: &Wait) -> Result<RootState> {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    let mut is_reached = false;
     for address in localise(id.address(), any, &interfaces::list()?) {
         let (answer, frames) = ask(address, &id.terms(&Options::default()), Some(checkin::ASK), wait)?;
         if answer == Answer::Service {
@@ -61,11 +66,12 @@ pub(super) fn state_of_root(id: &UniqueId, wait: &Wait) -> Result<RootState> {
                 }
                 Some(_) => RootState::Gathers,
                 // It has ended while it was asked.
-                None => RootState::Silent,
+                None => RootState::Ended,
             });
         }
+        is_reached |= answer != Answer::Unreachable;
     }
-    Ok(RootState::Silent)
+    Ok(if is_reached { RootState::Ended } else { RootState::Unreachable })
 }
 
 /// Connects to `address` and runs the handshake by `terms`.
@@ -79,9 +85,12 @@ pub(super) fn who_serves(address: SocketAddr, terms: &Terms, wait: &Wait) -> Res
 /// Connects to `address`, runs the handshake by `terms`, and sends a request of the kind `request`: yields the frames
 /// that answer it, at least one from a service that goes on.
 fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> Result<(Answer, Vec<Frame>)> {
-    let (nothing, mut frames) = ((Answer::Nothing, Vec::new()), Vec::new());
+    let mut frames = Vec::new();
     let handshake = Handshake::initiate(terms.clone(), NO_RANK, NO_RANK)?;
-    let Ok(mut link) = Link::connect(address, handshake, MOST_BYTES) else { return Ok(nothing) };
+    let mut link = match Link::connect(address, handshake, MOST_BYTES) {
+        Ok(link) => link,
+        Err(end) => return Ok((without_service(&end), frames)),
+    };
     if let Some(kind) = request {
         link.queue(kind, 0, &[]);
     }
@@ -92,7 +101,7 @@ fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> 
     while link.peer().is_none() || (request.is_some() && frames.is_empty()) {
         wait.check(|| format!("waited for what serves {address} to prove itself"))?;
         if patience.passed(clock::now()) {
-            return Ok(nothing);
+            return Ok((if link.is_connected() { Answer::Nothing } else { Answer::Unreachable }, frames));
         }
         poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
         let Some(event) = ready.get(0) else { continue };
@@ -101,7 +110,7 @@ fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> 
             Ok(()) => {}
             Err(End::OtherJob(other)) => return Ok((Answer::OtherJob(other), frames)),
             Err(_) if link.peer().is_some() => return Ok((Answer::Service, frames)),
-            Err(_) => return Ok(nothing),
+            Err(end) => return Ok((without_service(&end), frames)),
         }
         let wanted = link.interest();
         if wanted != link.told {
@@ -110,4 +119,12 @@ fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> 
         }
     }
     Ok((Answer::Service, frames))
+}
+
+/// What the end of a connection says of an address behind which no service has proved itself.
+fn without_service(end: &End) -> Answer {
+    match end {
+        End::Unreachable(error) if error.kind() != std::io::ErrorKind::ConnectionRefused => Answer::Unreachable,
+        _ => Answer::Nothing,
+    }
 }

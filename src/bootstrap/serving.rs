@@ -136,7 +136,7 @@ fn holder_of(
 ) -> Result<Error> {
     let mut answer = Answer::Nothing;
     for address in found {
-        if answer == Answer::Nothing {
+        if matches!(answer, Answer::Nothing | Answer::Unreachable) {
             answer = who_serves(*address, &rules.terms, wait)?;
         }
     }
@@ -153,7 +153,7 @@ fn holder_of(
             );
             (Error::invalid_usage(message), waited >= patience)
         }
-        Answer::Nothing => {
+        Answer::Nothing | Answer::Unreachable => {
             let holder = holder::of(place.port());
             (taken(&error, &holder), waited >= holder.patience(rules.listener_patience))
         }

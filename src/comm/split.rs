@@ -236,6 +236,7 @@ pub(super) fn split_off(
 
 /// Makes a child of `engine` without `excluded`; as [`split_off`] otherwise. The parent may have failed.
 fn shrink_off(engine: &mut Engine, excluded: &[Rank], wanted: Result<&AbortFlag>) -> Agreed<Engine> {
+    engine.session.begin_call();
     // Not the parent's own flag, which may be raised: only an abort that the program asks for from now on ends this.
     let stop = AbortFlag::new();
     let _following = stop.follow_program(&engine.session.abort);

@@ -225,10 +225,13 @@ fn serve<'scope>(
             Ok(Job::Group(messages, steps, outcome)) => {
                 let result = run_group(engine, (messages, steps), under_way);
                 tell(engine, result, &outcome)?;
+                // What is under way has moved meanwhile.
+                backoff = Backoff::new(engine.patience());
             }
             Ok(Job::Setup(body, outcome)) => {
                 let result = body(engine, under_way);
                 tell(engine, result, &outcome)?;
+                backoff = Backoff::new(engine.patience());
             }
             Err(TryRecvError::Disconnected) => open = false,
             Err(TryRecvError::Empty) => {}

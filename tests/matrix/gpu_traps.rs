@@ -90,7 +90,7 @@ fn placements_follow_what_the_driver_shows() {
 fn the_table_of_traps_names_tests_that_there_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = std::fs::read_to_string(root.join("tests/gpu-traps.md")).expect("the table");
-    let (mut sources, mut folders) = (String::new(), vec![root.join("src"), root.join("tests")]);
+    let (mut sources, mut folders) = (String::new(), vec![root.join("src"), root.join("tests"), root.join("vcuda")]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
             let path = entry.path();

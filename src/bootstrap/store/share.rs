@@ -320,7 +320,9 @@ impl IdSharing<'_> {
                     spent::note(id);
                     Worth::Stale(format!("whose ranks did not meet ({why})"))
                 }
-                RootState::Silent => Worth::Stale("whose root does not answer".to_owned()),
+                RootState::Ended => Worth::Stale("whose root has ended".to_owned()),
+                // It may be of this job: whoever joins is told why it cannot reach the root, and waits for a network.
+                RootState::Unreachable => Worth::Fresh,
             },
             IdOutcome::Failed(why) if spent::is_told(record.number, self.members.rank) => {
                 Worth::Stale(format!("which could not make an id ({why})"))
