@@ -105,20 +105,23 @@ packages=(-p rsccl -p rsccl-examples -p rsccl-kernels -p vcuda -p vcuda-driver -
 
 run_tests() {
     local status=0 programs=(--bins --test '*')
+    # A program that is named, by a pattern too, must have its features: that of `mpi` is the only one whose name begins so.
+    [[ $features == *mpi* ]] || programs=(--bins --test '[!m]*' --test 'm[!p]*')
     # Examples as programs: `cargo test --examples` would build them as tests. With the same packages and features each time, all of these
     # commands share what they build.
     cargo build --locked "${packages[@]}" --features "$features" --quiet --bins --examples 2>&1 || return 1
     cargo test --locked "${packages[@]}" --features "$features" --quiet --no-run "${programs[@]}" 2>&1 || return 1
+    # A group of its own, so that all of it ends with this script.
+    set -m
     build_ahead >"$scratch/builds" 2>&1 &
     ahead=$!
+    set +m
     cargo_test "${packages[@]}" --features "$features" "${programs[@]}" || status=$?
     # A library's unit tests are one program, which takes three times as long to compile optimised as not. All that stands above runs
     # the virtual machine or the library for longer, and has them optimised.
     cargo_test "${packages[@]}" --features "$features" --lib --config profile.test.package.rsccl.opt-level=0 \
         --config profile.test.package.vcuda.opt-level=0 || status=$?
     cargo_test "${packages[@]}" --features "$features" --doc || status=$?
-    # Where the tests have failed, nobody else waits for these builds.
-    ((status == 0)) || wait "$ahead" || true
     return "$status"
 }
 
@@ -182,14 +185,14 @@ run_mpis=(mpi-examples/run-all.sh --built "$built/examples")
 # What the steps for C++ and MPI build: tests of faults wait for most of their time, and leave a processor to it. These builds have
 # folders of their own, so no test waits for one.
 build_ahead() {
-    if [[ $features == *cpp* ]]; then nice -n 19 cpp/test.sh ${everything:+--all} --build-only; fi
+    if [[ $features == *cpp* ]]; then nice -n 19 cpp/test.sh ${everything:+--all} --build-only || true; fi
     if [[ $features == *mpi* ]]; then nice -n 19 "${run_mpis[@]}" --build-only; fi
 }
 
-run_cpp() {
-    # A build that has failed does so again, and says why.
-    [[ -z $ahead ]] || wait "$ahead" || true
-    cpp/test.sh ${everything:+--all}
+end_builds_ahead() {
+    [[ -n $ahead ]] || return 0
+    kill -- "-$ahead" 2>/dev/null || true
+    wait "$ahead" 2>/dev/null || true
 }
 
 # Tests that take long; their programs are those of run_tests. Words after `--` are names of tests.
@@ -260,6 +263,8 @@ count() {
 }
 
 main() {
+    trap end_builds_ahead EXIT
+    trap 'exit 143' TERM
     step install_missing
     step choose_features
     step cargo fmt --all --check
@@ -276,7 +281,10 @@ main() {
         echo "skipped: the public interface is compared where features cpp and mpi can be built"
     fi
     step run_examples
-    if [[ $features == *cpp* ]]; then step run_cpp; fi
+    # What has failed ahead does so again, and says why.
+    [[ -z $ahead ]] || wait "$ahead" || true
+    ahead=
+    if [[ $features == *cpp* ]]; then step cpp/test.sh ${everything:+--all}; fi
     if [[ $features == *mpi* ]]; then step "${run_mpis[@]}"; fi
     if [[ -n $everything ]]; then
         step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0

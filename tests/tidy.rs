@@ -221,6 +221,8 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Need", "what a plan needs of connections; what a symbolic step needs"),
     ("Gpu", "a GPU as the system shows it; as topology describes it"),
     ("Device", "a kind of memory; a GPU in topology, twice"),
+    ("Mutex", "a lock that recovers; the lock under it that a sanitizer sees"),
+    ("Condvar", "of such locks; under it, as above"),
     // To be renamed by whoever works on these files next.
     ("Buffer", "of a plan; a registered one"),
     ("Choice", "of the tuner; of a GPU for a rank"),

@@ -87,11 +87,6 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 impl Condvar {
-    /// A condition that nobody waits for.
-    pub const fn new() -> Condvar {
-        Condvar { told: AtomicU64::new(0) }
-    }
-
     /// Wakes all waiters, which counts as a spurious wake for all but one.
     pub fn notify_one(&self) {
         self.notify_all();

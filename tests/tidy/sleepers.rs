@@ -123,6 +123,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("over_mpi/waiting.rs", "futex::nap(", 1, "a wait for MPI, which tests under a deadline"),
     ("session.rs", "futex::nap(", 1, BRIEF),
     ("sync/flag.rs", "futex::wait(", 1, SYSTEM),
+    ("sync/lock.rs", ".wait_timeout(", 1, SYSTEM),
     ("sync/seen.rs", ".wait_timeout(", 1, SYSTEM),
     ("sys/futex.rs", "FUTEX_WAIT,", 1, SYSTEM),
     ("sys/futex_model.rs", "changed.wait(", 1, SYSTEM),

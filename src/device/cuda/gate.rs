@@ -84,12 +84,12 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _launching = gate.launch();
-                steps.lock().unwrap().push("launched");
+                steps.lock().push("launched");
             });
-            steps.lock().unwrap().push("freed");
+            steps.lock().push("freed");
             drop(freeing);
         });
-        assert_eq!(*steps.lock().unwrap(), ["freed", "launched"]);
+        assert_eq!(*steps.lock(), ["freed", "launched"]);
         assert!(gate.free().is_some());
     }
 }
