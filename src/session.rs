@@ -76,9 +76,13 @@ impl CallClock {
         CallClock { start: clock::now(), waits_since: AtomicU64::new(0) }
     }
 
-    // Relaxed in both: one thread at a time makes calls, and nothing else is published by the number.
+    // Relaxed in all: one thread at a time makes calls, and nothing else is published by the number.
     fn reset(&self) {
         self.waits_since.store(0, Ordering::Relaxed);
+    }
+
+    fn has_waited(&self) -> bool {
+        self.waits_since.load(Ordering::Relaxed) > 0
     }
 
     /// Since when the call waits, which may be `now`.
@@ -220,9 +224,14 @@ impl Session {
         self.call.waits_since(now)
     }
 
+    /// A part of the call that is under way begins to wait. Between two parts the process may stand still, as in a wait.
+    pub(crate) fn begin_part_of_call(&self) {
+        if self.call.has_waited() { clock::look() } else { clock::begin_wait() }
+    }
+
     /// The deadline of the call that is under way, for a wait that begins now.
     pub(crate) fn deadline_of_call(&self) -> Deadline {
-        clock::begin_wait();
+        self.begin_part_of_call();
         self.settings.timeout.deadline_since(self.call_waits_since(clock::now()))
     }
 

@@ -256,7 +256,7 @@ fn ranks_may_say_what_they_know_before_the_first_failure_ends_them() {
 #[test]
 fn the_first_cause_is_named_and_not_what_fell_over_it() {
     for (fall, others) in [("kill -ABRT $$", "; the other ranks are ended"), ("kill -PIPE $$", ""), ("exit 1", "")] {
-        // In the second round the launcher sees both ends at once, and has to find out which came first.
+        // In the second round the launcher, once it watches all (`tfd`), sees both ends at once: which came first?
         for stopped in [false, true] {
             let others = if stopped { "" } else { others };
             let script = format!(
@@ -265,7 +265,7 @@ fn the_first_cause_is_named_and_not_what_fell_over_it() {
                 echo $$ > $DIR/$RANK; mv $DIR/$RANK $DIR/pid$RANK
                 case $RANK in
                     0) until gone 1; do sleep 0.01; done; {fall} ;;
-                    1) until [ -s $DIR/pid0 ]; do sleep 0.01; done; {} exit 3 ;;
+                    1) until [ -s $DIR/pid0 ] && [ $(cat /proc/$PPID/fdinfo/* 2>&1 | grep -c ^tfd) -ge 3 ]; do sleep 0.01; done; {} exit 3 ;;
                     2) until gone 0; do sleep 0.01; done; {} exec sleep 1000 ;;
                 esac"#,
                 if stopped { "kill -STOP $PPID;" } else { "" },

@@ -127,10 +127,10 @@ impl<'a> FailureWatch<'a> {
     }
 
     fn look_at(&mut self, waiting: &dyn Waiting) -> Result<()> {
-        if self.since.is_some() {
-            clock::look();
-        } else {
-            clock::begin_wait();
+        match self.since {
+            Some(_) => clock::look(),
+            None if self.is_of_call => self.session.begin_part_of_call(),
+            None => clock::begin_wait(),
         }
         self.session.abort.check()?;
         let now = clock::now();

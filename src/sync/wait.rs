@@ -78,6 +78,11 @@ impl Deadline {
         self.passed(clock::now())
     }
 
+    /// After `time`, in a wait that has begun already.
+    pub(crate) fn within_wait(time: Duration) -> Deadline {
+        TimeLimit { time, variable: None }.deadline_since(clock::now())
+    }
+
     /// The remaining time at `now`; `None` for `NEVER`.
     pub fn remaining(self, now: Instant) -> Option<Duration> {
         self.moment.map(|moment| moment.saturating_duration_since(now))

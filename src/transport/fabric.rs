@@ -50,7 +50,7 @@ impl Setup<'_> {
         self.bootstrap.post(peer, tag, bytes, self.wait)?;
         let what = "to make this call: the two are not connected yet";
         self.turn_until(fabric, (peer, what), |setup, slice| {
-            let wait = setup.wait.until(Deadline::after(slice));
+            let wait = setup.wait.until(Deadline::within_wait(slice));
             in_time(setup.bootstrap.settle(peer, &wait))
         })
     }
@@ -61,7 +61,7 @@ impl Setup<'_> {
             if slice.is_zero() {
                 return setup.bootstrap.try_recv(peer, tag);
             }
-            in_time(setup.bootstrap.recv(peer, tag, &setup.wait.until(Deadline::after(slice))))
+            in_time(setup.bootstrap.recv(peer, tag, &setup.wait.until(Deadline::within_wait(slice))))
         })
     }
 
