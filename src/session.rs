@@ -224,7 +224,8 @@ impl Session {
         self.call.waits_since(now)
     }
 
-    /// A part of the call that is under way begins to wait. Between two parts the process may stand still, as in a wait.
+    /// A part of the call that is under way begins to wait. Between two parts the process may stand still, as in a
+    /// wait.
     pub(crate) fn begin_part_of_call(&self) {
         if self.call.has_waited() { clock::look() } else { clock::begin_wait() }
     }
