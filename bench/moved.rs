@@ -96,7 +96,7 @@ impl Rank {
             .arg("rank")
             .env("RSCCL_RANK", rank.to_string())
             .env("RSCCL_WORLD_SIZE", RANKS.to_string())
-            .env("RSCCL_STORE", folder.join("store"))
+            .env("RSCCL_STORE", format!("file://{}", folder.join("store").display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
