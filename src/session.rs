@@ -87,13 +87,24 @@ impl CallClock {
 
     /// Since when the call waits, which may be `now`.
     fn waits_since(&self, now: Instant) -> Instant {
-        let known = self.waits_since.load(Ordering::Relaxed);
-        if known > 0 {
-            return self.start + Duration::from_nanos(known - 1);
+        match self.waits_since.load(Ordering::Relaxed) {
+            0 => self.begin_at(now),
+            known => self.start + Duration::from_nanos(known - 1),
         }
-        let since = now.saturating_duration_since(self.start).as_nanos();
-        self.waits_since.store(u64::try_from(since).unwrap_or(u64::MAX - 1) + 1, Ordering::Relaxed);
-        now
+    }
+
+    fn begin_at(&self, since: Instant) -> Instant {
+        let nanoseconds = since.saturating_duration_since(self.start).as_nanos();
+        self.waits_since.store(u64::try_from(nanoseconds).unwrap_or(0) + 1, Ordering::Relaxed);
+        since
+    }
+
+    /// Leaves a call that may wait for `limit` the time `least` from `now` on.
+    fn leave(&self, least: Duration, limit: Duration, now: Instant) {
+        let earliest = now.checked_sub(limit.saturating_sub(least));
+        if let Some(earliest) = earliest.filter(|earliest| self.waits_since(now) < *earliest) {
+            self.begin_at(earliest);
+        }
     }
 }
 
@@ -234,6 +245,12 @@ impl Session {
     pub(crate) fn deadline_of_call(&self) -> Deadline {
         self.begin_part_of_call();
         self.settings.timeout.deadline_since(self.call_waits_since(clock::now()))
+    }
+
+    /// All ranks have come to the call that is under way, the last perhaps at the last moment: what they exchange now
+    /// has [`LAST_MOMENT`] at least.
+    pub(crate) fn all_have_come(&self) {
+        self.call.leave(LAST_MOMENT, self.settings.timeout.time, clock::now());
     }
 
     /// A wait of the call that is under way.
@@ -435,6 +452,8 @@ impl Session {
     }
 }
 
+/// The least time for what ranks exchange once all have come to a call: many round trips.
+const LAST_MOMENT: Duration = Duration::from_secs(5);
 /// Into how many sleeps at least a wait divides its time-out.
 const SLEEPS: u32 = 8;
 /// The longest sleep of a wait whose time-out is longer.

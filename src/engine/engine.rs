@@ -565,8 +565,8 @@ impl Engine {
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
     /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
     /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
-    /// stuck in another call or has failed. The last rank may have come at the last moment: so that wait has a moment
-    /// at least.
+    /// stuck in another call or has failed. What follows in the call has a moment at least, since the last rank may
+    /// have come at the last one.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
@@ -613,8 +613,8 @@ impl Engine {
         };
         let pause = if busy { Duration::ZERO } else { MEETING_PAUSE };
         bootstrap.meet(call, &meeting, Some(BackgroundWork { turn: &mut turn, pause }))?;
-        let moment = TimeLimit { time: timeout.time.min(LAST_MOMENT), ..timeout };
-        Ok(wait.until(session.deadline_of_call().later(moment.deadline())))
+        session.all_have_come();
+        Ok(wait.until(session.deadline_of_call()))
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
@@ -808,8 +808,6 @@ const REQUEST_NAP: Duration = Duration::from_micros(200);
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How much later than the watch the meeting itself gives up.
 const WATCH_FIRST: Duration = Duration::from_secs(1);
-/// The least time for what ranks exchange once all have come, where the deadline has all but passed: a few round trips.
-const LAST_MOMENT: Duration = Duration::from_secs(5);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
 /// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);

@@ -236,6 +236,9 @@ mod tests {
         assert_eq!(part().unwrap_err().kind(), Kind::Timeout, "a part that has just begun");
         assert!(mine.wait().deadline.passed(clock::now()), "a set-up that has just begun");
         FailureWatch::new(&mine, WaitingFor::Anything).look(&words).expect("work of no call");
+        mine.all_have_come();
+        part().expect("what ranks exchange once all have come has a moment");
+        assert!(!mine.deadline_of_call().passed(clock::now()), "a set-up, too");
         mine.begin_call();
         part().expect("the next call");
     }

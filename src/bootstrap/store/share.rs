@@ -321,8 +321,13 @@ impl IdSharing<'_> {
                     Worth::Stale(format!("whose ranks did not meet ({why})"))
                 }
                 RootState::Ended => Worth::Stale("whose root has ended".to_owned()),
-                // It may be of this job: whoever joins is told why it cannot reach the root, and waits for a network.
-                RootState::Unreachable => Worth::Fresh,
+                // The writer is there. Whoever joins is told why it cannot reach the root, and waits for a network.
+                RootState::Unreachable if life == Life::Runs => Worth::Fresh,
+                RootState::Unreachable => {
+                    let (place, names) =
+                        (id.address(), "its host may be gone, or NCCL_SOCKET_IFNAME names another network");
+                    Worth::Stale(format!("whose root at {place} this rank cannot reach: {names}"))
+                }
             },
             IdOutcome::Failed(why) if spent::is_told(record.number, self.members.rank) => {
                 Worth::Stale(format!("which could not make an id ({why})"))
@@ -562,6 +567,25 @@ mod tests {
         let error = share_id(&store, "id", member(1), || unreachable!(), &shortly).unwrap_err();
         assert_eq!(error.kind(), Kind::Timeout);
         assert!(error.message().contains("which has ended") && !error.message().contains("old reason"), "{error}");
+    }
+
+    /// Whoever cannot reach the root of a rank 0 that runs takes its id, and is told why by the connection. Of a rank 0
+    /// that may have gone with its host the reader waits for another one.
+    #[test]
+    fn a_root_that_cannot_be_reached_is_taken_only_of_a_writer_that_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path().join("store"), &soon()).unwrap();
+        // No connection leads to a broadcast address.
+        let id = UniqueId::fresh("255.255.255.255:9".parse().unwrap()).unwrap();
+        let mut record = from_elsewhere(IdOutcome::Id(id), 0);
+        store.set("id", &record.encode(), &soon()).unwrap();
+        let shortly = Wait::new(Duration::from_millis(100), &AbortFlag::new());
+        let error = share_id(&store, "id", member(1), || unreachable!(), &shortly).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout, "{error}");
+        assert!(error.message().contains("255.255.255.255:9 this rank cannot reach"), "{error}");
+        record.writer = Record::new(record.outcome.clone()).unwrap().writer;
+        store.set("id", &record.encode(), &soon()).unwrap();
+        assert_eq!(share_id(&store, "id", member(1), || unreachable!(), &soon()).unwrap(), id);
     }
 
     #[test]
