@@ -26,17 +26,60 @@
 
 use std::fmt;
 
-use crate::engine::choose::Chosen;
+use crate::engine::choose::{Chooser, Chosen, Question};
+use crate::error::Result;
 use crate::exec::{Call, CallCount, Message, Operation};
+use crate::log;
+use crate::session::Session;
 use crate::types::{Collective, DataType, Protocol, Rank, ReduceOp, Scalar, World};
 
+/// Logs a collective that begins now: that it is called, and how it is run.
+#[cold]
+pub(super) fn of_collective(session: &Session, chooser: &Chooser, (call, operation): (&Call<'_>, &Operation)) {
+    let (world, id) = (session.world, session.bootstrap.id());
+    log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
+    log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
+    // What devices can do is known once they have met.
+    if !operation.on_device {
+        of_choice(session, call, |asked| chooser.chosen(asked));
+    }
+}
+
+/// Logs how a collective is run, as `choose` says.
+pub(super) fn of_choice(session: &Session, call: &Call<'_>, choose: impl FnOnce(Question<'_>) -> Result<Chosen>) {
+    let world = session.world;
+    if call.collective.is_messages() || world.size == 1 {
+        return;
+    }
+    // Where the filters leave nothing, the call itself says so.
+    if let Ok(chosen) = choose(Question::of(call)) {
+        log::detail!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
+    }
+}
+
+/// Logs a message that begins now.
+#[cold]
+pub(super) fn of_message(session: &Session, message: &Message<'_>, sequence: u64) {
+    let (world, id) = (session.world, session.bootstrap.id());
+    log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
+    log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
+}
+
+/// Logs an `all_to_all_v` that begins now, with all its messages.
+#[cold]
+pub(super) fn of_exchange(session: &Session, messages: &[Message<'_>]) {
+    let (exchange, world, id) = (Exchange::of(messages), session.world, session.bootstrap.id());
+    log::trace!(Call @ world.rank, "{}", exchange.trace(id));
+    log::detail!(Coll @ world.rank, "{}", exchange.line(session.collectives(), world, id));
+}
+
 /// The line of a collective.
-pub(super) struct CallLine<'a> {
-    pub(super) call: &'a Call<'a>,
-    pub(super) operation: &'a Operation,
-    pub(super) world: World,
+struct CallLine<'a> {
+    call: &'a Call<'a>,
+    operation: &'a Operation,
+    world: World,
     /// The communicator's number.
-    pub(super) id: u64,
+    id: u64,
 }
 
 impl fmt::Display for CallLine<'_> {
@@ -52,10 +95,10 @@ impl fmt::Display for CallLine<'_> {
 }
 
 /// The line of a collective from which it can be repeated.
-pub(super) struct CallTrace<'a> {
-    pub(super) call: &'a Call<'a>,
+struct CallTrace<'a> {
+    call: &'a Call<'a>,
     /// The communicator's number.
-    pub(super) id: u64,
+    id: u64,
 }
 
 impl fmt::Display for CallTrace<'_> {
@@ -104,7 +147,7 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
 }
 
 /// An `all_to_all_v`: its memory and its counts, collected from its messages.
-pub(super) struct Exchange {
+struct Exchange {
     places: (*const u8, *const u8),
     send_counts: Vec<u64>,
     recv_counts: Vec<u64>,
@@ -145,13 +188,13 @@ impl Exchange {
 }
 
 /// The line of a message.
-pub(super) struct MessageLine<'a> {
-    pub(super) message: &'a Message<'a>,
+struct MessageLine<'a> {
+    message: &'a Message<'a>,
     /// Its number among the messages of its pair.
-    pub(super) sequence: u64,
-    pub(super) world: World,
+    sequence: u64,
+    world: World,
     /// The communicator's number.
-    pub(super) id: u64,
+    id: u64,
 }
 
 impl fmt::Display for MessageLine<'_> {
@@ -166,10 +209,10 @@ impl fmt::Display for MessageLine<'_> {
 }
 
 /// The line of a message from which it can be repeated.
-pub(super) struct MessageTrace<'a> {
-    pub(super) message: &'a Message<'a>,
+struct MessageTrace<'a> {
+    message: &'a Message<'a>,
     /// The communicator's number.
-    pub(super) id: u64,
+    id: u64,
 }
 
 impl fmt::Display for MessageTrace<'_> {
@@ -210,10 +253,10 @@ impl fmt::Display for LineOfWay {
 }
 
 /// The line that says how a call is run.
-pub(super) struct ChoiceLine<'a> {
-    pub(super) call: &'a Call<'a>,
-    pub(super) world: World,
-    pub(super) chosen: Chosen,
+struct ChoiceLine<'a> {
+    call: &'a Call<'a>,
+    world: World,
+    chosen: Chosen,
 }
 
 impl fmt::Display for ChoiceLine<'_> {

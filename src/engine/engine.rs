@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bootstrap::BackgroundWork;
 use crate::device::Home;
-use crate::engine::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
+use crate::engine::call_log;
 use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::engine::on_device::DeviceSide;
@@ -129,7 +129,7 @@ impl Engine {
             windows,
         };
         if log::hears_calls() {
-            self.log_call(call, &operation);
+            call_log::of_collective(session, &self.chooser, (call, &operation));
         }
         self.session.history.begin(&operation);
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
@@ -356,7 +356,7 @@ impl Engine {
         let (session, peer) = (&*self.session, message.peer());
         let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
         if log::hears_calls() {
-            self.log_message(message, sequence);
+            call_log::of_message(session, message, sequence);
         }
         sequence
     }
@@ -389,7 +389,7 @@ impl Engine {
     /// The messages of an `all_to_all_v` to other ranks, and their type; what this rank has for itself is copied.
     pub(crate) fn open_exchange<'a>(&self, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
         if log::hears_calls() {
-            self.log_exchange(&messages);
+            call_log::of_exchange(&self.session, &messages);
         }
         let data_type = messages.first().map_or(DataType::U8, Message::data_type);
         Ok((exec::copy_to_self(self.session.world.rank, messages)?, data_type))
@@ -632,38 +632,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The lines of a collective: that it is called, and how it is run.
-    #[cold]
-    fn log_call(&self, call: &Call<'_>, operation: &Operation) {
-        let (world, id) = (self.session.world, self.session.bootstrap.id());
-        log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
-        log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
-        // What devices can do is known once they have met.
-        if !operation.on_device {
-            self.log_choice(call, Chooser::chosen);
-        }
-    }
-
-    /// The line that says how a collective is run.
-    pub(super) fn log_choice(&self, call: &Call<'_>, choose: impl FnOnce(&Chooser, Question<'_>) -> Result<Chosen>) {
-        let world = self.session.world;
-        if call.collective.is_messages() || world.size == 1 {
-            return;
-        }
-        // Where the filters leave nothing, the call itself says so.
-        if let Ok(chosen) = choose(&self.chooser, Question::of(call)) {
-            log::detail!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
-        }
-    }
-
-    /// The line of a message.
-    #[cold]
-    fn log_message(&self, message: &Message<'_>, sequence: u64) {
-        let (world, id) = (self.session.world, self.session.bootstrap.id());
-        log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
-        log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
-    }
-
     /// Who is on which host.
     pub(crate) fn hosts(&self) -> &Topology {
         self.mover.fabric.hosts()
@@ -672,15 +640,6 @@ impl Engine {
     /// Who can map whose memory.
     pub(crate) fn memory_topology(&self) -> &Topology {
         self.mover.fabric.topology()
-    }
-
-    /// The lines of an `all_to_all_v` that begins now, of all its messages.
-    #[cold]
-    fn log_exchange(&self, messages: &[Message<'_>]) {
-        let (session, exchange) = (&*self.session, call_log::Exchange::of(messages));
-        let (world, id) = (session.world, session.bootstrap.id());
-        log::trace!(Call @ world.rank, "{}", exchange.trace(id));
-        log::detail!(Coll @ world.rank, "{}", exchange.line(session.collectives(), world, id));
     }
 
     /// How many ranks my host has, and how many hosts there are.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use crate::device::records::{LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::engine::Engine;
-use crate::engine::call_log::LineOfWay;
+use crate::engine::call_log::{self, LineOfWay};
 use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Question, SMALL_SCRATCH};
 use crate::engine::device_windows::{DeviceWindows, Placed};
@@ -228,7 +228,7 @@ impl Engine {
             return self.launch_messages(messages, operation, (order, background));
         }
         if log::hears_calls() {
-            self.log_choice(call, |chooser, asked| chooser.chosen_on_device(asked));
+            call_log::of_choice(&self.session, call, |asked| self.chooser.chosen_on_device(asked));
         }
         if self.launch_across(begun, (order, &mut *background))? {
             return Ok(());
