@@ -118,8 +118,8 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// connection to `peer` nor until the bytes have left, which those calls see to.
     fn post(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
 
-    /// Waits until what was posted to `peer` has left. [`Bootstrap::post`] and this call are [`Bootstrap::send`], for
-    /// a caller that looks at something else between two short waits.
+    /// Waits until what was posted to `peer` has left. [`Bootstrap::post`] and then this call do what
+    /// [`Bootstrap::send`] does, for a caller that looks at something else between two short waits.
     fn settle(&self, peer: Rank, wait: &Wait) -> Result<()>;
 
     /// Takes the next message of `peer` with this tag; waits for it.

@@ -169,7 +169,7 @@ pub struct Config {
     pub processors: Option<String>,
     /// A file of measured costs, by which algorithms are chosen; `rsccl tune` writes it. Its constants are equal on all
     /// ranks. It rules inside a host too, for calls on host memory that are longer than one slot of a small call;
-    /// without a file these are direct. `RSCCL_TUNE_FILE`; usual costs of present servers.
+    /// without a file these are direct on a host of up to 64 ranks. `RSCCL_TUNE_FILE`; usual costs of present servers.
     pub tune_file: Option<PathBuf>,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.

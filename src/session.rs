@@ -442,7 +442,6 @@ impl Session {
         log::trace!(Call @ rank, "CommFinalize({id:016x})");
     }
 
-    /// As of [`Session::peers`].
     fn told(&self) -> MutexGuard<'_, ToldStall> {
         self.told.lock()
     }

@@ -106,7 +106,8 @@ impl NetBootstrap {
             if failed.is_late || failed.error.kind() == Kind::Timeout {
                 ids.iter().for_each(spent::note);
             }
-            // After a fault of its own this rank may try again by the same ids.
+            // No time is left, or others are at fault: this rank does not use these ids again. After a fault of its own
+            // it may.
             if matches!(failed.error.kind(), Kind::Timeout | Kind::Aborted | Kind::Remote) {
                 ids.iter().for_each(Root::give_up);
             }

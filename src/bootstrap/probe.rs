@@ -83,7 +83,7 @@ pub(super) fn who_serves(address: SocketAddr, terms: &Terms, wait: &Wait) -> Res
 }
 
 /// Connects to `address`, runs the handshake by `terms`, and sends a request of the kind `request`: yields the frames
-/// that answer it, at least one from a service that goes on.
+/// that answer it, at least one from a service that stays connected.
 fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> Result<(Answer, Vec<Frame>)> {
     let mut frames = Vec::new();
     let handshake = Handshake::initiate(terms.clone(), NO_RANK, NO_RANK)?;
@@ -99,7 +99,10 @@ fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> 
     poller.add(link.fd(), 0, link.told)?;
     let patience = Deadline::after(PATIENCE);
     while link.peer().is_none() || (request.is_some() && frames.is_empty()) {
-        wait.check(|| format!("waited for what serves {address} to prove itself"))?;
+        wait.check(|| match link.peer() {
+            None => format!("waited for what serves {address} to prove itself"),
+            Some(_) => format!("waited for the root at {address} to say whether its ranks still meet"),
+        })?;
         if patience.passed(clock::now()) {
             return Ok((if link.is_connected() { Answer::Nothing } else { Answer::Unreachable }, frames));
         }

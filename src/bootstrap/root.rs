@@ -45,7 +45,7 @@ const LINGER: Duration = Duration::from_secs(3);
 
 /// What a rank is told that comes to a root which was given up.
 const GIVEN_UP: &str = "a rank of the process that serves this id had given up before any rank came: its init has \
-                        timed out or was aborted, or the root did not answer it";
+                        timed out or was aborted, or the root did not answer it; make a new id";
 
 impl Root {
     /// Makes an id and serves it, on the interface that `options` choose.

@@ -1,4 +1,4 @@
-//! The ids under which the ranks have failed to meet, as far as this process knows. A store may still hold such an id
+//! The ids under which the ranks have failed to meet, and the failures to make one that ranks of this process were told. A store may still hold such an id
 //! when the ranks try again under the same key: whoever finds it there waits for the next one.
 
 use std::collections::VecDeque;
@@ -9,11 +9,7 @@ use crate::types::Rank;
 
 /// Notes that the ranks of `id` have failed to meet.
 pub(super) fn note(id: &UniqueId) {
-    let mut spent = SPENT.lock();
-    if spent.len() == MOST_SPENT {
-        spent.pop_front();
-    }
-    spent.push_back(id.number());
+    remember(&SPENT, id.number());
 }
 
 /// Whether the ranks of `id` have failed to meet.
@@ -23,16 +19,20 @@ pub(super) fn holds(id: &UniqueId) -> bool {
 
 /// Notes that `rank` of this process has read why there is no id, in the record with this `number`.
 pub(super) fn note_told(number: u64, rank: Rank) {
-    let mut told = TOLD.lock();
-    if told.len() == MOST_SPENT {
-        told.pop_front();
-    }
-    told.push_back((number, rank.get()));
+    remember(&TOLD, (number, rank.get()));
 }
 
 /// Whether `rank` of this process has read the record with this `number`, which says why there is no id.
 pub(super) fn is_told(number: u64, rank: Rank) -> bool {
     TOLD.lock().contains(&(number, rank.get()))
+}
+
+fn remember<T: Send>(list: &HandedDown<VecDeque<T>>, entry: T) {
+    let mut list = list.lock();
+    if list.len() == MOST_SPENT {
+        list.pop_front();
+    }
+    list.push_back(entry);
 }
 
 /// The failures to make an id that ranks of this process were told, by the number of the record.

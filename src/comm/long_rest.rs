@@ -9,7 +9,7 @@
 //!
 //! # Where it naps
 //! With a progress hook, which has to run; while a connection is being opened whose peer has come; on older kernels
-//! where a flag is waited for, or where more than 127 are; where no descriptor or thread is left.
+//! where a flag is waited for, or where more than 127 flags are; where no descriptor or thread is left.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::bootstrap::Sources;
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::sync::{Backoff, Chime, Flag};
 use crate::sys::bell::Bell;
@@ -66,13 +67,13 @@ impl LongRest {
     }
 
     /// Something has moved.
-    pub(super) fn is_busy(&mut self) {
+    pub(super) fn note_moved(&mut self) {
         self.has_looked = false;
     }
 
-    /// After a turn in which nothing of the `requests` moved, or of what was sent where nothing is: sleeps, if
-    /// that turn has looked at everything, until the chime has rung more than `heard` times (as of before the turn), or
-    /// there is something to do. Else it lets the next turn look at everything.
+    /// To be called after a turn that has moved nothing. If that turn has looked at everything, it sleeps until the
+    /// chime has rung more than `heard` times, as counted before the turn, or there is something to do. Otherwise it
+    /// makes the next turn look at everything.
     pub(super) fn rest(
         &mut self,
         engine: &mut Engine,
@@ -120,8 +121,10 @@ impl LongRest {
             WorkLeft::ToPush => engine.fabric().sources_of_pumps(),
             WorkLeft::Unawaited | WorkLeft::Awaited => engine.fabric().sources(&*session.bootstrap, &self.chime),
         };
-        // Where descriptors are short, naps need none.
-        sources.unwrap_or(None)
+        sources.unwrap_or_else(|error| {
+            log::detail!(Init @ session.world.rank, "the thread of requests naps, and does not sleep: {error}");
+            None
+        })
     }
 
     /// Lets the ear listen to `descriptors`; false where there can be none.
@@ -192,7 +195,6 @@ impl Drop for Ear {
 }
 
 impl EarShared {
-    /// The orders are whole after every statement.
     fn orders(&self) -> MutexGuard<'_, EarOrders> {
         self.orders.lock()
     }

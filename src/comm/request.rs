@@ -92,7 +92,7 @@ impl Outcome {
     }
 
     /// Says what wakes the thread that works at the request.
-    pub(super) fn is_worked_at(&self, worker: &Arc<Chime>) {
+    pub(super) fn set_worker(&self, worker: &Arc<Chime>) {
         // Set once: a request has one thread.
         self.worker.get_or_init(|| Arc::clone(worker));
     }

@@ -76,7 +76,7 @@ impl<'scope> Jobs<'scope> {
     /// # Errors
     /// The job, where the thread takes no more.
     pub(super) fn send(&self, job: Job<'scope>, outcome: &Outcome) -> std::result::Result<(), SendError<Job<'scope>>> {
-        outcome.is_worked_at(&self.chime);
+        outcome.set_worker(&self.chime);
         match &self.sender {
             Some(sender) => sender.send(job)?,
             None => return Err(SendError(job)),
@@ -241,7 +241,7 @@ fn serve<'scope>(
             true if open => (engine.push()?, &mut pushing),
             true => (true, &mut pushing),
         };
-        if moved { rest.is_busy() } else { rest.rest(engine, (heard, under_way), wait)? }
+        if moved { rest.note_moved() } else { rest.rest(engine, (heard, under_way), wait)? }
     }
     engine.drain()
 }

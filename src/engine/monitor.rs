@@ -106,7 +106,6 @@ impl Drop for Monitor {
 
 impl Watched {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A queue of handles is whole after every statement.
         self.state.lock()
     }
 

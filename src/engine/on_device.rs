@@ -721,7 +721,7 @@ impl<'a> DeviceWait<'a> {
     }
 }
 
-/// Waits for a launch, which is `told` to end, until `deadline`, and for a moment at least. Nothing frees memory that the
+/// Waits for a launch, which is `told` to end, until `deadline`, and for [`END_PATIENCE`] at least. Nothing frees memory that the
 /// launch uses: the device's queue keeps it. `meanwhile` is what this rank still does for others: one turn.
 ///
 /// # Errors
@@ -738,7 +738,8 @@ pub(super) fn await_end(
         told.into_iter().for_each(crate::sync::Mirror::raise);
         if deadline.is_over() {
             return Err(Error::timeout(format!(
-                "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",
+                "a launch has not ended {:.1} s after it was told to stop: the device may still use the buffers of the \
+                 call, so free none of them",
                 clock::now().duration_since(began).as_secs_f64()
             )));
         }

@@ -81,7 +81,6 @@ impl DeviceStream {
 
     /// Locks its queue, to ask it something or to put work into it. Callers hold the lock for that long only.
     pub(crate) fn queue(&self) -> MutexGuard<'_, Box<dyn Queue>> {
-        // The lock guards a handle, which a panic leaves as it was.
         self.queue.lock()
     }
 
@@ -234,7 +233,6 @@ impl Cohort {
     }
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
-        // A panic does not spoil the meeting: a member has brought its part or has not.
         self.meeting.lock()
     }
 }

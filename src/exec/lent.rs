@@ -63,7 +63,6 @@ impl Lender {
 
     /// Takes the end of the last call that got the memory; `None` if there was no call.
     pub fn last(&self) -> Option<Result<Arc<dyn Event>>> {
-        // A panic does not spoil an event.
         self.last.lock().take()
     }
 

@@ -126,7 +126,6 @@ impl Rendezvous {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic does not spoil the tables: a rank has left all of its ends or none.
         self.state.lock()
     }
 }

@@ -32,7 +32,6 @@ struct Caller {
 
 impl StreamCallers {
     fn callers(&self) -> MutexGuard<'_, Vec<Caller>> {
-        // A list of handles is whole after every statement.
         self.0.lock()
     }
 

@@ -53,7 +53,7 @@ impl Background for NoBackground {
     }
 }
 
-/// All that goes on while a call of this rank waits, but for the connections, which it moves.
+/// All that goes on while a call of this rank waits. The connections are given to each turn.
 pub struct CallTurn<'a> {
     /// How long to stay awake.
     pub patience: &'a mut Patience,

@@ -82,7 +82,7 @@ mod tests {
         abort.mirror(&chime);
         let ends: [&(dyn Fn(&'static Flag) + Sync); 3] =
             [&|_| chime.ring(), &|flag| flag.raise(1), &|_| abort.raise(Error::aborted("enough"))];
-        let began = clock::now();
+        let (began, mut can_sleep) = (clock::now(), true);
         for (end, before) in ends.iter().flat_map(|end| [(end, true), (end, false)]) {
             for flags in 1..4 {
                 let flags: Vec<&Flag> = (0..flags).map(|_| flag()).collect();
@@ -96,10 +96,15 @@ mod tests {
                         threads.spawn(|| end(last));
                     }
                     // Where the system cannot, it does not sleep, and says so.
-                    let _slept = chime.sleep(heard, &awaited, LONG);
+                    can_sleep &= chime.sleep(heard, &awaited, LONG);
                 });
             }
         }
         assert!(clock::now().duration_since(began) < LONG, "a sleep has lasted to its end");
+        // Nothing ends it.
+        let (began, short) = (clock::now(), Duration::from_millis(20));
+        let slept = chime.sleep(chime.count(), &[(flag(), 1), (flag(), 1)], short);
+        assert!(!slept || clock::now().duration_since(began) >= short, "it has not slept");
+        assert_eq!(slept, can_sleep, "the system can, or cannot");
     }
 }

@@ -92,7 +92,7 @@ impl Flag {
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Sleeps at most `timeout`, until one of `flags` may have reached the value beside it, or the word has not the
+    /// Sleeps at most `timeout`, until one of `flags` may have reached the value beside it, or `word` no longer has the
     /// value beside it. False where the system cannot: then this thread has not slept.
     pub(super) fn park_any(flags: &[(&Flag, u64)], word: (&AtomicU64, u64), timeout: Duration) -> bool {
         for (flag, _) in flags {

@@ -1,8 +1,8 @@
 //! Locks that recover by themselves.
 //!
 //! A thread that panics with a lock in hand ends no other thread: what stands behind a lock of this library is whole
-//! after every statement, so whoever comes next finds what that thread has left, and goes on. Where a value were not,
-//! its thread would have to say so in the value itself.
+//! after every statement, so whoever comes next finds what that thread has left, and goes on. A value that can be left
+//! half changed must say so itself.
 
 use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ macro_rules! recovering {
     ($raw:ident, $($constant:ident)?) => {
         pub use $raw::MutexGuard;
 
-        /// [`std::sync::Mutex`], whose lock a panic leaves as good as before.
+        /// [`std::sync::Mutex`], which a panic does not poison.
         #[derive(Debug, Default)]
         pub struct Mutex<T>($raw::Mutex<T>);
 

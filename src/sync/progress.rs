@@ -81,7 +81,7 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// The hook that a communicator has now, for waits that know the communicator's calls and have not its engine.
+/// The hook that a communicator has now, for waits that know the communicator's calls but do not have its engine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HookSlot(Arc<Mutex<Option<Progress>>>);
 
@@ -111,7 +111,6 @@ impl HookSlot {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Progress>> {
-        // A hook is there or not, whatever panics.
         self.0.lock()
     }
 }

@@ -55,12 +55,15 @@ struct ClockLook {
     worked: Duration,
 }
 
-/// When the process is known to have run: at the end of one time that is known, and in the whole of the next. What lies
-/// between them is not known, or nobody waited then.
+/// What is known of when the process ran: until `before`, and from `since` until `until`. Of the time between `before` and
+/// `since` nothing is known, since nobody looked.
 #[derive(Debug, Default)]
 struct Ran {
+    /// The end of the known time before; `None` where all that is unknown was counted already.
     before: Option<Instant>,
+    /// The beginning of the latest known time.
     since: Option<Instant>,
+    /// The end of it.
     until: Option<Instant>,
 }
 
@@ -94,7 +97,7 @@ impl Ran {
 /// The processor time that this thread has used.
 fn worked() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` has room for the time. Where the system does not say, it stays nothing.
+    // SAFETY: `time` is a live timespec; a clock that fails leaves it as it is.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -38,7 +38,7 @@ pub fn wait_any(words: &[(&AtomicU64, u64)], timeout: Duration) -> bool {
         })
         .collect();
     let mut limit = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `limit` has room for the time.
+    // SAFETY: `limit` is a live timespec, which the kernel fills.
     if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut limit) } != 0 {
         return false;
     }
@@ -46,7 +46,8 @@ pub fn wait_any(words: &[(&AtomicU64, u64)], timeout: Duration) -> bool {
     let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
     limit.tv_sec = limit.tv_sec.saturating_add(seconds).saturating_add(nanoseconds / 1_000_000_000);
     limit.tv_nsec = nanoseconds % 1_000_000_000;
-    // SAFETY: the kernel reads the waiters, the words that they name, which outlive the call, and the limit.
+    // SAFETY: the kernel reads as many waiters as the length says, from a vector that lives to the end of the call, the
+    // words that they name, which `words` borrows, and the limit.
     let woken = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,

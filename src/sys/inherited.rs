@@ -227,10 +227,10 @@ mod tests {
         let (gone, _other) = connection();
         let copy = gone.as_raw_fd();
         let file = std::fs::File::open("/dev/zero").unwrap();
-        // The number of a noted socket is another file's at once: no test beside this one takes it in
-        // between.
+        // The number of a noted socket becomes another file's at once: no other test can take it in between.
         let taken = std::mem::ManuallyDrop::new(gone);
-        // SAFETY: both are open, and the number's owner is the copy, which is closed below.
+        // SAFETY: both are open. dup3 closes the socket behind the number, and `taken` is never dropped: the number is
+        // closed once, below.
         assert_eq!(unsafe { libc::dup3(file.as_raw_fd(), taken.as_raw_fd(), libc::O_CLOEXEC) }, copy);
         assert!(super::super::fork::in_child(|| {
             let mut byte = [7u8];

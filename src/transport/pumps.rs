@@ -194,8 +194,8 @@ impl Pumps {
         self.all.get(place)?.pump.descriptors().into_iter().find_map(|(descriptor, _)| unanswered::of(descriptor))
     }
 
-    /// The descriptor that becomes readable when a pump may move: none where there is none. `None` where a pump can
-    /// move already, or must be asked.
+    /// `Some(Some(..))`: the descriptor that becomes readable when a pump may move. `Some(None)`: there is no pump that
+    /// waits for a descriptor. `None`: a pump can move now, or must be looked at.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot say.

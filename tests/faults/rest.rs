@@ -119,7 +119,8 @@ fn wakes_of_a_quiet_while(job: &Job) -> Vec<u64> {
     for _ in 0..TRIES {
         let before = sleeps(job);
         poller::pause(QUIET);
-        let wakes: Vec<u64> = sleeps(job).iter().zip(&before).map(|(after, before)| after - before).collect();
+        let wakes: Vec<u64> =
+            sleeps(job).iter().zip(&before).map(|(after, before)| after.saturating_sub(*before)).collect();
         least = least.iter().zip(wakes).map(|(least, wakes)| wakes.min(*least)).collect();
         if least.iter().all(|wakes| *wakes == 0) {
             break;

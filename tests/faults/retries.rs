@@ -58,6 +58,13 @@ impl Meeting {
         self.job.ranks[rank].log().matches(words).count()
     }
 
+    /// `rank` comes, and finds what another try has left: it waits for the next one.
+    fn waits(&mut self, rank: usize, key: &str, milliseconds: u32) {
+        let before = self.logged(rank, WAITS);
+        self.say(rank, key, milliseconds, "well");
+        self.logs(rank, WAITS, before);
+    }
+
     fn all_meet(&mut self, key: &str) {
         for (number, rank) in self.job.ranks.iter().enumerate() {
             assert_eq!(rank.success(key), format!("{number} 3"));
@@ -68,7 +75,7 @@ impl Meeting {
 }
 
 /// What a rank logs that has found the id of another try, and waits for the next one.
-const WAITS: &str = "the store holds an id of an earlier job";
+const WAITS: &str = "the store holds an entry of an earlier try";
 
 /// Regression: a rank that came for the first time was told how the others had failed before.
 #[test]
@@ -86,9 +93,7 @@ fn a_rank_that_comes_late_waits_for_the_next_try() {
             for rank in [0, early] {
                 meeting.fails(rank, &key, "Timeout", &format!("rank {late} of 3 never came"));
             }
-            let before = meeting.logged(late, WAITS);
-            meeting.say(late, &key, SHORT_MS, "well");
-            meeting.logs(late, WAITS, before);
+            meeting.waits(late, &key, SHORT_MS);
             // Its own time is over: rank 0 has not come again.
             meeting.fails(late, &key, "Timeout", "waited");
         }
@@ -121,9 +126,7 @@ fn ranks_meet_again_after_one_was_killed_in_the_middle() {
             meeting.fails(0, &key, "Remote", &format!("rank {killed} has died"));
             // Neither the new process nor the one that was not there has anything to do with that.
             for rank in [killed, left] {
-                let before = meeting.logged(rank, WAITS);
-                meeting.say(rank, &key, LONG_MS, "well");
-                meeting.logs(rank, WAITS, before);
+                meeting.waits(rank, &key, LONG_MS);
             }
             meeting.say(0, &key, LONG_MS, "well");
             meeting.all_meet(&key);
@@ -146,9 +149,7 @@ fn ranks_meet_again_after_rank_zero_was_killed() {
         let failure = meeting.job.ranks[1].failure();
         assert!(matches!(&*failure.kind, "Remote" | "Timeout"), "{}: {}", failure.kind, failure.text);
         for rank in [1, 2] {
-            let before = meeting.logged(rank, WAITS);
-            meeting.say(rank, &key, LONG_MS, "well");
-            meeting.logs(rank, WAITS, before);
+            meeting.waits(rank, &key, LONG_MS);
         }
         meeting.say(0, &key, LONG_MS, "well");
         meeting.all_meet(&key);
@@ -193,9 +194,7 @@ fn a_rank_is_told_once_that_there_is_no_id() {
         }
         meeting.fails(1, &key, "Remote", "no id on purpose");
         // Rank 0 waits for rank 2 to read it.
-        let before = meeting.logged(1, WAITS);
-        meeting.say(1, &key, LONG_MS, "well");
-        meeting.logs(1, WAITS, before);
+        meeting.waits(1, &key, LONG_MS);
         meeting.say(2, &key, LONG_MS, "well");
         meeting.fails(2, &key, "Remote", "no id on purpose");
         meeting.fails(0, &key, "Internal", "no id on purpose");

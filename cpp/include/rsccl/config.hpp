@@ -105,7 +105,8 @@ struct Config {
     /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
     std::optional<std::string> processors = {};
     /// A file of measured costs, by which algorithms are chosen; the command `rsccl tune` writes it. It rules inside a host too,
-    /// for calls on host memory that are longer than one slot of a small call; without a file these are direct.
+    /// for calls on host memory that are longer than one slot of a small call; without a file these are direct on a
+    /// host of up to 64 ranks.
     /// `RSCCL_TUNE_FILE`; usual costs.
     std::optional<std::string> tune_file = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on

@@ -248,7 +248,7 @@ const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
 
 /// The bytes of a message: at least one element.
 fn parse_slot(text: &str) -> std::result::Result<u32, String> {
-    let bytes = u32::try_from(parse_bytes(text)?).map_err(|_| "a message has less than 4 GiB".to_owned())?;
+    let bytes = u32::try_from(parse_bytes(text)?).map_err(|_| "a slot has less than 4 GiB".to_owned())?;
     match bytes >= ELEMENT_BYTES {
         true => Ok(bytes),
         false => Err(format!("a message has at least one element of {ELEMENT_BYTES} bytes")),

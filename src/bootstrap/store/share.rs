@@ -203,7 +203,7 @@ impl IdSharing<'_> {
                     }
                 }
                 _ => {
-                    log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
+                    log::info!(Bootstrap, "the store holds an entry of an earlier try ({by}): it is replaced");
                     return self.forget_readers(&left);
                 }
             }
@@ -258,7 +258,7 @@ impl IdSharing<'_> {
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
-                        log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): {why}");
+                        log::info!(Bootstrap, "the store holds an entry of an earlier try ({by}): {why}");
                         left = Some((record.number, format!("{by}, {why}")));
                     }
                     let whose = left.as_ref().map_or("", |(_, whose)| whose);

@@ -67,7 +67,7 @@ impl WaySettings {
     }
 }
 
-/// What is known of two ranks that reach each other's memory of the host.
+/// What is known of two ranks, for the way between their memories of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostFacts {
     /// Whether they are threads of one process.
@@ -215,7 +215,7 @@ pub struct PeerDecision {
     pub way: PeerWay,
     refused: Vec<(&'static str, String)>,
     access: Access,
-    /// Whether each reads from the memory of the other what that sends.
+    /// Whether each rank reads what the other sends from the other's memory.
     reads: bool,
 }
 
@@ -238,7 +238,7 @@ impl LeavesBy {
 }
 
 impl FarFacts {
-    /// Facts of a pair that fabric handles do not join, for the reason of `apart`, or do.
+    /// `apart` says why fabric handles do not join the pair; `None` if they do.
     pub fn new((no_p2p, no_shm): (bool, bool), apart: Option<String>) -> FarFacts {
         let facts = HostFacts { one_process: false, one_host: false, no_p2p, no_shm };
         let elsewhere = facts.refusal(TransportKind::Shm).unwrap_or_default();
@@ -295,7 +295,7 @@ impl<Of: Fn(Rank, Rank) -> Saying> Sayings<Of> {
             |rank: Rank, third: Rank| (self.of)(rank, third).access == ToldAccess::Linked && !self.parts(rank, third);
         let is_between = |third: &Rank| is_linked(from, *third) && is_linked(to, *third) && lends(*third, [from, to]);
         let thirds: Vec<Rank> = self.all().filter(is_between).collect();
-        // Not all pairs by the same one.
+        // The pairs spread over the possible third ranks.
         thirds.get(from.index() % thirds.len().max(1)).copied()
     }
 
@@ -386,7 +386,7 @@ impl PeerDecision {
         &self.refused
     }
 
-    /// Whether each reads from the memory of the other what that sends.
+    /// Whether each rank reads what the other sends from the other's memory.
     pub fn reads(&self) -> bool {
         self.reads
     }
@@ -425,7 +425,7 @@ fn join(refused: &[(&str, String)]) -> String {
 }
 
 /// Why no fabric handles lead from one GPU to another, though both lead to some.
-pub const OTHER_CLIQUE: &str = "the GPUs are of different NVLink cliques, says NVML";
+pub const OTHER_CLIQUE: &str = "the GPUs are in different NVLink cliques";
 const P2P_DISABLED: &str = "NCCL_P2P_DISABLE is set";
 /// A100.
 const READING_CAPABILITY: u32 = 80;
