@@ -228,7 +228,6 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Choice", "of the tuner; of a GPU for a rank"),
     ("Event", "of the bootstrap: a peer died, left, or published; of a device's queue"),
     ("Channel", "of a plan's connections; of the bootstrap's messages"),
-    ("Exchange", "a flat operation; a bootstrap collective in progress"),
     ("Group", "calls that run together; a child process with its descendants"),
     ("Keep", "of a region; of the C++ stores"),
     ("Kind", "of an error; of a variable"),

@@ -1,5 +1,6 @@
-//! The ids under which the ranks have failed to meet, and the failures to make one that ranks of this process were told. A store may still hold such an id
-//! when the ranks try again under the same key: whoever finds it there waits for the next one.
+//! The ids under which the ranks have failed to meet, and the failures to make one that ranks of this process were
+//! told, as far as this process knows. A store may still hold such an entry when the ranks try again under the same
+//! key: whoever finds it there waits for the next one.
 
 use std::collections::VecDeque;
 

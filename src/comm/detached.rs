@@ -527,8 +527,8 @@ impl Pending {
     }
 }
 
-#[cfg(test)]
 #[cfg(not(loom))]
+#[cfg(test)]
 mod tests;
 
 #[cfg(all(test, loom))]

@@ -55,8 +55,8 @@ struct ClockLook {
     worked: Duration,
 }
 
-/// What is known of when the process ran: until `before`, and from `since` until `until`. Of the time between `before` and
-/// `since` nothing is known, since nobody looked.
+/// What is known of when the process ran: until `before`, and from `since` until `until`. Of the time between `before`
+/// and `since` nothing is known, since nobody looked.
 #[derive(Debug, Default)]
 struct Ran {
     /// The end of the known time before; `None` where all that is unknown was counted already.
