@@ -145,9 +145,13 @@ fn remove_abandoned(parent: &Path) {
     }
 }
 
+/// Makes a file that is locked from the first moment at which its name can be seen: between making and locking
+/// another run, which begins just now, would take the folder for one whose run is dead.
 fn lock_new(path: &Path) -> Result<File, String> {
-    let file = File::create_new(path).map_err(named("make", path))?;
-    lock(&file).map_err(named("lock", path))?;
+    let unseen = path.with_extension("new");
+    let file = File::create_new(&unseen).map_err(named("make", &unseen))?;
+    lock(&file).map_err(named("lock", &unseen))?;
+    fs::rename(&unseen, path).map_err(named("make", path))?;
     Ok(file)
 }
 
@@ -173,8 +177,10 @@ fn named<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> String + 'a
 mod tests {
     use std::fs;
     use std::path::PathBuf;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
-    use super::{ALIVE, Folder, remove_abandoned};
+    use super::{ALIVE, Folder, remove_abandoned, room};
 
     fn libraries(name: &str) -> PathBuf {
         let place = std::env::temp_dir().join(format!("vcuda-folder-{}-{name}", std::process::id()));
@@ -207,6 +213,25 @@ mod tests {
         fs::remove_file(built.join("libnvidia_ml.so")).unwrap();
         let error = Folder::make(&built).unwrap_err();
         assert!(error.contains("libnvidia_ml.so") && error.contains("cargo build"), "{error}");
+        fs::remove_dir_all(built).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_being_made_is_not_taken_for_abandoned() {
+        let built = libraries("being-made");
+        let parent = room().unwrap();
+        let made = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !made.load(Ordering::Acquire) {
+                    remove_abandoned(&parent);
+                }
+            });
+            // Nothing in here panics before the other thread is told to end.
+            let failure = (0..500).find_map(|_| Folder::make(&built).err());
+            made.store(true, Ordering::Release);
+            assert_eq!(failure, None);
+        });
         fs::remove_dir_all(built).unwrap();
     }
 
