@@ -4,7 +4,7 @@
 //! A cell is a size. Jobs alternate. The time of a call is that of its slower rank; of the calls with one number, counted
 //! from the change, the median over the jobs counts; and of these medians the largest from call 20 on. Its ratio to the
 //! same of jobs that start there is printed, and how many calls it takes to come within 1.5.
-//! `cargo bench --bench moved`. It needs two processors and `taskset`.
+//! `cargo bench --bench moved`; with `-- 1048576` that size alone. It needs two processors and `taskset`.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -35,7 +35,8 @@ fn main() -> Result<()> {
     let (one, two) = (first.to_string(), format!("{first},{second}"));
     println!("| bytes | processors | started there, us | moved there, us | ratio | within {MOST} from call |");
     println!("|---|---|---|---|---|---|");
-    for count in COUNTS {
+    let asked: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    for count in COUNTS.into_iter().filter(|count| asked.is_empty() || asked.contains(&(count * size_of::<f32>()))) {
         for (from, to, name) in [(&two, &one, "2 to 1"), (&one, &two, "1 to 2")] {
             let (mut started, mut moved) = (vec![Vec::new(); BEHIND], vec![Vec::new(); BEHIND]);
             for _ in 0..JOBS {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::device::StorePolicy;
 use crate::error::{Error, Result};
 use crate::exec::turn::{CallTurn, LONG_REST, Looked, SHORT_REST, WaitContext};
 use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Waiting};
@@ -105,6 +106,9 @@ fn wait_on(
         }
     }
     turn.patience.learn(&backoff);
+    if let Some(fabric) = fabric {
+        forget_times(turn.patience, fabric.links());
+    }
     Ok(None)
 }
 
@@ -187,6 +191,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
                 true => turn.patience.follow_processors(&backoff),
                 false => turn.patience.learn(&backoff),
             }
+            forget_times(turn.patience, links);
             turn.patience.heed_sleepers();
             backoff = Backoff::new(patience(*turn.patience));
             continue;
@@ -197,6 +202,14 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             Looked::Tired(slice) => rest(tasks, done, links, (slice.min(backoff.nap(SHORT_REST, LONG_REST)), slice))?,
             Looked::Asked(ask) => fabric.open_for(ask, turn.bootstrap)?,
         }
+    }
+}
+
+/// Forgets what copies took on other processors than those of now: a rank whose peers shared its processor would write
+/// past the caches for the next 32 MiB, beside peers that have one of their own.
+fn forget_times(patience: &mut Patience, links: &mut Links) {
+    if patience.found_other_processors() {
+        links.staging = StorePolicy::default();
     }
 }
 
@@ -305,6 +318,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::{Bootstrap as _, LocalBootstrap};
+    use crate::device::Store;
     use crate::exec::turn::NoBackground;
     use crate::sync::primitive::{AtomicU64, Ordering};
     use crate::sync::ring::Shape;
@@ -395,5 +409,45 @@ mod tests {
         };
         thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), run, || ()).unwrap();
         assert_eq!(words[0].load(Ordering::Acquire), 1);
+    }
+
+    /// Moves once, then is done.
+    struct TwoSteps(u32);
+
+    impl Task for TwoSteps {
+        fn progress(&mut self, _: &mut Links) -> Result<Progress> {
+            self.0 += 1;
+            Ok(if self.0 == 1 { Progress::Moved } else { Progress::Done })
+        }
+
+        fn blocked<'a>(&'a self, _: &'a Links) -> Option<Blocked<'a>> {
+            None
+        }
+
+        fn waiting_for(&self) -> String {
+            "nobody".to_owned()
+        }
+    }
+
+    /// Regression: a rank that had measured its copies while it shared its processor wrote past the caches for 64 calls
+    /// after it had got one of its own, which took three times as long.
+    #[test]
+    fn times_of_copies_on_other_processors_are_forgotten() {
+        let bootstrap = LocalBootstrap::world(2).unwrap().remove(0);
+        let (mut fabric, mut watch) = (fabric(Rank::new(0)), limit());
+        for (mut patience, streams) in
+            [(Patience::fixed(1, Duration::ZERO), true), (Patience::on_other_processors(), false)]
+        {
+            fabric.links().staging = StorePolicy::far();
+            let turn = CallTurn {
+                patience: &mut patience,
+                watch: &mut watch,
+                bootstrap: &bootstrap,
+                background: &mut NoBackground,
+                progress: None,
+            };
+            drive(&mut [&mut TwoSteps(0)], &mut WaitContext { turn, fabric: &mut fabric }).unwrap();
+            assert_eq!(fabric.links().staging.preferred(1 << 20) == Store::Streaming, streams);
+        }
     }
 }

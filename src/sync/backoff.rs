@@ -1,6 +1,7 @@
 //! How a wait goes from spinning over yielding to sleeping.
 
 use std::cell::Cell;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
@@ -29,6 +30,8 @@ pub struct Patience {
     shares: bool,
     /// How many waits have yielded since it last looked how many processors there are.
     unlooked: u32,
+    /// See [`Patience::found_other_processors`].
+    changed: bool,
 }
 
 impl Patience {
@@ -53,18 +56,21 @@ impl Patience {
 
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
-        let (shared, crowd, ranks, for_one, shares, unlooked) = (0, 1, 0, false, false, 0);
-        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, shares, unlooked }
+        let (shared, crowd, ranks, for_one, shares, unlooked, changed) = (0, 1, 0, false, false, 0, false);
+        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, shares, unlooked, changed }
     }
 
     /// Decides by the number of processors: as at the start of a job where it has changed, and nothing where it has
-    /// not.
+    /// not. Where there are enough again the first wait goes elsewhere: see [`Patience::tries_elsewhere`].
     fn fit(&mut self, cores: usize) {
         let ranks = self.ranks as usize;
         let crowd = u32::try_from(ranks.div_ceil(cores.max(1))).unwrap_or(u32::MAX);
         if ranks == 0 || crowd == self.crowd {
             return;
         }
+        let was_crowded = self.is_crowded();
+        // Before the first decision there is nothing that could change.
+        self.changed = self.crowd > 0;
         self.crowd = crowd;
         self.shared = 0;
         self.shares = false;
@@ -74,6 +80,11 @@ impl Patience {
             (false, _) => SPINS,
         };
         self.spins = self.most_spins;
+        // Ranks that shared a processor are still on it, and looking keeps them there: the next wait sleeps at once.
+        if was_crowded && !self.is_crowded() {
+            self.spins = LEAST_SPINS;
+            self.shared = SHARED_WAITS - 1;
+        }
     }
 
     /// Looks now and then whether this thread may use as many processors as before, after waits that have yielded:
@@ -92,6 +103,18 @@ impl Patience {
                 self.fit(cpu::allowed());
             }
         }
+    }
+
+    /// Whether the processors have become more or fewer since it was last asked: what was measured before is not what
+    /// these take.
+    pub fn found_other_processors(&mut self) -> bool {
+        mem::take(&mut self.changed)
+    }
+
+    /// One that has just found other processors.
+    #[cfg(test)]
+    pub fn on_other_processors() -> Patience {
+        Patience { changed: true, ..Patience::fixed(1, Duration::ZERO) }
     }
 
     /// The same patience with upper bounds for spinning and staying awake.
@@ -393,11 +416,16 @@ mod tests {
                 patience.spins = 100;
                 patience.fit(more);
                 assert_eq!(patience.spins, 100);
+                assert!(!patience.found_other_processors(), "nothing has changed");
                 patience.fit(fewer);
+                assert!(patience.found_other_processors() && !patience.found_other_processors());
                 assert_eq!(patience, of(ranks, fewer, for_one), "{ranks} ranks, {fewer} processors");
                 assert_eq!((patience.spins, patience.most_spins), (shared_spins, shared_spins));
                 patience.fit(more);
-                assert_eq!(patience, of(ranks, more, for_one), "{ranks} ranks, {more} processors");
+                assert_eq!((patience.spins, patience.tries_elsewhere()), (LEAST_SPINS, true), "{ranks} ranks");
+                assert!(patience.found_other_processors());
+                let settled = Patience { spins: SPINS, shared: 0, ..patience };
+                assert_eq!(settled, of(ranks, more, for_one), "{ranks} ranks, {more} processors");
             }
         }
         let mut fixed = Patience::fixed(7, Duration::ZERO);
