@@ -88,6 +88,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let logs = arguments.log_dir.as_deref().map(|folder| open_logs(folder, arguments.ranks)).transpose()?;
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
+    // Where an outer `rsccl run` has set it, it is nobody's wish.
+    if std::env::var_os("RSCCL_STORE").is_some() && std::env::var_os("RSCCL_RUN").is_none() {
+        print::complain("rsccl run: RSCCL_STORE is set, but these ranks meet at a store of their own");
+    }
     let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
     let (mut groups, mut ends) = (Vec::with_capacity(arguments.ranks as usize), Ends::new()?);
     for rank in 0..arguments.ranks {
