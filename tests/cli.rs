@@ -723,7 +723,7 @@ fn a_reader_that_leaves_is_no_error_of_what_was_printed() {
 /// Standard output that does not block, as other programs leave it behind: a slow reader gets every byte.
 #[test]
 fn output_that_does_not_block_is_waited_for() {
-    let file = format!("{}/tests/data/machines/h100x8.xml", env!("CARGO_MANIFEST_DIR"));
+    let file = format!("{}/src/topo/machines/h100x8.xml", env!("CARGO_MANIFEST_DIR"));
     let arguments = ["topo", "--file", &file, "--hosts", "8", "--json"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
     let whole = command.args(arguments).output().unwrap().stdout;

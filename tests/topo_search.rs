@@ -411,7 +411,7 @@ const HIVES: &str = "a tree passes from hive to hive twice, and the three links 
 #[test]
 fn channels_carry_nine_tenths_of_the_bound() {
     let mut short = Vec::new();
-    for (name, path) in machines("tests/data/machines").into_iter().chain(machines("tests/data/hives")) {
+    for (name, path) in machines("src/topo/machines").into_iter().chain(machines("tests/data/hives")) {
         for (pattern, found, problem) in searched(&path) {
             let bound = problem.pack(found).bound;
             println!("{name}: {pattern}: {found} of {bound}");

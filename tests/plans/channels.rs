@@ -25,7 +25,7 @@ const MACHINES: [(&str, u32, u32); 7] = [
 ];
 
 fn searched(name: &str, hosts: u32) -> Arc<Layout> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/machines/{name}.xml"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/topo/machines/{name}.xml"));
     let (machine, _) = xml::parse(name, &std::fs::read_to_string(path).expect("a file")).expect("a machine");
     let system = System::new(&machine.repeated(hosts)).expect("a graph");
     let gpus = system.gpus();
