@@ -1,8 +1,5 @@
 //! The command line: the table of variables, and jobs that end as they should and leave nothing behind.
-#![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod waiting;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +71,7 @@ impl Job {
 
 /// Waits until `come` says so; fails the test when it does not come in good time.
 fn until(what: &str, come: impl FnMut() -> bool) {
-    assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
+    assert!(machine::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
 }
 
 /// Waits until the processes whose numbers are in the files `names` of `folder` have ended.
