@@ -7,6 +7,7 @@ mod tidy {
     pub(crate) mod house;
     pub(crate) mod lists;
     pub(crate) mod packages;
+    pub(crate) mod recipes;
     pub(crate) mod sleepers;
     pub(crate) mod text;
 }
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use tidy::text::{
     blank_comments_and_literals, blank_tests, identifier, is_import, item_end, line_of, path_at, test_modules, words,
 };
-use tidy::{house, lists, packages};
+use tidy::{house, lists, packages, recipes};
 
 /// The floors, lowest first. A module names lower floors only. `lib.rs` and `src/bin` stand outside the house.
 const FLOORS: [&[&str]; 16] = [
@@ -268,6 +269,7 @@ fn the_house_is_tidy() {
     check_type_names(&sources, &mut findings);
     lists::check(&sources, &mut findings);
     packages::check(root, &mut findings);
+    recipes::check(root, &sources, &mut findings);
     check_texts(root, &mut findings);
     check_documents(root, &sources, &mut findings);
     check_front_page(root, &mut findings);
