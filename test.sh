@@ -100,8 +100,8 @@ choose_features() {
     features=$(IFS=,; echo "${wanted[*]}")
 }
 
-# The virtual GPU machine: vcuda/README.md. Its tests are built and counted with the library's own.
-packages=(-p rsccl -p rsccl-examples -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
+# Tests are packages of their own (tests/README.md), but for those of the command. The virtual GPU machine: vcuda/README.md.
+packages=(-p rsccl -p rsccl-examples -p rsccl-tests -p machine -p rsccl-kernels -p vcuda -p vcuda-driver -p vcuda-nvml)
 
 run_tests() {
     local status=0 programs=(--bins --test '*')

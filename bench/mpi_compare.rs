@@ -8,14 +8,13 @@
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 #![expect(clippy::disallowed_methods, reason = "the rule on the clock is the library's")]
 
-#[path = "mpi_compare/case.rs"]
-mod case;
-#[path = "collective.rs"]
 mod collective;
 #[path = "../mpi-examples/job.rs"]
 mod job;
-#[path = "mpi_compare/options.rs"]
-mod options;
+mod mpi_compare {
+    pub(crate) mod case;
+    pub(crate) mod options;
+}
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -25,8 +24,8 @@ use mpi::traits::CommunicatorCollectives;
 use rsccl::mpi::{abort_on_panic, communicator, or_abort};
 use rsccl::{Communicator, Config, ReduceOp, Result};
 
-use case::{Case, Library};
-use options::Options;
+use mpi_compare::case::{Case, Library};
+use mpi_compare::options::{self, Options};
 
 /// A sample is a loop of calls that takes the slower library about this long: so short that on a busy machine some
 /// samples are not disturbed by other processes.

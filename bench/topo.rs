@@ -1,4 +1,4 @@
-//! Time of the search for channels, one core, cold: ring and tree inside each machine of `tests/data/machines` and
+//! Time of the search for channels, one core, cold: ring and tree inside each machine of `src/topo/machines` and
 //! `tests/data/hives`, between two hosts of it, and between up to 1,024 hosts of eight GPUs; then of simulations. `cargo bench --bench topo`; growth shows in
 //! the last rows of each table. Beside the figures stand their bounds; nothing is asserted, since a loaded machine takes longer.
 //!
@@ -30,11 +30,11 @@ const SAMPLES: usize = 5;
 const MOST_HOSTS: u32 = 1024;
 
 fn main() -> Result<()> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-    let folder = data.join("machines");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("src/topo/machines");
     let mut files = Vec::new();
-    for folder in [&folder, &data.join("hives")] {
-        let entries = std::fs::read_dir(folder).map_err(|error| Error::system("reading tests/data", error))?;
+    for folder in [&folder, &root.join("tests/data/hives")] {
+        let entries = std::fs::read_dir(folder).map_err(|error| Error::system("reading the machines", error))?;
         let machine = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             name.ends_with(".xml") && !name.ends_with(".graph.xml")

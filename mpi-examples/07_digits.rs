@@ -7,17 +7,17 @@
 //! images are read rightly and every rank ends with the same weights, bit for bit.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 
-#[path = "../examples/digits/gradients.rs"]
-#[expect(dead_code, reason = "ranks of this job add up on the host")]
-mod gradients;
-#[path = "../examples/digits/images.rs"]
-mod images;
+#[path = "../examples/digits"]
+mod digits {
+    #[expect(dead_code, reason = "ranks of this job add up on the host")]
+    pub(crate) mod gradients;
+    pub(crate) mod images;
+    pub(crate) mod model;
+    pub(crate) mod train;
+}
 mod job;
-#[path = "../examples/digits/model.rs"]
-mod model;
-#[path = "../examples/digits/train.rs"]
-mod train;
 
+use digits::{gradients, train};
 use mpi::topology::SimpleCommunicator;
 use rsccl::mpi::{abort_on_panic, communicator, or_abort};
 use rsccl::{Config, Result};

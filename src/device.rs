@@ -6,8 +6,8 @@
 //!
 //! # Adding a device
 //! A device is one file that implements [`Device`], [`Queue`] and [`Event`]. [`add`] makes it known to the process; the
-//! GPUs of feature `cuda` are known without it. `device/contract.rs` holds the tests that every device must pass. The
-//! contract:
+//! GPUs of feature `cuda` are known without it. `tests/devices/contract.rs` holds the tests that every device must
+//! pass. The contract:
 //!
 //! | what | who calls it | the host's way |
 //! |---|---|---|
@@ -26,9 +26,6 @@
 //!
 //! Threads of one process share a [`Region`] by cloning it: no device call is needed for that.
 
-#[cfg(test)]
-#[cfg(not(loom))]
-mod contract;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(test)]

@@ -147,10 +147,6 @@ pub mod internals {
     }
 }
 
-// Unit tests share helpers with the tests of the interface, which name this package.
-#[cfg(test)]
-extern crate self as rsccl;
-
 /// The README's programs are compiled, and run where they can be.
 #[cfg(all(doctest, feature = "mpi"))]
 #[doc = include_str!("../README.md")]

@@ -1,8 +1,5 @@
 //! The command line: the table of variables, and jobs that end as they should and leave nothing behind.
-#![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod waiting;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +71,7 @@ impl Job {
 
 /// Waits until `come` says so; fails the test when it does not come in good time.
 fn until(what: &str, come: impl FnMut() -> bool) {
-    assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
+    assert!(machine::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
 }
 
 /// Waits until the processes whose numbers are in the files `names` of `folder` have ended.
@@ -723,7 +720,7 @@ fn a_reader_that_leaves_is_no_error_of_what_was_printed() {
 /// Standard output that does not block, as other programs leave it behind: a slow reader gets every byte.
 #[test]
 fn output_that_does_not_block_is_waited_for() {
-    let file = format!("{}/tests/data/machines/h100x8.xml", env!("CARGO_MANIFEST_DIR"));
+    let file = format!("{}/src/topo/machines/h100x8.xml", env!("CARGO_MANIFEST_DIR"));
     let arguments = ["topo", "--file", &file, "--hosts", "8", "--json"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
     let whole = command.args(arguments).output().unwrap().stdout;

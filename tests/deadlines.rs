@@ -95,7 +95,8 @@ const OTHERS: &[(&str, &str)] = &[
 
 #[test]
 fn every_operation_is_listed() {
-    let file = std::fs::read_to_string("docs/public-api.txt").expect("the list of public items");
+    let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/public-api.txt"))
+        .expect("the list of public items");
     let methods = file.lines().filter_map(|line| line.trim().strip_prefix("method rsccl::comm::Communicator::"));
     let listed = OPERATIONS.iter().map(|(name, _)| *name).chain(OTHERS.iter().map(|(name, _)| *name));
     let (methods, listed): (BTreeSet<&str>, BTreeSet<&str>) = (methods.collect(), listed.collect());

@@ -1,20 +1,20 @@
 //! Collectives on streams of devices whose memory the processor cannot touch: several devices, capture, mismatches,
-//! ranks that never come. The contract of devices is tested in `src/device/contract.rs`.
+//! ranks that never come. And the contract that every kind of device keeps, in `devices::contract`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which end where something fails")]
 
-#[allow(dead_code, reason = "other tests use the rest")]
-mod far;
-#[path = "devices/waits.rs"]
-mod waits;
+mod devices {
+    mod contract;
+    mod waits;
+}
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use far::{Far, FarGraph};
 use rsccl::comm::DeviceStream;
 use rsccl::error::Kind;
 use rsccl::internals::sys::clock::now;
 use rsccl::{Communicator, Config, ReduceOp, local};
+use testing::far::{Far, FarGraph};
 
 /// Ranks 0 and 1 on device 0, ranks 2 and 3 on device 1.
 #[test]
@@ -384,4 +384,13 @@ fn a_stream_takes_any_number_of_calls() {
         comm.finalize()
     })
     .unwrap();
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn the_contract_holds_on_virtual_gpus() {
+    for name in ["1", "2-nvswitch"] {
+        let run = machine::run(name, &["--strict"], &["devices::contract::", "--test-threads=2"], &[]);
+        run.must_pass(name);
+    }
 }

@@ -15,7 +15,9 @@ fn program() -> &'static Path {
         if is_built() {
             return program;
         }
+        // From the root, so that cargo takes the features of all packages that are tested there.
         let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         cargo.args(["build", "--quiet", "--offline", "--example", "digits", "--target-dir"]).arg(profile.join(".."));
         // The features of this very build: with any others, cargo would build the library a second time.
         for (feature, is_on) in FEATURES {
@@ -84,7 +86,7 @@ fn reproducible_weights_are_the_same_over_every_transport() {
 fn gpus_learn_the_same_weights_as_hosts() {
     let on_host = run(&["--reproducible", "--transport", "local", "--ranks", "3"], "weights ");
     for (machine, devices) in [("1", "cuda"), ("2-nvswitch", "cuda:0,1")] {
-        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run"));
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../vcuda/run"));
         command.args([machine, "--"]).arg(program());
         command.args(["--reproducible", "--transport", "local", "--ranks", "3", "--device", devices]);
         let output = command.output().expect("bash starts");

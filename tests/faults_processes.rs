@@ -24,7 +24,6 @@ mod faults {
     mod programs;
     #[cfg(feature = "cuda")]
     mod rack;
-    pub(crate) mod ranks;
     mod rest;
     mod retries;
     mod setup;
@@ -33,21 +32,9 @@ mod faults {
     mod stopped;
     mod stores;
     mod windows;
-    pub(crate) mod worker;
 }
-#[path = "matrix/case.rs"]
-mod case;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod far;
-#[cfg(feature = "cuda")]
-mod machine;
-#[path = "matrix/random.rs"]
-mod random;
-#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
-#[path = "../src/bin/rsccl/perf/verify.rs"]
-mod verify;
 
-use faults::worker;
+use testing::worker;
 
 /// Where a test starts this program as a rank, this is the rank.
 #[test]

@@ -4,31 +4,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod hosts {
-    pub(crate) mod network;
     mod places;
 }
-#[allow(dead_code, reason = "the matrix uses the rest")]
-#[path = "matrix/case.rs"]
-mod case;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod far;
-#[allow(dead_code, reason = "the matrix uses the rest")]
-#[path = "matrix/random.rs"]
-mod random;
-#[allow(dead_code, reason = "the tests of faults use the rest")]
-#[path = "faults/ranks.rs"]
-mod ranks;
-#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
-#[path = "../src/bin/rsccl/perf/verify.rs"]
-mod verify;
-#[path = "faults/worker.rs"]
-mod worker;
 
 use std::path::Path;
 
-use hosts::network::Network;
-use ranks::Job;
-use verify::Program;
+use testing::network::Network;
+use testing::ranks::Job;
+use testing::verify::Program;
+use testing::{random, ranks, worker};
 
 /// Where a test starts this program as a rank, this is the rank.
 #[test]

@@ -4,18 +4,11 @@
 //! Uses every launcher that this machine has; prints `skipped` if there is none.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
-#[allow(dead_code, reason = "the tests of the MPI glue use the rest")]
-#[path = "mpi/mpirun.rs"]
-mod mpirun;
-#[allow(dead_code, reason = "the tests of the MPI glue use the rest")]
-#[path = "mpi/rank.rs"]
-mod rank;
-
-use mpirun::{Family, Launcher, Plan};
-use rank::Rank;
 use rsccl::config::{Environment, Launch};
 use rsccl::internals::sys::process::{Exit, Signal};
 use rsccl::{Communicator, Config, ReduceOp};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Family, Launcher, Plan};
 
 /// Where a test starts this program as a rank, this is the rank.
 #[test]
@@ -168,7 +161,7 @@ fn slurm_jobs_never_mix_and_ranks_know_who_they_are() {
     const CASES: usize = 22;
     // The lab ends by itself.
     const LIMIT_S: &str = "150";
-    let lab = |name: &str| format!("{}/tests/labs/{name}", env!("CARGO_MANIFEST_DIR"));
+    let lab = |name: &str| format!("{}/labs/{name}", env!("CARGO_MANIFEST_DIR"));
     let output = std::process::Command::new(lab("slurm.sh"))
         .args(["3", &lab("jobs.sh")])
         .env("PROGRAM", std::env::current_exe().unwrap())
@@ -179,7 +172,7 @@ fn slurm_jobs_never_mix_and_ranks_know_who_they_are() {
     let said = String::from_utf8_lossy(&output.stdout);
     let report = format!("{}: {said}{}", output.status, String::from_utf8_lossy(&output.stderr));
     let skipped: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("skipped: ")).collect();
-    skipped.iter().for_each(|why| mpirun::skip(why));
+    skipped.iter().for_each(|why| testing::mpirun::skip(why));
     assert!(output.status.success(), "{report}");
     let cases: Vec<&str> = said.lines().filter(|line| line.starts_with("case ")).collect();
     assert!(cases.iter().all(|case| case.ends_with(": right")), "{report}");

@@ -1,8 +1,6 @@
 //! What the log says of the way to a communicator, in NCCL's words. The log is the process's, so this file has one
 //! test.
 
-mod waiting;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,7 +36,7 @@ fn init_says_start_complete_common_id_parent_interface_and_the_times_of_the_root
     let has = |parts: &[&str]| lines().iter().filter(|line| parts.iter().all(|part| line.contains(part))).count();
     // The root's thread may end a moment after the ranks have been answered.
     let ended =
-        waiting::until(Duration::from_secs(60), || has(&["[-] Root timings (wait ", ", recv ", "nranks 2"]) == 1);
+        machine::until(Duration::from_secs(60), || has(&["[-] Root timings (wait ", ", recv ", "nranks 2"]) == 1);
     assert!(ended, "{:#?}", lines());
     rsccl::log::redirect(None);
 

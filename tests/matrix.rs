@@ -4,67 +4,41 @@
 //! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed,
 //! which `RSCCL_TEST_SEED` sets.
 
-#[path = "matrix/averages.rs"]
-mod averages;
-#[path = "matrix/case.rs"]
-mod case;
-#[path = "matrix/devices.rs"]
-mod devices;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod far;
-#[path = "matrix/extremes.rs"]
-mod extremes;
-#[path = "matrix/faults.rs"]
-mod faults;
-#[path = "matrix/float_modes.rs"]
-mod float_modes;
-#[path = "matrix/floats.rs"]
-mod floats;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu.rs"]
-mod gpu;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_between.rs"]
-mod gpu_between;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_floats.rs"]
-mod gpu_floats;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_lines.rs"]
-mod gpu_lines;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_messages.rs"]
-mod gpu_messages;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_processes.rs"]
-mod gpu_processes;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_traps.rs"]
-mod gpu_traps;
-#[cfg(feature = "cuda")]
-#[path = "matrix/gpu_windows.rs"]
-mod gpu_windows;
-#[path = "matrix/layouts.rs"]
-mod layouts;
-#[cfg(feature = "cuda")]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod machine;
-#[path = "matrix/mismatches.rs"]
-mod mismatches;
-#[path = "matrix/random.rs"]
-mod random;
-#[path = "matrix/rounding.rs"]
-mod rounding;
-#[allow(dead_code, unused_imports, reason = "the command line uses the rest")]
-#[path = "../src/bin/rsccl/perf/verify.rs"]
-mod verify;
+mod matrix {
+    mod averages;
+    mod devices;
+    mod extremes;
+    mod faults;
+    mod float_modes;
+    mod floats;
+    #[cfg(feature = "cuda")]
+    mod gpu;
+    #[cfg(feature = "cuda")]
+    mod gpu_between;
+    #[cfg(feature = "cuda")]
+    mod gpu_floats;
+    #[cfg(feature = "cuda")]
+    mod gpu_lines;
+    #[cfg(feature = "cuda")]
+    mod gpu_messages;
+    #[cfg(feature = "cuda")]
+    mod gpu_processes;
+    #[cfg(feature = "cuda")]
+    mod gpu_traps;
+    #[cfg(feature = "cuda")]
+    mod gpu_windows;
+    mod layouts;
+    mod mismatches;
+    mod rounding;
+}
 
 use std::time::Duration;
 
-use case::{Case, Placed, every_program};
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local, plan};
-use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
+use testing::case::{Case, Placed, every_program};
+use testing::random;
+use testing::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
 fn run_rank(comm: Communicator, kind: &Placed, cases: &[Case], seed: u64) -> Result<Vec<String>> {

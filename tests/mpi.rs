@@ -7,39 +7,17 @@ mod topics {
     pub(crate) mod again;
     pub(crate) mod ends;
     pub(crate) mod goods;
+    pub(crate) mod handle;
     pub(crate) mod hosts;
     pub(crate) mod inputs;
     pub(crate) mod progress;
 }
-#[allow(dead_code, reason = "the tests of faults use it")]
-#[path = "matrix/case.rs"]
-mod case;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod far;
-#[allow(dead_code, reason = "the tests of faults use it")]
-#[path = "matrix/random.rs"]
-mod random;
-#[path = "mpi/handle.rs"]
-mod handle;
-#[allow(dead_code, reason = "the tests of launchers use the rest")]
-#[path = "mpi/mpirun.rs"]
-mod mpirun;
-#[path = "hosts/network.rs"]
-mod network;
-#[path = "mpi/rank.rs"]
-mod rank;
-#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
-#[path = "../src/bin/rsccl/perf/verify.rs"]
-mod verify;
-#[allow(dead_code, reason = "the tests of faults use the rest")]
-#[path = "faults/worker.rs"]
-mod worker;
 
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
 use ::mpi::traits::*;
-use mpirun::{Launcher, Outcome, Plan};
-use rank::Rank;
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Launcher, Outcome, Plan};
 
 /// Where a test starts this program as a rank, this is the rank.
 #[test]

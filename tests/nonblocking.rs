@@ -7,8 +7,6 @@ use std::time::Duration;
 use rsccl::error::Kind;
 use rsccl::{Communicator, Config, ReduceOp, Result};
 
-mod waiting;
-
 fn config() -> Config {
     Config::default()
         .with_blocking(false)
@@ -19,7 +17,7 @@ fn config() -> Config {
 /// Waits until `comm` is no longer in progress.
 fn settled(comm: &Communicator) -> Option<rsccl::Error> {
     let mut state = None;
-    let over = waiting::until(Duration::from_secs(30), || {
+    let over = machine::until(Duration::from_secs(30), || {
         state = comm.async_error();
         state.as_ref().is_none_or(|error| error.kind() != Kind::InProgress)
     });

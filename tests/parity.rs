@@ -2,8 +2,9 @@
 //! the type, or listed here with the reason why not. And docs/from-nccl.md names only what is declared. The test compares
 //! declarations, not words: what a comment, a text or the body of a function says declares nothing. It builds no library.
 
-#[path = "parity/declared.rs"]
-mod declared;
+mod parity {
+    pub(crate) mod declared;
+}
 #[allow(dead_code, reason = "`tidy` uses the rest")]
 #[path = "tidy/text.rs"]
 mod text;
@@ -12,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use declared::{Declared, of_cpp, of_rust};
+use parity::declared::{Declared, of_cpp, of_rust};
 
 /// A public thing of Rust: its type, its name, and what stands for it in C++.
 type Other = (&'static str, &'static str, Instead);
@@ -461,5 +462,5 @@ fn read(path: &Path) -> String {
 }
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }

@@ -1,7 +1,5 @@
 //! `rsccl perf` as users run it: every transport, the reports, and what it refuses.
 
-#![cfg(feature = "cli")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -3,18 +3,14 @@
 //!
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
-#[path = "plans/broken.rs"]
-mod broken;
-#[path = "plans/channels.rs"]
-mod channels;
-#[path = "plans/inputs.rs"]
-mod inputs;
-#[path = "plans/layouts.rs"]
-mod layouts;
-#[path = "plans/printed.rs"]
-mod printed;
-#[path = "plans/resized.rs"]
-mod resized;
+mod plans {
+    mod broken;
+    mod channels;
+    mod inputs;
+    mod layouts;
+    mod printed;
+    mod resized;
+}
 
 use std::sync::Arc;
 

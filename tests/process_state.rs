@@ -1,7 +1,6 @@
 //! What a process inherits or is denied: closed standard streams, limits of open files, of file sizes, of threads and of
 //! address space, a memory cgroup. Ranks work, or say what is wrong; no call of the library ends its program, and what a
 //! failed step had taken is put back.
-#![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::io::{BufRead, BufReader, Write};

@@ -124,7 +124,7 @@ fn a_file_that_is_not_there_is_told_and_the_job_goes_on() {
 fn a_topology_file_of_gpus_does_not_touch_a_job_on_host_memory() {
     let folder = tempfile::tempdir().unwrap();
     let malformed = file(folder.path(), "bad.xml", "<system version=\"1\">\n<cpu numaid=\"x\"/></system>");
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/machines/p4d.xml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/topo/machines/p4d.xml");
     for path in [&*malformed, machine, folder.path().to_str().unwrap()] {
         let outcome = job(&[("NCCL_TOPO_FILE", path)]).must_succeed();
         assert_eq!(outcome.told(&["rsccl: "]), 0, "{:?}", outcome.stderr);

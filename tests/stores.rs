@@ -2,19 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "stores/agent.rs"]
-mod agent;
-#[path = "stores/agent_server.rs"]
-mod agent_server;
-#[path = "stores/torch.rs"]
-mod torch;
+mod stores {
+    mod agent;
+    pub(crate) mod agent_server;
+    mod torch;
+}
 
 use std::any::Any;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use agent_server::{AgentServer, Manner};
 use rsccl::error::{Error, Kind};
 use rsccl::internals::bootstrap::store::AgentStore;
 use rsccl::internals::bootstrap::{Options, Secret, UniqueId};
@@ -22,6 +20,7 @@ use rsccl::store::{AbortFlag, Wait};
 use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
 use rsccl::types::{Rank, World};
 use rsccl::{Communicator, Config, Result};
+use stores::agent_server::{AgentServer, Manner};
 
 fn soon() -> Wait {
     Wait::new(Duration::from_secs(30), &AbortFlag::new())

@@ -23,7 +23,7 @@ fn sim(arguments: &[&str]) -> Output {
 }
 
 fn machine(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/machines/{name}.xml")).display().to_string()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/topo/machines/{name}.xml")).display().to_string()
 }
 
 /// What it prints; it must end well.
@@ -47,9 +47,9 @@ fn a_cube_mesh_shows_its_rings() {
 /// What the READMEs beside them promise: machines and descriptions are written by us.
 #[test]
 fn no_machine_is_a_copy_of_a_vendors_file() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = 0;
-    for folder in ["machines", "hives", "descriptions"].map(|name| data.join(name)) {
+    for folder in ["src/topo/machines", "tests/data/hives", "tests/data/descriptions"].map(|name| root.join(name)) {
         for entry in std::fs::read_dir(folder).expect("a folder") {
             let path = entry.expect("an entry").path();
             let text = std::fs::read_to_string(&path).expect("text").to_lowercase();
@@ -401,14 +401,15 @@ fn what_is_wrong_is_told_with_its_place() {
 }
 
 /// What the command prints of each machine, byte for byte. Anew:
-/// `rsccl topo --file tests/data/machines/NAME.xml > tests/data/topo/NAME.txt`
+/// `rsccl topo --file src/topo/machines/NAME.xml > tests/data/topo/NAME.txt`
 #[test]
 fn every_machine_is_shown_as_before() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut seen = 0;
-    for path in std::fs::read_dir(folder.join("machines")).expect("machines").flatten().map(|entry| entry.path()) {
+    for path in std::fs::read_dir(root.join("src/topo/machines")).expect("machines").flatten().map(|entry| entry.path())
+    {
         let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".xml")) else { continue };
-        let before = std::fs::read_to_string(folder.join(format!("topo/{name}.txt"))).expect("a snapshot");
+        let before = std::fs::read_to_string(root.join(format!("tests/data/topo/{name}.txt"))).expect("a snapshot");
         let now = text(&["--file", &path.display().to_string()]);
         assert_eq!(now, before, "{name}");
         seen += 1;
@@ -459,7 +460,7 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
 #[test]
 fn every_machine_has_all_that_can_be_shown() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/machines");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/topo/machines");
     for path in std::fs::read_dir(folder).expect("machines").flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|ending| ending == "xml") && !path.ends_with("nvl72.xml") {
             all_of(&path, None, scratch.path());

@@ -361,7 +361,7 @@ fn channels_that_no_simple_pattern_finds_are_found() {
         // Four NICs of 48, which two GPUs of 24 share.
         ("wide-nics", [240_000, 274_000, 192_000, 192_000]),
     ];
-    let machines = machines("tests/data/hives");
+    let machines = machines("data/hives");
     assert_eq!(machines.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), known.map(|(name, _)| name));
     for ((name, path), (_, known)) in machines.iter().zip(known) {
         for ((pattern, found, problem), known) in searched(path).into_iter().zip(known) {
@@ -381,7 +381,7 @@ fn a_narrow_nic_beside_the_others_takes_no_channels_away() {
                        <net name=\"mgmt\" dev=\"77\" speed=\"1000\" port=\"1\" guid=\"9999\" maxconn=\"1000\" gdr=\"0\"/>\
                        </nic></pci></cpu>";
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, path) in machines("tests/data/hives") {
+    for (name, path) in machines("data/hives") {
         let text = std::fs::read_to_string(&path).expect("a file").replacen("</cpu>", NIC, 1);
         let with = folder.path().join(&name);
         std::fs::write(&with, text).expect("a file");
@@ -411,7 +411,7 @@ const HIVES: &str = "a tree passes from hive to hive twice, and the three links 
 #[test]
 fn channels_carry_nine_tenths_of_the_bound() {
     let mut short = Vec::new();
-    for (name, path) in machines("tests/data/machines").into_iter().chain(machines("tests/data/hives")) {
+    for (name, path) in machines("../src/topo/machines").into_iter().chain(machines("data/hives")) {
         for (pattern, found, problem) in searched(&path) {
             let bound = problem.pack(found).bound;
             println!("{name}: {pattern}: {found} of {bound}");
@@ -430,13 +430,13 @@ fn channels_carry_nine_tenths_of_the_bound() {
 fn the_search_carries_what_a_graph_beside_the_machine_does() {
     use std::io::Write as _;
     let mut seen = Vec::new();
-    let mut pairs: Vec<(PathBuf, PathBuf)> = machines("tests/data/hives")
+    let mut pairs: Vec<(PathBuf, PathBuf)> = machines("data/hives")
         .into_iter()
         .map(|(_, path)| (path.with_extension("graph.xml"), path))
         .filter(|(graph, _)| graph.exists())
         .collect();
     let ours = pairs.len();
-    let cloud = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/topologies");
+    let cloud = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/topologies");
     let cloud = ["azure-ncv4-graph.xml", "azure-ncv4-topo.xml"].map(|name| cloud.join(name));
     if let [Some(graph), Some(machine)] = cloud.map(|path| path.exists().then_some(path)) {
         pairs.push((graph, machine));

@@ -211,7 +211,7 @@ def litmus(check):
 
 # Of test programs: which program, which tests, and what they are. They are those that need one GPU.
 TESTS = [
-    ("library", "device::contract::", "the contract of devices"),
+    ("devices", "devices::contract::", "the contract of devices"),
     ("library", "device::cuda::tests::gpu::every_type_and_operator", "folds against the host's bits"),
     ("library", "device::cuda::tests::gpu::", "the device's own tests"),
     ("matrix", "gpu::alone::", "the matrix, ranks that are threads"),

@@ -3,7 +3,7 @@
 use rsccl::comm::{DeviceBuffer, DeviceStream};
 use rsccl::{Communicator, ReduceOp, Result};
 
-use crate::model::WEIGHTS;
+use super::model::WEIGHTS;
 
 /// Adds gradients up over all ranks.
 pub(crate) enum Gradients {

@@ -1,7 +1,7 @@
 //! A softmax classifier and its training by momentum. What the ranks must add up goes through a closure, so this
 //! file knows nothing of communication: with one rank the closure does nothing.
 
-use crate::images::{CLASSES, FEATURES, Image};
+use super::images::{CLASSES, FEATURES, Image};
 
 pub(crate) const WEIGHTS: usize = CLASSES * FEATURES;
 /// Images of a step, over all ranks.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use rsccl::{Communicator, ReduceOp};
 
-use crate::gradients::Gradients;
-use crate::images;
-use crate::model::{self, EPOCHS, Share, WEIGHTS};
+use super::gradients::Gradients;
+use super::images;
+use super::model::{self, EPOCHS, Share, WEIGHTS};
 
 /// The least share of held-out images that a trained model must read rightly, in per cent.
 const REQUIRED_ACCURACY: f64 = 95.0;

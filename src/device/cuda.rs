@@ -42,7 +42,7 @@ mod tables;
 mod unshared;
 mod walks;
 #[cfg(test)]
-pub(in crate::device) mod tests;
+mod tests;
 
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -113,8 +113,8 @@ mod tests {
     /// What looks wrong in a file that settings name is told to ranks: see `channel_search`.
     #[test]
     fn a_files_doubts_are_told() {
-        let text = include_str!("../../tests/data/descriptions/two-trays-less-links.xml");
-        let (machine, _) = machine_file::parse("trays", text).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/descriptions/two-trays-less-links.xml");
+        let (machine, _) = machine_file::parse("trays", &std::fs::read_to_string(path).unwrap()).unwrap();
         let host = look(Path::new("/nowhere"), Some(machine));
         assert!(host.doubts.iter().any(|doubt| doubt.contains("it has no NVLinks")), "{:?}", host.doubts);
     }

@@ -335,16 +335,21 @@ fn is_device(element: Node<'_, '_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::topo::machine_file::parse;
 
     /// Two packages of one NUMA node of two cores each, a V100 behind a switch, a disk behind another, and a NIC.
-    const FILE: &str = include_str!("../../tests/data/descriptions/hwloc.xml");
+    static FILE: LazyLock<String> = LazyLock::new(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/descriptions/hwloc.xml");
+        std::fs::read_to_string(path).unwrap()
+    });
     const INTERFACE: &str = "<object type=\"OSDev\" name=\"ens1\" osdev_type=\"2\"/>";
 
     #[test]
     fn packages_nodes_caches_and_devices_are_read() {
-        let (machine, notes) = parse("f", FILE).unwrap();
+        let (machine, notes) = parse("f", &FILE).unwrap();
         let cpus = &machine.cpus;
         let of = |cpu: &Cpu| (cpu.numa, cpu.details.package, cpu.details.cores, cpu.details.memory_bytes);
         assert_eq!(cpus.iter().map(of).collect::<Vec<_>>(), [(0, Some(0), 2, 64 << 30), (1, Some(1), 2, 64 << 30)]);
@@ -406,7 +411,7 @@ mod tests {
     /// An overlay tells the kind of GPUs and their links.
     #[test]
     fn an_overlay_completes_it() {
-        let (mut machine, _) = parse("f", FILE).unwrap();
+        let (mut machine, _) = parse("f", &FILE).unwrap();
         overlay::apply("o", "<overlay><gpus sm=\"70\" switch=\"6\"/></overlay>", &mut machine).unwrap();
         let gpu = machine.gpus()[0];
         assert_eq!((gpu.generation, gpu.links.len()), (GpuGeneration::Nvidia { capability: 70 }, 1));

@@ -6,18 +6,18 @@ use crate::topo::xml;
 /// The text of a machine's file.
 pub fn text(name: &str) -> &'static str {
     match name {
-        "a100bridge" => include_str!("../../tests/data/machines/a100bridge.xml"),
-        "a100x4mesh" => include_str!("../../tests/data/machines/a100x4mesh.xml"),
-        "b200x8" => include_str!("../../tests/data/machines/b200x8.xml"),
-        "dgx1p" => include_str!("../../tests/data/machines/dgx1p.xml"),
-        "dgx1v" => include_str!("../../tests/data/machines/dgx1v.xml"),
-        "h100x8" => include_str!("../../tests/data/machines/h100x8.xml"),
-        "ncv4-gen4" => include_str!("../../tests/data/machines/ncv4-gen4.xml"),
-        "ndv4" => include_str!("../../tests/data/machines/ndv4.xml"),
-        "nvl72" => include_str!("../../tests/data/machines/nvl72.xml"),
-        "p4d" => include_str!("../../tests/data/machines/p4d.xml"),
-        "r4p3l" => include_str!("../../tests/data/machines/r4p3l.xml"),
-        "r8pcie" => include_str!("../../tests/data/machines/r8pcie.xml"),
+        "a100bridge" => include_str!("machines/a100bridge.xml"),
+        "a100x4mesh" => include_str!("machines/a100x4mesh.xml"),
+        "b200x8" => include_str!("machines/b200x8.xml"),
+        "dgx1p" => include_str!("machines/dgx1p.xml"),
+        "dgx1v" => include_str!("machines/dgx1v.xml"),
+        "h100x8" => include_str!("machines/h100x8.xml"),
+        "ncv4-gen4" => include_str!("machines/ncv4-gen4.xml"),
+        "ndv4" => include_str!("machines/ndv4.xml"),
+        "nvl72" => include_str!("machines/nvl72.xml"),
+        "p4d" => include_str!("machines/p4d.xml"),
+        "r4p3l" => include_str!("machines/r4p3l.xml"),
+        "r8pcie" => include_str!("machines/r8pcie.xml"),
         _ => panic!("no machine {name}"),
     }
 }

@@ -12,7 +12,7 @@ use rsccl::types::{Collective, DataType};
 use rsccl::{Communicator, Config, Progress, ReduceOp, Result, local};
 
 use crate::apart;
-use crate::far::{Far, FarGraph};
+use testing::far::{Far, FarGraph};
 
 const COUNT: usize = 500;
 /// How long a wait lasts that nobody ends.

@@ -1,7 +1,7 @@
 //! abort() from another thread ends every rank's call.
 
-use super::ranks::Job;
 use crate::{NET, SHM, with};
+use testing::ranks::Job;
 
 #[test]
 fn abort_from_another_thread_ends_all_ranks() {

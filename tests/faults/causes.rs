@@ -1,8 +1,9 @@
 //! A rank is killed at any moment of a split, `local`, a placement or a shrink. Every survivor that gets an error is
 //! told which rank died, by its number in the survivor's communicator, and long before any deadline.
 
-use super::ranks::{Answer, Job};
-use crate::{NET, SHM, random, with};
+use crate::{NET, SHM, with};
+use testing::random;
+use testing::ranks::{Answer, Job};
 
 const RANKS: usize = 4;
 

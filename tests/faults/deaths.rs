@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rsccl::internals::sys::clock;
 
-use super::ranks::{Failure, Job};
 use crate::{NET, SHM, with};
+use testing::ranks::{Failure, Job};
 
 /// A collective that the others wait in: the command, and variables that force its path.
 type Case = (&'static str, &'static [(&'static str, &'static str)]);

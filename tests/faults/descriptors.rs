@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::ranks::{Answer, Failure, Job};
 use crate::{NET, SHM, with};
+use testing::ranks::{Answer, Failure, Job};
 
 /// Ranks of which `poor` has `spare` descriptors left do `command`, those of `which`.
 struct Poverty<'a> {

@@ -2,9 +2,10 @@
 //! mistakes.
 
 use super::deaths::{VICTIM, kill_in_the_middle, must_go_on, must_name};
-use super::ranks::Job;
-use super::worker::LARGEST;
-use crate::{SHM, random, with};
+use crate::{SHM, with};
+use testing::random;
+use testing::ranks::Job;
+use testing::worker::LARGEST;
 
 /// The deadline of a call: a hang becomes an error before the test gives up.
 const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rsccl::internals::sys::random;
 
-use super::ranks::{Job, Rank, until};
 use crate::{NET, SHM, with};
+use testing::ranks::{Job, Rank, until};
 
 #[test]
 fn strangers_at_the_data_ports_do_no_harm() {

@@ -2,8 +2,8 @@
 //! parent had, and none of its threads.
 
 use super::deaths::{VICTIM, must_go_on, must_name};
-use super::ranks::{Job, until};
 use crate::{NET, SHM, with};
+use testing::ranks::{Job, until};
 
 /// Calls that the others wait in.
 const CALLS: &[&str] = &["call all_reduce 2", "call all_reduce 300000", "call barrier 0"];

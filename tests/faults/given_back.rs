@@ -1,7 +1,8 @@
 //! What is given back: after many rounds of making, using and ending something a rank holds what it held after a few.
 
-use super::ranks::{Job, Rank, until};
-use crate::{NET, SHM, random, with};
+use crate::{NET, SHM, with};
+use testing::random;
+use testing::ranks::{Job, Rank, until};
 
 /// What a round makes, uses and ends.
 const KINDS: &[(&str, Share)] = &[

@@ -1,8 +1,6 @@
 //! Ranks that are processes, with a GPU each, or all on one, or several to a GPU where they take turns: calls of all
 //! kinds, deaths, mistakes. The tests of `jobs` do nothing where there is no GPU; the others start them again on virtual machines.
 
-use crate::machine;
-
 /// Runs one of the jobs on a machine, on which it must leave nothing, but for what a rank held when it was killed.
 pub(super) fn must_pass(name: &str, job: &str) {
     must_pass_with(name, job, &[]);
@@ -164,7 +162,7 @@ fn processes_of_a_mesh() {
 /// Two that do not reach each other, and one between them.
 #[test]
 fn processes_over_another_gpu() {
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpu-between.toml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/gpu-between.toml");
     must_pass(machine, "over_another_gpu");
     must_pass(machine, "a_lender_is_killed");
 }
@@ -223,11 +221,12 @@ pub(super) mod jobs {
     use rsccl::internals::device::cuda;
 
     use super::super::deaths::{must_go_on, must_name};
-    use super::super::ranks::Job;
     use super::super::{graph_deaths, own_faults, windows};
     use super::VICTIM_IS;
-    use crate::machine::gpus::enough;
-    use crate::{SHM, machine, random, with};
+    use crate::{SHM, with};
+    use machine::gpus::enough;
+    use testing::random;
+    use testing::ranks::Job;
 
     /// A hang becomes an error before the test gives up.
     pub(in crate::faults) const BOUNDED: &[(&str, &str)] =

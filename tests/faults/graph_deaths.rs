@@ -8,7 +8,7 @@ use rsccl::internals::sys::clock;
 
 use super::deaths::must_go_on;
 use super::gpus::VICTIM_IS;
-use super::ranks::Job;
+use testing::ranks::Job;
 
 /// Ranks that have joined, and what each held before.
 type Started = Option<(Job, Vec<(usize, usize)>)>;

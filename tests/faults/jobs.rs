@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::ranks::{Job, Rank, until};
+use testing::ranks::{Job, Rank, until};
 
 const NUMBERS: [&str; 4] = ["0", "1", "2", "3"];
 

@@ -1,10 +1,10 @@
 //! A rank is killed in the middle of each collective, over each transport, in registered buffers too.
 
 use super::deaths::{must_go_on, must_name};
-use super::ranks::Job;
-use crate::random::{self, Luck};
-use crate::verify::Program;
 use crate::{NET, SHM, with};
+use testing::random::{self, Luck};
+use testing::ranks::Job;
+use testing::verify::Program;
 
 /// One kill.
 #[derive(Debug, Clone, Copy)]

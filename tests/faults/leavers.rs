@@ -2,8 +2,8 @@
 
 use rsccl::internals::sys::process::Signal;
 
-use super::ranks::{Answer, Failure, Job};
 use crate::{NET, SHM, with};
+use testing::ranks::{Answer, Failure, Job};
 
 const COMMANDS: &[&str] = &["call all_reduce 2", "call all_reduce 300000", "call barrier 0", "call sendrecv 1000"];
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::gpus::jobs::{SIMPLE, on_gpus_each};
-use super::ranks::{Answer, Job, Rank};
 use super::windows::{BOUNDED, must_run_as};
-use super::worker::window_calls::{BEGIN, END};
 use crate::with;
+use testing::ranks::{Answer, Job, Rank};
+use testing::worker::window_calls::{BEGIN, END};
 
 /// Of memory that is allocated in the way of that name. Each function fails at its first call and, where the memory
 /// lies in `parts`, at its last one, on the rank that hands over its memory and takes the other's.

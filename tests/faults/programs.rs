@@ -1,8 +1,9 @@
 //! Random programs of ranks that are processes, of several ranks in a process, and with one rank that writes random
 //! words into all memory that they share.
 
-use super::ranks::Job;
-use crate::{NET, SHM, random, with};
+use crate::{NET, SHM, with};
+use testing::random;
+use testing::ranks::Job;
 
 #[test]
 fn random_programs_of_processes() {

@@ -46,7 +46,7 @@ fn a_graph_file_that_hosts_do_not_use_is_told() {
     must_pass_here("2x4-mnnvl", "a_graph_file_of_one_host");
 }
 
-const RACK_WITHOUT_CHANNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/rack-without-channel.toml");
+const RACK_WITHOUT_CHANNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/rack-without-channel.toml");
 
 /// After the trial has worked.
 #[test]
@@ -69,8 +69,9 @@ fn mistakes_between_hosts_of_a_rack_are_told() {
 /// What runs on a machine.
 mod jobs {
     use super::super::gpus::jobs::{BOUNDED, on_gpus, on_gpus_each};
-    use super::super::ranks::Job;
-    use crate::{random, with};
+    use crate::with;
+    use testing::random;
+    use testing::ranks::Job;
 
     /// What the ranks tell of their ways.
     const TOLD: (&str, &str) = ("NCCL_DEBUG_SUBSYS", "P2P,NET");

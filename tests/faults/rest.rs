@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rsccl::internals::sys::poller;
 
-use super::ranks::{Job, Rank};
 use crate::{NET, SHM, with};
+use testing::ranks::{Job, Rank};
 
 /// Regression: a ring of plain sends waited until the deadline. A rank that is asked for a connection while it waits
 /// opens it.

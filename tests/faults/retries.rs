@@ -3,9 +3,9 @@
 
 use rsccl::store::{Options, TcpStore};
 
-use super::ranks::{Failure, Job, until};
-use crate::random::{Luck, changing_seed};
 use crate::{NET, SHM, with};
+use testing::random::{Luck, changing_seed};
+use testing::ranks::{Failure, Job, until};
 
 /// Less than a rank needs that waits for another one, more than the ranks of a test need to meet.
 const SHORT_MS: u32 = 300;

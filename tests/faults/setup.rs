@@ -1,7 +1,7 @@
 //! Faults before there is a communicator.
 
-use super::ranks::{Answer, Job, until};
 use crate::{NET, SHM, with};
+use testing::ranks::{Answer, Job, until};
 
 #[test]
 fn killed_after_it_has_joined_while_others_are_still_missing() {

@@ -57,9 +57,10 @@ mod jobs {
     use rsccl::internals::device::cuda;
 
     use super::super::gpus::jobs::{BOUNDED, crowds_on, killed_of, on_gpus, some_calls_of};
-    use super::super::ranks::Job;
-    use crate::machine::gpus::enough;
-    use crate::{SHM, random, with};
+    use crate::{SHM, with};
+    use machine::gpus::enough;
+    use testing::random;
+    use testing::ranks::Job;
 
     /// Two ranks on each of two GPUs, and two on one and one on the other.
     #[test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use rsccl::internals::sys::poller;
 use rsccl::internals::sys::process::Signal;
 
-use super::ranks::Job;
 use crate::{NET, SHM, with};
+use testing::ranks::Job;
 
 /// Regression: the others waited 5 s for it, then had their buffers back, and it wrote millions of elements into them
 /// when it went on.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::ranks::{Job, until};
 use crate::SHM;
+use testing::ranks::{Job, until};
 
 /// A job of three that has not joined yet, and meets at `store`.
 fn launched(store: &str, more: &[(&'static str, &'static str)]) -> Job {

@@ -3,8 +3,8 @@
 
 use super::deaths::{VICTIM, must_name};
 use super::devices::on_devices;
-use super::ranks::Job;
 use crate::{SHM, with};
+use testing::ranks::Job;
 
 /// The deadline of a call: a hang becomes an error before the test gives up.
 pub(super) const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];

@@ -246,7 +246,7 @@ proptest! {
         let good = [
             include_str!("../data/descriptions/hwloc.xml"),
             include_str!("../data/descriptions/two-trays.xml"),
-            include_str!("../data/machines/dgx1v.xml"),
+            include_str!("../../src/topo/machines/dgx1v.xml"),
         ][which];
         let machine = machine_of(&mangled(good, &edits));
         prop_assert!(machine.is_some() || !edits.is_empty());
@@ -326,7 +326,8 @@ fn no_sentence_is_as_long_as_a_word_of_the_file() {
         )
     };
     let laid = |text: &str| {
-        let (mut machine, _) = machine_file::parse("f", include_str!("../data/machines/dgx1v.xml")).expect("a machine");
+        let (mut machine, _) =
+            machine_file::parse("f", include_str!("../../src/topo/machines/dgx1v.xml")).expect("a machine");
         overlay::apply("f", text, &mut machine).unwrap_or_else(|error| vec![error.message().to_owned()])
     };
     let graph =
@@ -340,7 +341,7 @@ fn no_sentence_is_as_long_as_a_word_of_the_file() {
     let constants = Calibration::parse("f", "rsccl-tune 1\n").expect("the defaults").write();
     let samples: [(&str, &str, &Sentences<'_>); 9] = [
         ("topology", include_str!("../data/descriptions/two-trays.xml"), &machine),
-        ("links", include_str!("../data/machines/dgx1v.xml"), &machine),
+        ("links", include_str!("../../src/topo/machines/dgx1v.xml"), &machine),
         ("hwloc", include_str!("../data/descriptions/hwloc.xml"), &machine),
         ("overlay", overlay, &laid),
         ("graph", include_str!("../data/descriptions/four-gpus-graph.xml"), &graph),

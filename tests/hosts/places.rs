@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rsccl::internals::sys::clock;
 use tempfile::TempDir;
 
-use super::network::Network;
 use crate::launched;
-use crate::ranks::{self, Job};
+use testing::network::Network;
+use testing::ranks::{self, Job};
 
 /// Ranks of one job, each on its host, with its own `/etc/hosts`.
 struct NamedJob {

@@ -15,7 +15,7 @@ use std::sync::Once;
 /// # Panics
 /// On a virtual machine where there are fewer, and where `RSCCL_TEST_REAL_GPU` says that there is a real GPU and none is
 /// found.
-pub(crate) fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>) -> Option<&'static [T]> {
+pub fn enough<T, E: Display>(needed: usize, told: Result<&'static [T], E>) -> Option<&'static [T]> {
     let found = told.as_ref().map_or(0, |gpus| gpus.len());
     let why = match told {
         Ok(gpus) if gpus.len() >= needed => {
@@ -50,7 +50,7 @@ fn skipped(found: usize, is_promised: bool, why: &str) -> String {
 
 /// What is wrong with a run of tests on a virtual machine, of which `output` is left: not all passed, or one has not seen
 /// its GPUs, or there are not as many of them as the name of the machine says.
-pub(crate) fn all_have_seen(machine: &str, output: &str) -> Result<(), String> {
+pub fn all_have_seen(machine: &str, output: &str) -> Result<(), String> {
     let results = output.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
     let passed: Vec<usize> = results.filter_map(|rest| rest.split(' ').next()?.parse().ok()).collect();
     if passed.is_empty() || passed.contains(&0) {

@@ -235,7 +235,7 @@ fn averages_are_finite_by_every_path() {
 /// Hosts of several ranks: teams work in each other's memory, and partial results go along rails.
 #[test]
 fn averages_are_finite_between_hosts_and_in_teams() {
-    let config = Config::default().with_socket_interfaces("lo").with_timeout(super::TIMEOUT);
+    let config = Config::default().with_socket_interfaces("lo").with_timeout(crate::TIMEOUT);
     let agreed = Agreed::default();
     for hosts in [&[0, 0, 1, 1][..], &[0, 0, 0, 1, 1], &[0, 1, 2]] {
         let path = format!("hosts {hosts:?}");
@@ -243,10 +243,10 @@ fn averages_are_finite_between_hosts_and_in_teams() {
             every_type(&comm, &path, &agreed)?;
             comm.finalize()
         };
-        super::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{path}: {error}"));
+        crate::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
     // Flat slots of a host with more than 16 ranks are reduced in teams.
-    let config = Config::default().with_timeout(super::TIMEOUT);
+    let config = Config::default().with_timeout(crate::TIMEOUT);
     local::run_with(40, &config, |comm| {
         check::<f32>(&comm, 1, "40 ranks", &agreed)?;
         check::<f16>(&comm, 5, "40 ranks", &agreed)?;
@@ -271,7 +271,7 @@ fn ascending(comm: &Communicator, count: usize, path: &str) -> Result<()> {
 /// Regression: from the 129th rank on, direct and reproducible averages did not scale a rank's own input.
 #[test]
 fn averages_of_a_host_of_130_ranks() {
-    let config = Config::default().with_timeout(super::TIMEOUT);
+    let config = Config::default().with_timeout(crate::TIMEOUT);
     let forced = |algorithm: Algorithm| config.clone().with_algo(algorithm.name()).with_proto("Simple");
     let configs = [
         ("reproducible", config.clone().with_reproducible(true)),
@@ -292,20 +292,20 @@ fn averages_of_a_host_of_130_ranks() {
 fn averages_of_a_team_of_130_ranks() {
     let hosts: Vec<u32> = (0..131).map(|rank| u32::from(rank == 130)).collect();
     for (algorithm, disables) in [(Algorithm::Ring, true), (Algorithm::Tree, false)] {
-        let config = Config::default().with_socket_interfaces("lo").with_timeout(super::TIMEOUT);
+        let config = Config::default().with_socket_interfaces("lo").with_timeout(crate::TIMEOUT);
         let config = config.with_team_ranks(130).with_algo(algorithm.name()).with_p2p_disable(disables);
         let body = |comm: Communicator| {
             [3, 500].into_iter().try_for_each(|count| ascending(&comm, count, algorithm.name()))?;
             comm.finalize()
         };
-        super::on_hosts(&hosts, &config, body).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+        crate::on_hosts(&hosts, &config, body).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
     }
 }
 
 /// The other collectives of large groups, each of which has averages that are exact.
 #[test]
 fn averages_of_large_groups_by_other_calls() {
-    let config = Config::default().with_timeout(super::TIMEOUT);
+    let config = Config::default().with_timeout(crate::TIMEOUT);
     let direct = config.clone().with_p2p_disable(true).with_algo(Algorithm::Direct.name()).with_proto("Simple");
     local::run_with(150, &direct, |comm| {
         let (rank, size) = (comm.rank() as usize, comm.size() as usize);

@@ -5,14 +5,14 @@ use rsccl::comm::DeviceStream;
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, local};
 
-use crate::averages::{Agreed, averages_in};
-use crate::case::{Case, Placed};
-use crate::extremes::extremes_in;
-use crate::far::Far;
-use crate::floats::Memory;
+use crate::matrix::averages::{Agreed, averages_in};
+use crate::matrix::extremes::extremes_in;
+use crate::matrix::floats::Memory;
 use crate::{
     KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
 };
+use testing::case::{Case, Placed};
+use testing::far::Far;
 
 /// Runs all cases on ranks that stand on as many devices.
 fn run_on_devices(ranks: u32, devices: u32, config: Config, cases: &[Case]) {

@@ -85,7 +85,7 @@ fn reproducible_bits_do_not_depend_on_the_mode_of_a_thread() {
 #[test]
 fn ranks_in_different_modes_choose_alike() {
     for size in [2, 3, 5, 8] {
-        let config = Config::default().with_p2p_disable(true).with_shm_disable(true).with_timeout(super::TIMEOUT);
+        let config = Config::default().with_p2p_disable(true).with_shm_disable(true).with_timeout(crate::TIMEOUT);
         local::run_with(size, &config, |comm| {
             let _mode = (comm.rank() == 1).then(float_mode::unusual);
             for count in (0..17).map(|power| 1usize << power).flat_map(|count| [count, count * 3 / 2]) {

@@ -1,14 +1,13 @@
 //! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started
 //! again on a virtual machine (`vcuda`).
 
-#[path = "gpu_faults.rs"]
 mod faults;
 mod lent;
 pub(crate) mod streams;
 
 use std::collections::BTreeMap;
 
-use crate::{machine, random};
+use testing::random;
 
 /// Runs the tests of this program whose names have `filter` in them on a virtual machine: whether all is well, what
 /// was printed.
@@ -124,7 +123,7 @@ fn memory_of_the_program_between_gpus() {
 /// The driver maps no memory, so that `cuMemAlloc` has to do, which waits for kernels.
 #[test]
 fn ranks_of_a_gpu_whose_driver_maps_no_memory() {
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/no-virtual-memory.toml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/no-virtual-memory.toml");
     let test = "gpu::alone::calls_follow_each_other";
     let output = must_pass_with(machine, test, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALLOC")]);
     assert!(output.contains("1 passed"), "{output}");
@@ -231,11 +230,11 @@ mod alone {
     use rsccl::types::Algorithm;
     use rsccl::{Config, ReduceOp, Result, group, local};
 
-    use crate::case::{Case, Placed};
-    use crate::machine::gpus::enough;
     use crate::{
         KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
     };
+    use machine::gpus::enough;
+    use testing::case::{Case, Placed};
 
     /// What each rank returns that works on GPU 0; nothing where there is none.
     fn on_gpu<T: Send>(
@@ -418,9 +417,9 @@ pub(crate) mod several {
     use rsccl::types::Algorithm;
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, local};
 
-    use crate::case::{Case, Placed};
-    use crate::machine::gpus::enough;
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed};
+    use machine::gpus::enough;
+    use testing::case::{Case, Placed};
 
     /// What each rank returns; `ranks` of them on each of `gpus`. Nothing where there are no GPUs.
     pub(crate) fn on_gpus<T: Send>(

@@ -2,10 +2,10 @@
 //! lies in its memory. Nothing is left on a GPU. Processes, and one of them that is killed, are in
 //! `tests/faults/gpus.rs`, on a mesh.
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::matrix::gpu::{must_pass, must_pass_with};
 
 /// GPUs 0 and 2 do not reach each other.
-const MACHINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpu-between.toml");
+const MACHINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/gpu-between.toml");
 
 /// The way is told, with the reason against the direct one, and follows the settings.
 #[test]
@@ -54,11 +54,11 @@ mod row {
     use rsccl::types::Algorithm;
     use rsccl::{Communicator, Config, Result, local};
 
-    use crate::gpu::several::run;
-    use crate::gpu::streams::{begin_beside, end, nothing_is_left};
-    use crate::gpu_lines::several::by;
-    use crate::machine::gpus::enough;
+    use crate::matrix::gpu::several::run;
+    use crate::matrix::gpu::streams::{begin_beside, end, nothing_is_left};
+    use crate::matrix::gpu_lines::several::by;
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_program, every_program_by};
+    use machine::gpus::enough;
 
     /// Slots of 2 KiB, so that messages go round.
     fn small_slots() -> Config {

@@ -1,10 +1,10 @@
 //! Averages that are finite where the average is, and which NaN and which zero `Min` and `Max` give, in the memory of
 //! GPUs on every path: what `averages` and `extremes` hold on the host.
 
-use crate::gpu::must_pass;
+use crate::matrix::gpu::must_pass;
 
 /// A GPU that lies between two others.
-const BETWEEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpu-between.toml");
+const BETWEEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/gpu-between.toml");
 
 #[test]
 fn floats_of_ranks_of_one_gpu() {
@@ -26,10 +26,10 @@ mod several {
     use rsccl::types::Algorithm;
 
     use crate::TIMEOUT;
-    use crate::averages::{Agreed, averages_in};
-    use crate::extremes::extremes_in;
-    use crate::floats::Memory;
-    use crate::gpu::several::on_gpus;
+    use crate::matrix::averages::{Agreed, averages_in};
+    use crate::matrix::extremes::extremes_in;
+    use crate::matrix::floats::Memory;
+    use crate::matrix::gpu::several::on_gpus;
 
     fn by(algorithm: Algorithm, protocol: &str) -> Config {
         patient().with_algo(algorithm.name()).with_proto(protocol)

@@ -2,7 +2,7 @@
 //! memory, and mistakes. Nothing is left on a GPU. That messages come whole where flags begin anew is a test of
 //! `src/device/cuda/tests/lines.rs`.
 
-use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
+use crate::matrix::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
 
 /// Small calls go by LL, longer ones by LL128 where the path allows it. Those that are longer still are a test of
 /// `tune`.
@@ -50,7 +50,7 @@ fn every_program_by_lines() {
 /// A block that polls a message cannot work on its other lanes, for which its peer may wait.
 #[test]
 fn lanes_that_share_a_block_do_not_wait_for_each_other() {
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/few-multiprocessors.toml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/few-multiprocessors.toml");
     must_pass(machine, "gpu_lines::several::on_two_rings");
 }
 
@@ -81,7 +81,7 @@ mod pair {
     use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
     use crate::TIMEOUT;
-    use crate::machine::gpus::enough;
+    use machine::gpus::enough;
 
     fn on_two<T: Send>(config: &Config, body: impl Fn(Communicator, DeviceStream) -> Result<T> + Sync) -> Vec<T> {
         if enough(2, cuda::gpus()).is_none() {
@@ -160,7 +160,7 @@ mod pair {
 pub(crate) mod several {
     use rsccl::Config;
 
-    use crate::gpu::several::run;
+    use crate::matrix::gpu::several::run;
     use crate::{KINDS, TIMEOUT, every_operator, every_program};
 
     /// All calls by one protocol.

@@ -2,8 +2,8 @@
 //! chosen, every length, order, replays, weak memory, and ends that differ. Nothing is left on a GPU. How the words of a
 //! message lie is a test of `src/device/cuda/tests/lines.rs`.
 
-use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
-use crate::machine::gpus::enough;
+use crate::matrix::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
+use machine::gpus::enough;
 
 /// What the log says with these variables.
 fn told(machine: &str, test: &str, variables: &[(&str, &str)]) -> String {
@@ -75,7 +75,7 @@ fn messages_of_every_length_arrive() {
 /// A block that polls a message of one lane cannot work on another: all messages of a rank have one block.
 #[test]
 fn messages_that_share_a_block_do_not_wait_for_each_other() {
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/few-multiprocessors.toml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/few-multiprocessors.toml");
     must_pass(machine, "gpu_messages::pair::on_two_mixed_lengths");
     must_pass(machine, "gpu_messages::pair::on_two_every_length");
 }
@@ -371,7 +371,7 @@ mod replayed {
     use rsccl::internals::device::cuda;
 
     use super::{bytes, on_gpus};
-    use crate::gpu::streams::{begin_beside, end, nothing_is_left};
+    use crate::matrix::gpu::streams::{begin_beside, end, nothing_is_left};
 
     /// Words of LL, lines, and slots.
     const LENGTHS: [usize; 3] = [40, 17_000, 0];

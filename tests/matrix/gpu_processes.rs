@@ -2,7 +2,7 @@
 //! GPUs; four on two GPUs, where one leads on each. What they have captured replays. Nothing is left on a GPU. More of
 //! processes on GPUs is in `tests/faults/gpus.rs`.
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::matrix::gpu::{must_pass, must_pass_with};
 
 #[test]
 fn processes_of_one_gpu() {
@@ -112,11 +112,11 @@ mod pair {
     use rsccl::internals::sys::clock::now;
     use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
-    use crate::averages::{Agreed, averages_in};
-    use crate::floats::Memory;
-    use crate::gpu::streams::{begin, end};
-    use crate::gpu_messages::pair::exchange;
-    use crate::{TIMEOUT, machine};
+    use crate::TIMEOUT;
+    use crate::matrix::averages::{Agreed, averages_in};
+    use crate::matrix::floats::Memory;
+    use crate::matrix::gpu::streams::{begin, end};
+    use crate::matrix::gpu_messages::pair::exchange;
 
     /// Runs `body` as rank 0, and `other`, an ignored test of this module, as rank 1 in another process.
     fn run(other: &str, body: impl FnOnce(&UniqueId, u32)) {
@@ -133,7 +133,7 @@ mod pair {
         let id = Communicator::unique_id(&config()).expect("an id");
         let start = |rank: u8| {
             let mut command = Command::new(std::env::current_exe().expect("a program"));
-            command.args([&format!("gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
+            command.args([&format!("matrix::gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
             command.envs(machine::of_host(1).into_iter().flatten());
             let mut other = command.stdin(Stdio::piped()).spawn().expect("a process");
             let told = other.stdin.take().expect("a pipe").write_all(&[&[rank][..], &id.as_bytes()[..]].concat());

@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
-use crate::machine;
+use crate::matrix::gpu::{must_pass, must_pass_with, seeds_of_weak_memory};
 
 /// Kernels of several communicators poll at the same time, in any order, since all of them are resident.
 #[test]
@@ -18,7 +17,7 @@ fn communicators_of_the_same_gpus_poll_side_by_side() {
 /// As above, but one kernel stands behind the other in the only queue: that is the program's mistake, and an error.
 #[test]
 fn orders_that_differ_in_one_queue_end_at_the_deadline() {
-    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/one-connection.toml");
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/one-connection.toml");
     must_pass(machine, "gpu_traps::jobs::orders_differ_in_one_queue");
 }
 
@@ -29,7 +28,7 @@ fn a_kernel_that_polls_for_a_rank_of_its_process_ends_at_the_deadline() {
 
 #[test]
 fn every_call_that_fails_between_gpus_is_an_error_and_leaves_nothing() {
-    crate::gpu::every_call_fails("2-nvswitch");
+    crate::matrix::gpu::every_call_fails("2-nvswitch");
 }
 
 /// With `CUDA_LAUNCH_BLOCKING=1` each launch waits for its kernel, and the kernel for the launch on the other GPU: a group
@@ -52,7 +51,10 @@ fn results_are_right_with_seeds_of_weak_memory() {
     for seed in seeds_of_weak_memory("gpu_traps::results_are_right") {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=10", "120"]).arg(&vcuda).args(["run", "--strict", "--seed", &seed.to_string()]);
-        command.args(["2-nvswitch", "--"]).arg(&program).args(["gpu_traps::jobs::a_part_of_the_matrix", "--nocapture"]);
+        command
+            .args(["2-nvswitch", "--"])
+            .arg(&program)
+            .args(["matrix::gpu_traps::jobs::a_part_of_the_matrix", "--nocapture"]);
         command.env("RSCCL_TEST_PART", seed.to_string()).env_remove("VCUDA_FAIL").env_remove("CUDA_VISIBLE_DEVICES");
         let finished = command.stdin(Stdio::null()).output().expect("the machine starts");
         let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
@@ -66,7 +68,7 @@ fn results_are_right_with_seeds_of_weak_memory() {
 fn placements_follow_what_the_driver_shows() {
     let seen = |list: Option<&str>| {
         let variables = list.map(|list| ("CUDA_VISIBLE_DEVICES", list));
-        let job = ["gpu_traps::jobs::placements", "--exact"];
+        let job = ["matrix::gpu_traps::jobs::placements", "--exact"];
         let run = machine::run("4-nvswitch", &["--strict"], &job, variables.as_slice());
         run.must_pass(&format!("{list:?}"));
         let seen = run.output.lines().find_map(|line| line.split_once(VISIBLE_ARE)).map(|(_, names)| names.to_owned());
@@ -88,7 +90,7 @@ fn placements_follow_what_the_driver_shows() {
 /// Each word in backticks with an underscore is a test.
 #[test]
 fn the_table_of_traps_names_tests_that_there_are() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the tree");
     let table = std::fs::read_to_string(root.join("tests/gpu-traps.md")).expect("the table");
     let (mut sources, mut folders) = (String::new(), vec![root.join("src"), root.join("tests"), root.join("vcuda")]);
     while let Some(folder) = folders.pop() {
@@ -131,10 +133,10 @@ mod jobs {
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, group, local};
 
     use super::VISIBLE_ARE;
-    use crate::case::Placed;
-    use crate::gpu::SEEDS;
-    use crate::machine::gpus::enough;
+    use crate::matrix::gpu::SEEDS;
     use crate::{KINDS, TIMEOUT, every_program, judge, run_rank, seed};
+    use machine::gpus::enough;
+    use testing::case::Placed;
 
     const COUNT: usize = 300;
     /// Calls that follow each other with nothing that waits between.

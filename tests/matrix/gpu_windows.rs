@@ -2,7 +2,7 @@
 //! engines; that they do not go through scratch; and what ranks hear that pass places which differ. Nothing is left on
 //! a GPU. Processes in windows are in `tests/faults/windows.rs` and `tests/faults/gpus.rs`.
 
-use crate::gpu::{must_pass, must_pass_with};
+use crate::matrix::gpu::{must_pass, must_pass_with};
 
 const MACHINE: &str = "2-nvswitch";
 /// How many of the four ranks have others' buffers in their programs.
@@ -58,8 +58,8 @@ mod threads {
     use rsccl::{Communicator, ReduceOp, Result};
 
     use crate::TIMEOUT;
-    use crate::gpu::several::{in_windows, on_gpus};
-    use crate::gpu::streams::own_memory::OwnMemory;
+    use crate::matrix::gpu::several::{in_windows, on_gpus};
+    use testing::own_memory::OwnMemory;
 
     /// Elements of a block: more than what goes through scratch for its shortness.
     const COUNT: usize = 640;

@@ -4,8 +4,8 @@
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, Result};
 
-use crate::case::Placed;
 use crate::{SLOT_KINDS, TIMEOUT, each_with, every_program, every_program_by, judge, run_rank, seed};
+use testing::case::Placed;
 
 /// Two nodes of eight processors each.
 const TWO_NODES: &str = r#"<system version="1">
@@ -35,7 +35,7 @@ fn run_on(team_ranks: u32, places: &[(u32, &str)]) {
     std::fs::write(&switches, TWO_SWITCHES).expect("a file");
     let ranks = u32::try_from(places.len()).expect("a few");
     let configs = standing([&file, &switches], team_ranks, places);
-    let run = |name: &str, configs: &[Config], cases: &[crate::case::Case]| {
+    let run = |name: &str, configs: &[Config], cases: &[testing::case::Case]| {
         let seed = seed();
         let name = format!("{places:?}, {name}, seed {seed}");
         let body = |comm: Communicator| -> Result<Vec<String>> { run_rank(comm, &Placed::Slices, cases, seed) };

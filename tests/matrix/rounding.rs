@@ -84,20 +84,20 @@ fn direct_and_reproducible_sums_are_rounded_once() {
             }
         }
     }
-    let config = Config::default().with_socket_interfaces("lo").with_timeout(super::TIMEOUT).with_reproducible(true);
+    let config = Config::default().with_socket_interfaces("lo").with_timeout(crate::TIMEOUT).with_reproducible(true);
     for hosts in [&[0, 0, 1, 1][..], &[0, 0, 0, 1, 1], &[0, 1, 2]] {
         let body = |comm: Communicator| {
             is_rounded_once::<bf16>(&comm, "hosts")?;
             comm.finalize()
         };
-        super::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{hosts:?}: {error}"));
+        crate::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{hosts:?}: {error}"));
     }
 }
 
 /// What the test above compares tells rounding once from rounding at each rank, as a ring does it.
 #[test]
 fn a_ring_rounds_at_each_rank() {
-    let config = Config::default().with_timeout(super::TIMEOUT).with_p2p_disable(true).with_shm_disable(true);
+    let config = Config::default().with_timeout(crate::TIMEOUT).with_p2p_disable(true).with_shm_disable(true);
     local::run_with(8, &config.with_algo(Algorithm::Ring.name()).with_proto("Simple"), |comm| {
         let mine: Vec<bf16> = (0..5000).map(|at| number(comm.rank(), at)).collect();
         let mut found = mine.clone();
@@ -138,7 +138,7 @@ fn all_elements_of_a_call_are_rounded_in_one_way() {
         is_rounded_alike::<bf16>(comm, path)
     };
     on_every_path(&[Algorithm::Ring, Algorithm::Tree, Algorithm::Direct], &[2, 3, 5, 8], both);
-    let config = Config::default().with_socket_interfaces("lo").with_timeout(super::TIMEOUT);
+    let config = Config::default().with_socket_interfaces("lo").with_timeout(crate::TIMEOUT);
     for algorithm in [None, Some(Algorithm::Ring), Some(Algorithm::Tree)] {
         let config = match algorithm {
             None => config.clone(),
@@ -150,7 +150,7 @@ fn all_elements_of_a_call_are_rounded_in_one_way() {
                 both(&comm, &path)?;
                 comm.finalize()
             };
-            super::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{path}: {error}"));
+            crate::on_hosts(hosts, &config, body).unwrap_or_else(|error| panic!("{path}: {error}"));
         }
     }
 }
@@ -195,7 +195,7 @@ fn all_elements_of_a_scan_are_rounded_in_one_way() {
 /// A host of several ranks adds in 32 bits: in 16, each 1 that is added to 256 is lost.
 #[test]
 fn ranks_of_a_host_add_up_in_32_bits_between_hosts_too() {
-    let config = Config::default().with_socket_interfaces("lo").with_timeout(super::TIMEOUT);
+    let config = Config::default().with_socket_interfaces("lo").with_timeout(crate::TIMEOUT);
     for algorithm in [Algorithm::Ring, Algorithm::Tree] {
         let config = config.clone().with_algo(algorithm.name());
         let body = |comm: Communicator| {
@@ -212,6 +212,6 @@ fn ranks_of_a_host_add_up_in_32_bits_between_hosts_too() {
             }
             comm.finalize()
         };
-        super::on_hosts(&[0, 0, 0, 0, 1, 1, 1, 1], &config, body).unwrap_or_else(|error| panic!("{error}"));
+        crate::on_hosts(&[0, 0, 0, 0, 1, 1, 1, 1], &config, body).unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -10,11 +10,11 @@ use rsccl::error::Kind;
 use rsccl::mpi::{communicator, placement};
 use rsccl::{Communicator, Config, ReduceOp};
 
-use crate::handle::Handle;
-use crate::mpirun::{LEFTOVER_PATIENCE, Launcher, Plan, until};
-use crate::rank::Rank;
 use crate::topics::goods::must_be;
+use crate::topics::handle::Handle;
 use crate::{Act, begin, run};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{LEFTOVER_PATIENCE, Launcher, Plan, until};
 
 pub(crate) const ACTS: &[Act] = &[("again", again), ("overlap", overlap), ("errors return", errors_return)];
 

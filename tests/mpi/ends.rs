@@ -9,9 +9,9 @@ use rsccl::internals::sys::process::Exit;
 use rsccl::mpi::{abort, communicator, or_abort, placement};
 use rsccl::{Config, Error};
 
-use crate::mpirun::{Family, Launcher, Outcome, Plan};
-use crate::rank::Rank;
 use crate::{Act, begin, run};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Family, Launcher, Outcome, Plan};
 
 pub(crate) const ACTS: &[Act] = &[
     ("absent", absent),
@@ -133,7 +133,7 @@ fn die(rank: &Rank, within: bool) {
         rank.say("dies");
         if within {
             // Its own part begins, and ends with the process.
-            let handle = crate::handle::Handle::of(&world);
+            let handle = crate::topics::handle::Handle::of(&world);
             let begins = move || {
                 let handle = handle;
                 drop(communicator(&handle, &Config::default()));

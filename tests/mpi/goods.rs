@@ -11,10 +11,10 @@ use rsccl::error::Kind;
 use rsccl::mpi::communicator;
 use rsccl::{Communicator, Config, ReduceOp};
 
-use crate::handle::Handle;
-use crate::mpirun::{Launcher, Plan};
-use crate::rank::Rank;
+use crate::topics::handle::Handle;
 use crate::{Act, begin, run};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Launcher, Plan};
 
 pub(crate) const ACTS: &[Act] = &[
     ("single", |rank| at_level(rank, Threading::Single)),

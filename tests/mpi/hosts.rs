@@ -14,13 +14,13 @@ use ::mpi::traits::*;
 use rsccl::mpi::{abort, communicator, placement};
 use rsccl::{Communicator, Config, ReduceOp};
 
-use crate::mpirun::{Family, LIMIT, Launcher, Plan, until};
-use crate::network::Network;
-use crate::rank::Rank;
 use crate::topics::goods::must_be;
-use crate::verify::Program;
-use crate::worker::checked_call;
 use crate::{Act, begin};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Family, LIMIT, Launcher, Plan, until};
+use testing::network::Network;
+use testing::verify::Program;
+use testing::worker::checked_call;
 
 pub(crate) const ACTS: &[Act] = &[("hosts", hosts), ("cut", cut)];
 

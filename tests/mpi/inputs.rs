@@ -10,10 +10,10 @@ use rsccl::error::Kind;
 use rsccl::internals::sys::process::Exit;
 use rsccl::{Communicator, Config, Error, ReduceOp, Result, mpi::communicator};
 
-use crate::handle::Handle;
-use crate::mpirun::{Launcher, Plan};
-use crate::rank::Rank;
+use crate::topics::handle::Handle;
 use crate::{Act, begin, run};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Launcher, Plan};
 
 pub(crate) const ACTS: &[Act] = &[("misuse", misuse), ("differ", differ), ("variables", variables), ("alone", alone)];
 

@@ -15,9 +15,9 @@ use ::mpi::traits::*;
 use rsccl::mpi::communicator;
 use rsccl::{Communicator, Config, ReduceOp, Result};
 
-use crate::mpirun::{Job, Launcher, Plan};
-use crate::rank::Rank;
 use crate::{Act, begin};
+use testing::mpi_rank::Rank;
+use testing::mpirun::{Job, Launcher, Plan};
 
 pub(crate) const ACTS: &[Act] = &[
     ("progress, none", |rank| mixed(rank, &[all_reduce], false)),

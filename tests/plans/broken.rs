@@ -7,7 +7,7 @@ use rsccl::plan::check::{fits, prove, prove_repeated};
 use rsccl::plan::{Action, Block, Buffer, Count, Lane, Limits, Plan, Spec, Windows, algorithms};
 use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
-use super::{Dice, base, combine_of, hosts_of, layout, mapped_bases, plans, spans_of, steps_of, thrown};
+use crate::{Dice, base, combine_of, hosts_of, layout, mapped_bases, plans, spans_of, steps_of, thrown};
 
 /// Breaks a step, the `index`-th of a lane; `false` where there is nothing of the kind to break.
 type Break = fn(&mut Lane, usize) -> bool;

@@ -11,7 +11,7 @@ use rsccl::internals::topo::xml;
 use rsccl::plan::{Count, Layout, Operand, Plan, Spec, Windows, algorithms};
 use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
-use super::{Action, base, limits, plans, prove};
+use crate::{Action, base, limits, plans, prove};
 
 /// The machines, how many of each, and how many rings pass all of them: see the bounds in `topo::search`.
 const MACHINES: [(&str, u32, u32); 7] = [
@@ -25,7 +25,7 @@ const MACHINES: [(&str, u32, u32); 7] = [
 ];
 
 fn searched(name: &str, hosts: u32) -> Arc<Layout> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/machines/{name}.xml"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../src/topo/machines/{name}.xml"));
     let (machine, _) = xml::parse(name, &std::fs::read_to_string(path).expect("a file")).expect("a machine");
     let system = System::new(&machine.repeated(hosts)).expect("a graph");
     let gpus = system.gpus();

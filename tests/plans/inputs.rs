@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use rsccl::plan::{Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, Spec, Windows};
 use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
-use super::{Dice, base, hosts_of, layout, plans, thrown};
+use crate::{Dice, base, hosts_of, layout, plans, thrown};
 
 fn combines(plan: &Plan) -> impl Iterator<Item = (usize, &Combine)> {
     let steps =

@@ -6,7 +6,7 @@ use rsccl::internals::topo::layout::RankPlace;
 use rsccl::plan::{Layout, Limits, Spec, Windows, algorithms};
 use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
-use super::{base, bearable, counts, hosts_of, layout, limits, proof};
+use crate::{base, bearable, counts, hosts_of, layout, limits, proof};
 
 /// A hierarchy of hosts of uneven size, and of hosts that are cut into teams: what is too small for the other ranks, a
 /// rank that is alone, a root that has no seat.

@@ -3,7 +3,7 @@
 use rsccl::plan::{Count, Spec, Windows};
 use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
-use super::{base, hosts_of, layout, plans};
+use crate::{base, hosts_of, layout, plans};
 
 #[test]
 fn plans_print_as_text() {

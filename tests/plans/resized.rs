@@ -3,7 +3,7 @@
 use rsccl::plan::{Count, Plan, Spec, Windows};
 use rsccl::types::{Algorithm, Collective, Elements, World};
 
-use super::{Dice, base, exhaustive, thrown};
+use crate::{Dice, base, exhaustive, thrown};
 
 /// The same spec with counts that are near, far, shorter and longer.
 fn recounted(dice: &mut Dice, spec: &Spec) -> Spec {

@@ -10,7 +10,7 @@ use rsccl::internals::sys::poller::pause;
 use rsccl::store::{AbortFlag, HashStore, MAX_VALUE_BYTES, Store, Wait, share_id};
 use rsccl::types::{Rank, World};
 
-use crate::agent_server::{ADD, Act, AgentServer, DELETE, GET, Manner, SET, VALIDATE, WAIT};
+use super::agent_server::{ADD, Act, AgentServer, DELETE, GET, Manner, SET, VALIDATE, WAIT};
 use crate::{loopback, open, options, shortly, soon};
 
 const MANNERS: [Manner; 2] = [Manner::Libuv, Manner::Older];

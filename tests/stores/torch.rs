@@ -8,8 +8,8 @@ use rsccl::internals::bootstrap::Root;
 use rsccl::store::{MAX_VALUE_BYTES, Store, share_id};
 use rsccl::types::{Rank, World};
 
-use crate::agent::REQUESTS;
-use crate::agent_server::{AgentServer, Manner, PING};
+use super::agent::REQUESTS;
+use super::agent_server::{AgentServer, Manner, PING};
 use crate::{open, options, shortly, soon};
 
 /// `torch_peer.py` with these arguments; `None` if no Python is named.
@@ -21,7 +21,7 @@ fn torch(arguments: &[&str]) -> Option<Command> {
         return None;
     };
     let mut command = Command::new(python);
-    command.args(["-W", "ignore", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stores/torch_peer.py")]).args(arguments);
+    command.args(["-W", "ignore", concat!(env!("CARGO_MANIFEST_DIR"), "/stores/torch_peer.py")]).args(arguments);
     Some(command)
 }
 

@@ -1,7 +1,8 @@
 //! The rules that are judged on all files together: floors, circles, sleeps.
 
 use super::arrows::House;
-use super::{EXCEPTIONS, Source, circles, floor_of, sleepers};
+use super::{circles, sleepers};
+use crate::{EXCEPTIONS, Source, floor_of};
 
 /// What is seen of all files together: each path is followed to the file that defines what it means.
 pub(crate) fn check(sources: &[Source], findings: &mut Vec<String>) {

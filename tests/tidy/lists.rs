@@ -1,7 +1,7 @@
 //! The lists of exceptions at the top of `tidy.rs` only shrink: an entry that is no exception any more is a finding.
 
 use super::text::words;
-use super::{
+use crate::{
     EXCEPTIONS, HOMONYMS, Source, UNSAFE_FILES, UNSAFE_HOMES, WIDE, homes_of_types, named_modules, wide_lines,
 };
 

@@ -5,60 +5,15 @@ mod alone;
 mod faults;
 mod gpu;
 mod lines;
-#[path = "../../../tests/machine/gpus.rs"]
-mod seen;
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Cuda, gpus};
-use crate::device::{Device, DeviceId, DeviceIdentity, Home, HostRegion, Queue, Region, Sharing};
-use crate::error::{Kind, Result};
+use super::gpus;
+use crate::device::{DeviceId, Home};
+use crate::error::Kind;
 use crate::sync::primitive::OnceLock;
-
-/// The GPUs of this process, for the tests of the contract; none without a driver.
-pub(in crate::device) fn boxed() -> Vec<Box<dyn Device>> {
-    seen::enough(1, gpus()).unwrap_or_default().iter().map(|gpu| Box::new(Lent(gpu)) as Box<dyn Device>).collect()
-}
-
-/// A GPU that lives elsewhere.
-#[derive(Debug)]
-struct Lent(&'static Cuda);
-
-impl Device for Lent {
-    fn home(&self) -> Home {
-        self.0.home()
-    }
-    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
-        self.0.allocate(bytes, sharing)
-    }
-    fn export(&self, region: &Region) -> Result<OwnedFd> {
-        self.0.export(region)
-    }
-    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
-        self.0.import(descriptor, bytes)
-    }
-    fn identity(&self) -> DeviceIdentity {
-        self.0.identity()
-    }
-    fn runs_processes_together(&self) -> bool {
-        self.0.runs_processes_together()
-    }
-    fn locate(&self, address: u64) -> Option<Home> {
-        self.0.locate(address)
-    }
-    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
-        self.0.memory_of_host(bytes, sharing)
-    }
-    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
-        self.0.take_in(memory)
-    }
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.0.queue()
-    }
-}
 
 /// What a run on a virtual machine printed, and whether it succeeded.
 struct Finished {
@@ -98,15 +53,8 @@ fn on_machine(options: &[&str], filter: &str, environment: &[(&str, &str)]) -> F
 #[track_caller]
 fn must_pass(machine: &str, filter: &str, environment: &[(&str, &str)]) {
     let Finished { succeeded, output } = on_machine(&["--strict", machine], filter, environment);
-    let seen = seen::all_have_seen(machine, &output);
+    let seen = machine::gpus::all_have_seen(machine, &output);
     assert!(succeeded && seen.is_ok(), "{machine}, {environment:?}: {seen:?}\n{output}");
-}
-
-#[test]
-fn the_contract_holds_on_virtual_gpus() {
-    for machine in ["1", "2-nvswitch"] {
-        must_pass(machine, "device::contract::", &[]);
-    }
 }
 
 #[test]
@@ -165,7 +113,7 @@ fn memory_leaves_the_host_where_the_driver_lets_it() {
 #[test]
 fn a_sticky_error_is_told() {
     let Finished { succeeded, output } = on_machine(&["1"], "alone::after_a_lost_context", &[]);
-    let seen = seen::all_have_seen("1", &output);
+    let seen = machine::gpus::all_have_seen("1", &output);
     assert!(succeeded && seen.is_ok() && output.contains("1 passed"), "{seen:?}\n{output}");
 }
 

@@ -233,7 +233,7 @@ mod tests {
         let config = Config::default().resolve_in(&environment).unwrap();
         assert_eq!(at(&config, "n1"), one, "whatever names the switches");
         // A file of Slurm's has several topologies, of which this job's partition has one.
-        std::fs::write(&file, include_str!("../../../tests/data/descriptions/topology.yaml")).unwrap();
+        std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/descriptions/topology.yaml"), &file).unwrap();
         let layers = |variables: &[(&str, &str)]| {
             let environment = crate::config::Environment::of(variables.iter().copied());
             let config = Config::default().with_switch_file(&file).resolve_in(&environment).unwrap();

@@ -7,13 +7,13 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::gpu::{Members, at, gpu, read, symbol, write};
-use super::seen::enough;
 use crate::device::cuda::gpus;
 use crate::device::{Average, Device, FabricHandle, Kernel, Pass, Sharing, Store};
 use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;
 use crate::types::{DataType, ReduceOp};
+use machine::gpus::enough;
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`
 const AT_LEAST: c_uint = 0;

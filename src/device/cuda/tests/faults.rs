@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::io::Write as _;
 
-use super::seen::enough;
 use crate::device::cuda::gpus;
 use crate::device::{Average, Device, Kernel, Pass, Place, Sharing, Store};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 use crate::sys::clock;
 use crate::types::{DataType, ReduceOp};
+use machine::gpus::enough;
 
 const BYTES: usize = 256;
 /// A fold of some bytes, on a busy computer.

@@ -10,7 +10,6 @@ use super::super::active::Active;
 use super::super::result::{Driver, call};
 use super::super::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
-use super::seen::enough;
 use crate::device::{Average, Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings};
 use crate::error::{Kind, Result};
 use crate::sync::Deadline;
@@ -19,6 +18,7 @@ use crate::sys::clock;
 use crate::sys::library::Library;
 use crate::sys::thread;
 use crate::types::{DataType, ReduceOp, Scalar};
+use machine::gpus::enough;
 
 /// The first GPU, if there is one.
 pub(super) fn gpu() -> Option<&'static Cuda> {

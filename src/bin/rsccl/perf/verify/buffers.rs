@@ -10,14 +10,14 @@ use super::tables::Tables;
 
 /// Whether input and output are one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placement {
+pub enum Placement {
     OutOfPlace,
     InPlace,
 }
 
 impl Placement {
     /// In words.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Placement::OutOfPlace => "out of place",
             Placement::InPlace => "in place",
@@ -26,19 +26,19 @@ impl Placement {
 }
 
 /// Where the elements of a buffer lie.
-pub(crate) type Memory<T> = Box<dyn DerefMut<Target = [T]>>;
+pub type Memory<T> = Box<dyn DerefMut<Target = [T]>>;
 
 /// The buffers of one rank for one shape.
-pub(crate) struct RankBuffers<T> {
+pub struct RankBuffers<T> {
     /// The input; in place, input and output.
-    pub(crate) send: Guarded<T>,
+    pub send: Guarded<T>,
     /// The output; empty in place.
-    pub(crate) recv: Guarded<T>,
+    pub recv: Guarded<T>,
     placement: Placement,
 }
 
 /// A buffer with elements before and behind it that nobody may touch.
-pub(crate) struct Guarded<T> {
+pub struct Guarded<T> {
     memory: Memory<T>,
     start: usize,
     length: usize,
@@ -46,11 +46,11 @@ pub(crate) struct Guarded<T> {
 
 /// What a check found.
 #[derive(Debug, Default)]
-pub(crate) struct Wrong {
+pub struct Wrong {
     /// Elements that differ from what they must be.
-    pub(crate) elements: usize,
+    pub elements: usize,
     /// The first of them: where, what was expected, what was found.
-    pub(crate) first: Option<String>,
+    pub first: Option<String>,
 }
 
 impl<T: Sample> RankBuffers<T> {
@@ -58,7 +58,7 @@ impl<T: Sample> RankBuffers<T> {
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidUsage`] where memory does not suffice or the collective has no in-place form.
-    pub(crate) fn new(shape: &Shape, placement: Placement, skew: usize) -> Result<RankBuffers<T>> {
+    pub fn new(shape: &Shape, placement: Placement, skew: usize) -> Result<RankBuffers<T>> {
         RankBuffers::within(shape, placement, skew, &heap)
     }
 
@@ -66,7 +66,7 @@ impl<T: Sample> RankBuffers<T> {
     ///
     /// # Errors
     /// As [`RankBuffers::new`], and those of `allocate`.
-    pub(crate) fn within(
+    pub fn within(
         shape: &Shape,
         placement: Placement,
         skew: usize,
@@ -87,7 +87,7 @@ impl<T: Sample> RankBuffers<T> {
     ///
     /// # Errors
     /// As [`RankBuffers::new`].
-    pub(crate) fn fill(&mut self, shape: &Shape, tables: &Tables<T>) -> Result<()> {
+    pub fn fill(&mut self, shape: &Shape, tables: &Tables<T>) -> Result<()> {
         self.send.reset();
         self.recv.reset();
         let own = Source::Of(shape.rank);
@@ -105,7 +105,7 @@ impl<T: Sample> RankBuffers<T> {
     ///
     /// # Errors
     /// As [`RankBuffers::new`].
-    pub(crate) fn check(&self, shape: &Shape, tables: &Tables<T>) -> Result<Wrong> {
+    pub fn check(&self, shape: &Shape, tables: &Tables<T>) -> Result<Wrong> {
         let mut wrong = Wrong::default();
         let (input, output) = self.places(shape)?;
         let found = output.slice(self);
@@ -139,7 +139,7 @@ impl<T: Sample> RankBuffers<T> {
     }
 
     /// Whether input and output are one buffer.
-    pub(crate) fn placement(&self) -> Placement {
+    pub fn placement(&self) -> Placement {
         self.placement
     }
 
@@ -190,12 +190,12 @@ impl<T: Sample> Guarded<T> {
     }
 
     /// The buffer.
-    pub(crate) fn slice(&self) -> &[T] {
+    pub fn slice(&self) -> &[T] {
         &self.memory[self.start..][..self.length]
     }
 
     /// The buffer, to write.
-    pub(crate) fn slice_mut(&mut self) -> &mut [T] {
+    pub fn slice_mut(&mut self) -> &mut [T] {
         &mut self.memory[self.start..][..self.length]
     }
 

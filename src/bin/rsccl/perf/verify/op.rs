@@ -5,7 +5,7 @@ use rsccl::{DataType, ReduceOp};
 
 /// An operator by name; the scalar of `mulsum` follows from the rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Op {
+pub enum Op {
     Sum,
     Prod,
     Min,
@@ -19,27 +19,27 @@ pub(crate) enum Op {
 
 impl Op {
     /// All of them, in the order of tables.
-    pub(crate) const ALL: &'static [Op] =
+    pub const ALL: &'static [Op] =
         &[Op::Sum, Op::Prod, Op::Min, Op::Max, Op::Avg, Op::MulSum, Op::BitAnd, Op::BitOr, Op::BitXor];
 
     /// Its name.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         // Neither the type nor the rank is in the name.
         self.reduce_op(DataType::F32, 0).name()
     }
 
     /// The operator with this name.
-    pub(crate) fn from_name(name: &str) -> Option<Op> {
+    pub fn from_name(name: &str) -> Option<Op> {
         Op::ALL.iter().copied().find(|op| op.name().eq_ignore_ascii_case(name))
     }
 
     /// Whether the operator works on elements of `data_type`.
-    pub(crate) fn fits(self, data_type: DataType) -> bool {
+    pub fn fits(self, data_type: DataType) -> bool {
         !(self.reduce_op(data_type, 0).bitwise() && data_type.is_float())
     }
 
     /// What `rank` passes.
-    pub(crate) fn reduce_op(self, data_type: DataType, rank: u32) -> ReduceOp {
+    pub fn reduce_op(self, data_type: DataType, rank: u32) -> ReduceOp {
         match self {
             Op::Sum => ReduceOp::Sum,
             Op::Prod => ReduceOp::Prod,
@@ -55,7 +55,7 @@ impl Op {
 }
 
 /// By what `mulsum` multiplies the input of `rank`: 1 or 2, as nccl-tests does, so that scaled floats stay exact.
-pub(crate) fn factor(rank: u32) -> u8 {
+pub fn factor(rank: u32) -> u8 {
     if rank.is_multiple_of(2) { 1 } else { 2 }
 }
 

@@ -69,7 +69,7 @@ macro_rules! in_place {
 /// # Errors
 /// Of the collective; [`rsccl::error::Kind::InvalidUsage`] where there is no such call.
 #[inline]
-pub(crate) fn perform<T: Sample>(
+pub fn perform<T: Sample>(
     comm: &Communicator,
     shape: &Shape,
     op: Option<ReduceOp>,
@@ -89,7 +89,7 @@ pub(crate) fn perform<T: Sample>(
 ///
 /// # Errors
 /// As [`perform`].
-pub(crate) fn perform_on<T: Sample>(
+pub fn perform_on<T: Sample>(
     on: &OnStream<'_>,
     shape: &Shape,
     op: Option<ReduceOp>,

@@ -8,7 +8,7 @@ use super::op::Op;
 
 /// A collective as `rsccl perf` runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Program {
+pub enum Program {
     AllReduce,
     Broadcast,
     Reduce,
@@ -30,7 +30,7 @@ pub(crate) enum Program {
 
 impl Program {
     /// All of them, in the order of `rsccl perf all`.
-    pub(crate) const ALL: &'static [Program] = &[
+    pub const ALL: &'static [Program] = &[
         Program::AllReduce,
         Program::Broadcast,
         Program::Reduce,
@@ -51,7 +51,7 @@ impl Program {
     ];
 
     /// Its name.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Program::AllReduce => "all_reduce",
             Program::Broadcast => "broadcast",
@@ -74,30 +74,30 @@ impl Program {
     }
 
     /// The program with this name; nccl-tests' spellings (`alltoall`) are known too.
-    pub(crate) fn from_name(name: &str) -> Option<Program> {
+    pub fn from_name(name: &str) -> Option<Program> {
         let bare = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         Program::ALL.iter().copied().find(|program| bare(program.name()) == bare(name))
     }
 
     /// Whether it takes an operator.
-    pub(crate) fn reduces(self) -> bool {
+    pub fn reduces(self) -> bool {
         use Program::{AllReduce, Exscan, Reduce, ReduceScatter, ReduceScatterV, Scan};
         matches!(self, AllReduce | Exscan | Reduce | ReduceScatter | ReduceScatterV | Scan)
     }
 
     /// Whether it takes this operator: scans have no number of ranks to divide by, and no scalars.
-    pub(crate) fn takes(self, op: Op) -> bool {
+    pub fn takes(self, op: Op) -> bool {
         self.reduces() && !(matches!(self, Program::Scan | Program::Exscan) && matches!(op, Op::Avg | Op::MulSum))
     }
 
     /// Whether it has a root.
-    pub(crate) fn rooted(self) -> bool {
+    pub fn rooted(self) -> bool {
         use Program::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
         matches!(self, Broadcast | Gather | GatherV | Reduce | Scatter | ScatterV)
     }
 
     /// The collective that it calls; none where it is made of messages.
-    pub(crate) fn collective(self) -> Option<Collective> {
+    pub fn collective(self) -> Option<Collective> {
         match self {
             Program::AllReduce => Some(Collective::AllReduce),
             Program::Broadcast => Some(Collective::Broadcast),
@@ -126,7 +126,7 @@ impl Program {
     }
 
     /// Bus bandwidth over algorithm bandwidth at `world` ranks: the share of the size that must cross each rank's link.
-    pub(crate) fn bus_factor(self, world: u32) -> f64 {
+    pub fn bus_factor(self, world: u32) -> f64 {
         let ranks = f64::from(world);
         match self {
             Program::AllReduce => 2.0 * (ranks - 1.0) / ranks,
@@ -148,24 +148,24 @@ impl Program {
 
 /// One collective of one size, as one rank sees it.
 #[derive(Debug, Clone)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// Which collective.
-    pub(crate) program: Program,
+    pub program: Program,
     /// This rank.
-    pub(crate) rank: u32,
+    pub rank: u32,
     /// The root, where there is one.
-    pub(crate) root: u32,
+    pub root: u32,
     /// Elements of each rank's block.
-    pub(crate) counts: Vec<usize>,
+    pub counts: Vec<usize>,
     /// `all_to_all_v`: what this rank sends to each; else empty.
-    pub(crate) sends: Vec<usize>,
+    pub sends: Vec<usize>,
     /// `all_to_all_v`: what this rank receives from each; else empty.
-    pub(crate) receives: Vec<usize>,
+    pub receives: Vec<usize>,
 }
 
 /// Whose elements a stretch of a buffer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum Source {
     /// The input of this rank.
     Of(u32),
     /// The reduction of all inputs.
@@ -176,15 +176,15 @@ pub(crate) enum Source {
 
 /// A stretch of the output.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Segment {
+pub struct Segment {
     /// Where it begins in the output.
-    pub(crate) at: usize,
+    pub at: usize,
     /// Its elements.
-    pub(crate) length: usize,
+    pub length: usize,
     /// Whose they are.
-    pub(crate) source: Source,
+    pub source: Source,
     /// Where they begin there.
-    pub(crate) index: usize,
+    pub index: usize,
 }
 
 impl Shape {
@@ -194,7 +194,7 @@ impl Shape {
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidArgument`] where the root is no rank.
-    pub(crate) fn new(program: Program, (rank, world): (u32, u32), root: u32, elements: usize) -> Result<Shape> {
+    pub fn new(program: Program, (rank, world): (u32, u32), root: u32, elements: usize) -> Result<Shape> {
         if root >= world {
             return Err(Error::invalid_argument(format!("root {root} is out of range: the world has {world} ranks")));
         }
@@ -218,22 +218,22 @@ impl Shape {
     }
 
     /// The number of ranks.
-    pub(crate) fn world(&self) -> u32 {
+    pub fn world(&self) -> u32 {
         u32::try_from(self.counts.len()).expect("made from a number of ranks")
     }
 
     /// Elements that the bandwidth counts.
-    pub(crate) fn elements(&self) -> usize {
+    pub fn elements(&self) -> usize {
         if self.program.blocks() { self.counts.iter().sum() } else { self.mine() }
     }
 
     /// The count of one rank, for tables; the mean of vector forms.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         if self.program.blocks() { self.elements() / self.counts.len() } else { self.mine() }
     }
 
     /// The count that the library's call takes.
-    pub(crate) fn call_count(&self) -> CallCount {
+    pub fn call_count(&self) -> CallCount {
         match self.program {
             Program::GatherV | Program::ScatterV if !self.at_root() => CallCount::Each(self.mine() as u64),
             Program::AllGatherV | Program::ReduceScatterV | Program::GatherV | Program::ScatterV => {
@@ -244,12 +244,12 @@ impl Shape {
     }
 
     /// Whether this rank is the root.
-    pub(crate) fn at_root(&self) -> bool {
+    pub fn at_root(&self) -> bool {
         self.rank == self.root
     }
 
     /// Elements of this rank's input. They begin at index 0.
-    pub(crate) fn input(&self) -> usize {
+    pub fn input(&self) -> usize {
         let total = || self.counts.iter().sum();
         match self.program {
             Program::AllReduce | Program::Reduce | Program::SendRecv | Program::Scan | Program::Exscan => self.mine(),
@@ -263,7 +263,7 @@ impl Shape {
     }
 
     /// Elements of this rank's output.
-    pub(crate) fn output(&self) -> usize {
+    pub fn output(&self) -> usize {
         let total = || self.counts.iter().sum();
         match self.program {
             Program::AllReduce | Program::Reduce | Program::SendRecv | Program::Broadcast => self.mine(),
@@ -277,12 +277,12 @@ impl Shape {
     }
 
     /// Indices that any rank's elements have.
-    pub(crate) fn indices(&self) -> usize {
+    pub fn indices(&self) -> usize {
         self.counts.iter().sum()
     }
 
     /// What the output must hold. What lies in no segment is not touched.
-    pub(crate) fn segments(&self) -> Vec<Segment> {
+    pub fn segments(&self) -> Vec<Segment> {
         let whole = |source: Source, index: usize| vec![Segment { at: 0, length: self.mine(), source, index }];
         let from_all = |index: usize| {
             let blocks = (0..self.world()).map(|rank| Segment {
@@ -311,7 +311,7 @@ impl Shape {
     }
 
     /// Where input and output lie in the one buffer of the in-place form, where there is one.
-    pub(crate) fn in_place(&self) -> Option<(usize, usize)> {
+    pub fn in_place(&self) -> Option<(usize, usize)> {
         match self.program {
             Program::AllReduce | Program::Broadcast | Program::Reduce | Program::Scan | Program::Exscan => Some((0, 0)),
             Program::AllGather | Program::AllGatherV => Some((self.before(self.rank), 0)),
@@ -323,17 +323,17 @@ impl Shape {
     }
 
     /// The rank that I send to in `sendrecv`.
-    pub(crate) fn right(&self) -> u32 {
+    pub fn right(&self) -> u32 {
         (self.rank + 1) % self.world()
     }
 
     /// The rank that I receive from in `sendrecv`.
-    pub(crate) fn left(&self) -> u32 {
+    pub fn left(&self) -> u32 {
         (self.rank + self.world() - 1) % self.world()
     }
 
     /// Elements of the blocks before that of `rank`.
-    pub(crate) fn before(&self, rank: u32) -> usize {
+    pub fn before(&self, rank: u32) -> usize {
         self.counts[..rank as usize].iter().sum()
     }
 

@@ -15,7 +15,7 @@ use rsccl::types::{F8E4M3, F8E5M2, bf16, f16};
 use super::op::{Op, factor};
 
 /// An element that can be drawn at random and reduced without the library under test.
-pub(crate) trait Sample: Element {
+pub trait Sample: Element {
     /// Its bits, in the low end.
     fn bits(self) -> u64;
 
@@ -31,7 +31,7 @@ pub(crate) trait Sample: Element {
 
 /// The luck of one rank at one index.
 #[derive(Debug)]
-pub(crate) struct Dice {
+pub struct Dice {
     shared: u64,
     own: u64,
     rank: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Dice {
 
 impl Dice {
     /// The luck of `rank` of `world` at `index`.
-    pub(crate) fn new(seed: u64, (rank, world): (u32, u32), index: u64) -> Dice {
+    pub fn new(seed: u64, (rank, world): (u32, u32), index: u64) -> Dice {
         let shared = mix(seed ^ mix(index));
         Dice { shared, own: mix(shared ^ mix(u64::from(rank) + 1)), rank, world }
     }

@@ -12,7 +12,7 @@ use super::sample::{Dice, Sample};
 /// little more than one pass over it. Displaced data is still found, because no chunk, slot or block is a multiple of a
 /// prime of that size.
 #[derive(Debug)]
-pub(crate) struct Tables<T> {
+pub struct Tables<T> {
     seed: u64,
     world: u32,
     op: Option<Op>,
@@ -25,7 +25,7 @@ pub(crate) struct Tables<T> {
 
 impl<T: Sample> Tables<T> {
     /// Tables for indices below `indices`; longer ones wrap.
-    pub(crate) fn new(seed: u64, world: u32, op: Option<Op>, indices: usize) -> Tables<T> {
+    pub fn new(seed: u64, world: u32, op: Option<Op>, indices: usize) -> Tables<T> {
         let length = indices.clamp(1, PERIOD);
         let ranks = (0..world).map(|_| OnceCell::new()).collect();
         let first = (0..=world).map(|_| OnceCell::new()).collect();
@@ -33,7 +33,7 @@ impl<T: Sample> Tables<T> {
     }
 
     /// Writes what `source` has from `index` on to `target`.
-    pub(crate) fn fill(&self, source: Source, index: usize, target: &mut [T]) {
+    pub fn fill(&self, source: Source, index: usize, target: &mut [T]) {
         let table = self.table(source);
         let mut from = index % table.len();
         let mut rest = target;
@@ -45,7 +45,7 @@ impl<T: Sample> Tables<T> {
     }
 
     /// Writes elements to `target` that are nowhere what `source` has from `index` on.
-    pub(crate) fn fill_with_others(&self, source: Source, index: usize, target: &mut [T]) {
+    pub fn fill_with_others(&self, source: Source, index: usize, target: &mut [T]) {
         self.fill(source, index, target);
         for element in target {
             *element = T::of_bits(!element.bits());
@@ -53,7 +53,7 @@ impl<T: Sample> Tables<T> {
     }
 
     /// Compares `found` with what `source` has from `index` on: how many differ, and where the first.
-    pub(crate) fn compare(&self, source: Source, index: usize, found: &[T]) -> (usize, Option<usize>) {
+    pub fn compare(&self, source: Source, index: usize, found: &[T]) -> (usize, Option<usize>) {
         let table = self.table(source);
         let (mut wrong, mut first) = (0, None);
         let (mut from, mut done) = (index % table.len(), 0);
@@ -71,7 +71,7 @@ impl<T: Sample> Tables<T> {
     }
 
     /// What `source` has at `index`.
-    pub(crate) fn at(&self, source: Source, index: usize) -> T {
+    pub fn at(&self, source: Source, index: usize) -> T {
         let table = self.table(source);
         table[index % table.len()]
     }
@@ -98,4 +98,4 @@ impl<T: Sample> Tables<T> {
 }
 
 /// Elements after which tables repeat: the greatest prime below 2¹⁶.
-pub(crate) const PERIOD: usize = 65_521;
+pub const PERIOD: usize = 65_521;

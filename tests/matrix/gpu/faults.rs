@@ -10,7 +10,7 @@ use rsccl::comm::DeviceStream;
 use rsccl::internals::device::cuda;
 use rsccl::{Config, Error, ReduceOp, Result, group, local};
 
-use crate::machine::gpus::enough;
+use machine::gpus::enough;
 
 const COUNT: usize = 64;
 /// Ranks of which one has failed hear of it at once; on a busy computer, later.

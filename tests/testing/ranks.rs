@@ -15,12 +15,9 @@ use tempfile::TempDir;
 
 use crate::worker;
 
-#[path = "../waiting/mod.rs"]
-mod waiting;
-
 /// One rank's process.
-pub(crate) struct Rank {
-    pub(crate) number: usize,
+pub struct Rank {
+    pub number: usize,
     group: Group,
     input: Option<PipeWriter>,
     lines: Receiver<String>,
@@ -30,22 +27,22 @@ pub(crate) struct Rank {
 
 /// The result of a command.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     Ok(String),
     Error(Failure),
 }
 
 /// An error of the library, as the worker printed it.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) kind: String,
-    pub(crate) peer: Option<usize>,
-    pub(crate) text: String,
+pub struct Failure {
+    pub kind: String,
+    pub peer: Option<usize>,
+    pub text: String,
 }
 
 impl Rank {
     /// Starts rank `number` with nothing in its environment but `variables`; `prefix` are the words before the program.
-    pub(crate) fn start(number: usize, folder: &Path, prefix: &[String], variables: &[(&str, &str)]) -> Rank {
+    pub fn start(number: usize, folder: &Path, prefix: &[String], variables: &[(&str, &str)]) -> Rank {
         let program = std::env::current_exe().expect("this program has a path");
         let arguments = ["worker", "--exact", "--ignored", "--nocapture", "--test-threads=1"];
         let mut command = match prefix {
@@ -81,24 +78,24 @@ impl Rank {
     }
 
     /// Gives a command.
-    pub(crate) fn say(&mut self, command: &str) {
+    pub fn say(&mut self, command: &str) {
         let input = self.input.as_mut().expect("its input is open");
         writeln!(input, "{command}").unwrap_or_else(|error| panic!("rank {} reads no more: {error}", self.number));
     }
 
     /// Waits until the command given last has begun.
-    pub(crate) fn begun(&self) {
+    pub fn begun(&self) {
         self.expect_line("begin");
     }
 
     /// Waits for a line that says `what`.
-    pub(crate) fn expect_line(&self, what: &str) {
+    pub fn expect_line(&self, what: &str) {
         let line = self.line(what);
         assert_eq!(line, what, "rank {}: {}", self.number, self.log());
     }
 
     /// Waits for a line that says `what`, after others that the running command says.
-    pub(crate) fn await_line(&self, what: &str) {
+    pub fn await_line(&self, what: &str) {
         let mut line = self.line(what);
         while line == "turn" {
             line = self.line(what);
@@ -107,7 +104,7 @@ impl Rank {
     }
 
     /// The answer to a command that has begun.
-    pub(crate) fn answer(&self) -> Answer {
+    pub fn answer(&self) -> Answer {
         loop {
             let line = self.line("answer");
             let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -125,14 +122,14 @@ impl Rank {
     }
 
     /// Gives a command, and the text of its success.
-    pub(crate) fn must(&mut self, command: &str) -> String {
+    pub fn must(&mut self, command: &str) -> String {
         self.say(command);
         self.begun();
         self.success(command)
     }
 
     /// The text of the running command's success.
-    pub(crate) fn success(&self, command: &str) -> String {
+    pub fn success(&self, command: &str) -> String {
         match self.answer() {
             Answer::Ok(text) => text,
             Answer::Error(failure) => panic!("rank {}: {command}: {}\n{}", self.number, failure.text, self.log()),
@@ -140,7 +137,7 @@ impl Rank {
     }
 
     /// The running command's error.
-    pub(crate) fn failure(&self) -> Failure {
+    pub fn failure(&self) -> Failure {
         match self.answer() {
             Answer::Error(failure) => failure,
             Answer::Ok(_) => panic!("rank {} has noticed nothing\n{}", self.number, self.log()),
@@ -148,7 +145,7 @@ impl Rank {
     }
 
     /// Gives a command, and its error.
-    pub(crate) fn fails(&mut self, command: &str) -> Failure {
+    pub fn fails(&mut self, command: &str) -> Failure {
         self.say(command);
         self.begun();
         self.failure()
@@ -167,12 +164,12 @@ impl Rank {
         }
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         self.group.signal(signal).unwrap();
     }
 
     /// Lets it end: there are no more commands.
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         self.input = None;
         let group = &mut self.group;
         let mut exit = None;
@@ -184,7 +181,7 @@ impl Rank {
     }
 
     /// Its open files and its threads.
-    pub(crate) fn holdings(&self) -> (usize, usize) {
+    pub fn holdings(&self) -> (usize, usize) {
         let count = |what: &str| {
             let folder = format!("/proc/{}/{what}", self.group.id());
             std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}")).count()
@@ -193,7 +190,7 @@ impl Rank {
     }
 
     /// Where its open files lead, for messages.
-    pub(crate) fn open_files(&self) -> Vec<String> {
+    pub fn open_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.group.id())).unwrap();
         let target =
             |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
@@ -201,12 +198,12 @@ impl Rank {
     }
 
     /// The processor time that its threads have used.
-    pub(crate) fn processor_time(&self) -> Duration {
+    pub fn processor_time(&self) -> Duration {
         Duration::from_nanos(self.of_threads("schedstat", |text| text.split(' ').next()))
     }
 
     /// How often its threads have gone to sleep, and so have woken.
-    pub(crate) fn sleeps(&self) -> u64 {
+    pub fn sleeps(&self) -> u64 {
         self.of_threads("status", |text| text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")))
     }
 
@@ -228,12 +225,12 @@ impl Rank {
     }
 
     /// What it has logged, and written to its standard error.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let read = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
         format!("{}{}", read(&self.log), read(&self.log.with_extension("stderr")))
     }
 
-    pub(crate) fn process(&self) -> u32 {
+    pub fn process(&self) -> u32 {
         self.group.id()
     }
 }
@@ -250,10 +247,10 @@ impl Drop for Rank {
 }
 
 /// The ranks of one world, by number.
-pub(crate) struct Job {
-    pub(crate) ranks: Vec<Rank>,
+pub struct Job {
+    pub ranks: Vec<Rank>,
     /// The id that rank 0 made, in hex.
-    pub(crate) id: String,
+    pub id: String,
     /// What [`Job::start`] was given.
     variables: Vec<(String, String)>,
     folder: TempDir,
@@ -261,14 +258,14 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts `ranks` processes that have not joined yet.
-    pub(crate) fn start(ranks: usize, variables: &[(&str, &str)]) -> Job {
+    pub fn start(ranks: usize, variables: &[(&str, &str)]) -> Job {
         let mut job = Job::start_each(ranks, |_| (Vec::new(), variables.to_vec()));
         job.variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         job
     }
 
     /// The same; `of` yields the words before the program, and the variables, of each.
-    pub(crate) fn start_each<'a>(ranks: usize, of: impl Fn(usize) -> (Vec<String>, Vec<(&'a str, &'a str)>)) -> Job {
+    pub fn start_each<'a>(ranks: usize, of: impl Fn(usize) -> (Vec<String>, Vec<(&'a str, &'a str)>)) -> Job {
         let folder = tempfile::tempdir().unwrap();
         let rank = |number: usize| {
             let (prefix, variables) = of(number);
@@ -280,13 +277,13 @@ impl Job {
     }
 
     /// [`Job::start`], and all join by an id of rank 0.
-    pub(crate) fn joined(ranks: usize, variables: &[(&str, &str)]) -> Job {
+    pub fn joined(ranks: usize, variables: &[(&str, &str)]) -> Job {
         let mut job = Job::start(ranks, variables);
         job.join();
         job
     }
 
-    pub(crate) fn join(&mut self) {
+    pub fn join(&mut self) {
         self.make_id();
         let world = self.ranks.len();
         for number in 0..world {
@@ -298,18 +295,18 @@ impl Job {
         }
     }
 
-    pub(crate) fn make_id(&mut self) {
+    pub fn make_id(&mut self) {
         self.id = self.ranks[0].must("id");
     }
 
     /// Tells one rank to join.
-    pub(crate) fn say_init(&mut self, number: usize) {
+    pub fn say_init(&mut self, number: usize) {
         let command = format!("init {} {number} {}", self.id, self.ranks.len());
         self.ranks[number].say(&command);
     }
 
     /// All do `command`, which succeeds.
-    pub(crate) fn must(&mut self, command: &str) {
+    pub fn must(&mut self, command: &str) {
         self.begin(command, |_| true);
         for rank in &self.ranks {
             rank.success(command);
@@ -317,7 +314,7 @@ impl Job {
     }
 
     /// Those of `which` begin `command`.
-    pub(crate) fn begin(&mut self, command: &str, which: impl Fn(usize) -> bool) {
+    pub fn begin(&mut self, command: &str, which: impl Fn(usize) -> bool) {
         for rank in self.ranks.iter_mut().filter(|rank| which(rank.number)) {
             rank.say(command);
         }
@@ -327,12 +324,12 @@ impl Job {
     }
 
     /// All ranks but `number`.
-    pub(crate) fn others(&self, number: usize) -> impl Iterator<Item = &Rank> {
+    pub fn others(&self, number: usize) -> impl Iterator<Item = &Rank> {
         self.ranks.iter().filter(move |rank| rank.number != number)
     }
 
     /// Kills ranks 4 and 5 of six while the others call; each of these must name one of the two. Then they shrink.
-    pub(crate) fn lose_the_last_two_of_six(&mut self) {
+    pub fn lose_the_last_two_of_six(&mut self) {
         self.begin("call all_reduce 300000", |rank| rank < 4);
         self.kill(4);
         self.kill(5);
@@ -345,13 +342,13 @@ impl Job {
     }
 
     /// Removes one rank from the job and kills its process.
-    pub(crate) fn kill(&mut self, number: usize) {
+    pub fn kill(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         drop(self.ranks.remove(place));
     }
 
     /// Kills the process of one rank, and starts another one in its place.
-    pub(crate) fn replace(&mut self, number: usize) {
+    pub fn replace(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         let (folder, variables) = (self.folder.path().to_owned(), self.variables.clone());
         let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (&**name, &**value)).collect();
@@ -363,7 +360,7 @@ impl Job {
 
     /// Removes one rank from the job and kills its process, and not the children of that: they live as long as what is
     /// returned.
-    pub(crate) fn kill_alone(&mut self, number: usize) -> Rank {
+    pub fn kill_alone(&mut self, number: usize) -> Rank {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         let rank = self.ranks.remove(place);
         let process = libc::pid_t::try_from(rank.process()).expect("a process number");
@@ -373,14 +370,14 @@ impl Job {
     }
 
     /// A new folder of this name, which goes with the job.
-    pub(crate) fn folder(&self, name: &str) -> String {
+    pub fn folder(&self, name: &str) -> String {
         let folder = self.folder.path().join(name);
         std::fs::create_dir(&folder).unwrap();
         folder.to_string_lossy().into_owned()
     }
 
     /// All drop their communicators; nothing of them is left. `before` is what each held when it started.
-    pub(crate) fn must_leave_nothing(&mut self, before: &[(usize, usize)]) {
+    pub fn must_leave_nothing(&mut self, before: &[(usize, usize)]) {
         self.must("drop");
         for rank in &self.ranks {
             let (files, threads) = before[rank.number];
@@ -389,7 +386,7 @@ impl Job {
                 let now = rank.holdings();
                 now.0 == files && now.1 <= threads
             };
-            if !waiting::until(LEFTOVER_PATIENCE, clean) {
+            if !machine::until(LEFTOVER_PATIENCE, clean) {
                 let (now, files) = (rank.holdings(), rank.open_files());
                 panic!("rank {} held {:?} (files, threads), now {now:?}: {files:?}", rank.number, before[rank.number]);
             }
@@ -397,24 +394,24 @@ impl Job {
     }
 
     /// What each rank holds now.
-    pub(crate) fn holdings(&self) -> Vec<(usize, usize)> {
+    pub fn holdings(&self) -> Vec<(usize, usize)> {
         self.ranks.iter().map(Rank::holdings).collect()
     }
 }
 
 /// Waits until `come` says so; fails the test when it does not come in good time.
-pub(crate) fn until(what: &str, come: impl FnMut() -> bool) {
-    assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
+pub fn until(what: &str, come: impl FnMut() -> bool) {
+    assert!(machine::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
 }
 
 /// The variables of a virtual machine of GPUs, where this program runs on one.
-pub(crate) fn machine_variables() -> Vec<(String, String)> {
+pub fn machine_variables() -> Vec<(String, String)> {
     #![expect(clippy::disallowed_methods, reason = "the place of a test's process is no configuration of the library")]
     let is_machines = |name: &str| name.starts_with("VCUDA_") || name == "LD_LIBRARY_PATH";
     std::env::vars().filter(|(name, _)| is_machines(name)).collect()
 }
 
 /// The bound of every wait: far above what anything here takes, far below the library's own deadlines.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a thread or a socket may take to end after its owner has let it go.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(5);

@@ -12,7 +12,7 @@ use rsccl::{Buffer, Communicator, Config, Error, ReduceOp, Result, UniqueId};
 use super::forked;
 
 /// Runs `count` rounds of `kind` on the ranks of `comm`, which all do the same.
-pub(crate) fn run(
+pub(super) fn run(
     comm: &Communicator,
     kind: &str,
     count: u32,
@@ -179,7 +179,7 @@ fn must_fail(outcome: Result<()>, kind: Kind) -> Result<()> {
 }
 
 /// What this process holds: open files, threads, mappings, bytes of the heap.
-pub(crate) fn held() -> String {
+pub(super) fn held() -> String {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).expect("/proc is there").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc is there").lines().count();
     // SAFETY: a plain call.

@@ -10,18 +10,18 @@ use rsccl::{Config, Error};
 use crate::mpirun::{FOLDER, LIMIT, TOLD, until};
 
 /// This process as a rank.
-pub(crate) struct Rank {
+pub struct Rank {
     /// By the launcher's variables.
-    pub(crate) number: u32,
+    pub number: u32,
     /// How many there are, by the same.
-    pub(crate) size: u32,
-    pub(crate) folder: PathBuf,
+    pub size: u32,
+    pub folder: PathBuf,
     says: File,
 }
 
 impl Rank {
     /// Where a test started this process as a rank: the rank, and what it is told to do.
-    pub(crate) fn wanted() -> Option<(Rank, String)> {
+    pub fn wanted() -> Option<(Rank, String)> {
         #![expect(
             clippy::disallowed_methods,
             reason = "the role of a test's process is no configuration of the library"
@@ -44,14 +44,14 @@ impl Rank {
     }
 
     /// Says a line.
-    pub(crate) fn say(&self, line: &str) {
+    pub fn say(&self, line: &str) {
         let line = format!("{}\n", line.replace('\n', " "));
         // In one piece, since a test reads along.
         (&self.says).write_all(line.as_bytes()).expect("the folder is there as long as the job");
     }
 
     /// Waits until the rank `other` has said a line that begins with `start`; whether it has.
-    pub(crate) fn has_said(&self, other: u32, start: &str) -> bool {
+    pub fn has_said(&self, other: u32, start: &str) -> bool {
         let file = self.folder.join(format!("rank-{other}"));
         until(LIMIT, || {
             let text = std::fs::read_to_string(&file).unwrap_or_default();
@@ -60,7 +60,7 @@ impl Rank {
     }
 
     /// Says what an error was: `what KIND PEER TEXT`.
-    pub(crate) fn say_error(&self, what: &str, error: &Error) {
+    pub fn say_error(&self, what: &str, error: &Error) {
         let peer = error.peer().map_or("-".to_owned(), |peer| peer.to_string());
         self.say(&format!("{what} {:?} {peer} {error}", error.kind()));
     }

@@ -4,12 +4,12 @@ use rsccl::comm::{DeviceBuffer, DeviceStream};
 use rsccl::internals::sys::{clock, thread};
 use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
-#[cfg(feature = "cuda")]
-use super::own_memory::OwnMemory;
 use super::{SHOWN_TURNS, say};
+#[cfg(feature = "cuda")]
+use crate::own_memory::OwnMemory;
 
 /// `windows COUNT`: all calls that work in windows; the same memory again after it was taken back.
-pub(crate) fn all_calls(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<bool> {
+pub fn all_calls(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<bool> {
     let room = count * comm.size() as usize + ASIDE;
     let (from, into) = (stream.alloc_shareable::<u32>(room)?, stream.alloc_shareable(room)?);
     all_calls_in(comm, stream, count, (from, into))
@@ -17,11 +17,7 @@ pub(crate) fn all_calls(comm: &Communicator, stream: &DeviceStream, count: usize
 
 /// `own_windows KIND COUNT`: the same in memory that this process has allocated itself, on the GPU of its rank's number.
 #[cfg(feature = "cuda")]
-pub(crate) fn all_calls_in_own(
-    comm: &Communicator,
-    stream: &DeviceStream,
-    (kind, count): (&str, usize),
-) -> Result<bool> {
+pub fn all_calls_in_own(comm: &Communicator, stream: &DeviceStream, (kind, count): (&str, usize)) -> Result<bool> {
     let gpu = comm.rank() as usize;
     // Calls lie beyond the first two allocations of `many`.
     let before = if ["many", "mixed"].contains(&kind) { 5 << 18 } else { ASIDE };
@@ -42,7 +38,7 @@ pub(crate) fn all_calls_in_own(
 /// `register_own KIND COUNT`: registers memory that this process has allocated itself, and sums in it; whether it is
 /// reached directly, and what failed before that in this rank alone.
 #[cfg(feature = "cuda")]
-pub(crate) fn register_own(comm: &Communicator, stream: &DeviceStream, (kind, count): (&str, usize)) -> Result<String> {
+pub fn register_own(comm: &Communicator, stream: &DeviceStream, (kind, count): (&str, usize)) -> Result<String> {
     let memory = OwnMemory::new(comm.rank() as usize, kind, 4 * count);
     eprintln!("{BEGIN}");
     // SAFETY: so much lies there, and it is freed when all ranks have passed the barrier, or registering has failed.
@@ -66,9 +62,9 @@ pub(crate) fn register_own(comm: &Communicator, stream: &DeviceStream, (kind, co
 
 /// What a rank writes to its standard error before and after it hands over memory of its own.
 #[cfg(feature = "cuda")]
-pub(crate) const BEGIN: &str = "memory of its own is registered";
+pub const BEGIN: &str = "memory of its own is registered";
 #[cfg(feature = "cuda")]
-pub(crate) const END: &str = "memory of its own has been registered";
+pub const END: &str = "memory of its own has been registered";
 
 fn all_calls_in(
     comm: &Communicator,
@@ -249,7 +245,7 @@ fn must_be(stream: &DeviceStream, (buffer, from): (&DeviceBuffer<u32>, usize), w
 }
 
 /// `window_repeat COUNT`: sums in windows until that fails; the windows are given back without their peers.
-pub(crate) fn repeat(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<()> {
+pub fn repeat(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<()> {
     let (from, mut into) = (stream.alloc_shareable::<u32>(count)?, stream.alloc_shareable::<u32>(count)?);
     let windows = [comm.register_window(&from)?, comm.register_window(&into)?];
     let failed = (0u32..).find_map(|turn| {
@@ -267,7 +263,7 @@ pub(crate) fn repeat(comm: &Communicator, stream: &DeviceStream, count: usize) -
 }
 
 /// `window_at OFFSET COUNT`: a sum in a window from this element on; the error that ends the communicator.
-pub(crate) fn sum_at(comm: &Communicator, stream: &DeviceStream, offset: usize, count: usize) -> Result<()> {
+pub fn sum_at(comm: &Communicator, stream: &DeviceStream, offset: usize, count: usize) -> Result<()> {
     let mut buffer = stream.alloc_shareable::<u32>(2 * count)?;
     let _window = comm.register_window(&buffer)?;
     comm.on(stream).all_reduce_in_place(buffer.slice_mut(..count), ReduceOp::Sum)?;
@@ -281,13 +277,13 @@ pub(crate) fn sum_at(comm: &Communicator, stream: &DeviceStream, offset: usize, 
 }
 
 /// `window_of COUNT`: registers a buffer of as many elements, which may not be shareable.
-pub(crate) fn register(comm: &Communicator, stream: &DeviceStream, count: usize, shareable: bool) -> Result<bool> {
+pub fn register(comm: &Communicator, stream: &DeviceStream, count: usize, shareable: bool) -> Result<bool> {
     let buffer = if shareable { stream.alloc_shareable::<u32>(count)? } else { stream.alloc::<u32>(count)? };
     comm.register_window(&buffer).map(|window| window.is_direct())
 }
 
 /// `window_crowd ID FIRST RANKS WORLD COUNT`: joins as so many ranks from `first` on, each a thread with a stream.
-pub(crate) fn crowd(
+pub fn crowd(
     id: &UniqueId,
     [first, ranks, world, count]: [u32; 4],
     stream: impl Fn(u32) -> Result<DeviceStream> + Sync,

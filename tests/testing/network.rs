@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Some hosts on one network, `10.77.0.1`, `fd77::1` and on. Dropping it ends what runs there and takes it away.
 #[derive(Debug)]
-pub(crate) struct Network {
+pub struct Network {
     name: String,
     hosts: usize,
 }
 
 impl Network {
     /// A network of `hosts` hosts; `None`, with the reason printed, if this machine does not let us make it.
-    pub(crate) fn make(hosts: usize) -> Option<Network> {
+    pub fn make(hosts: usize) -> Option<Network> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         if let Err(why) = run("unshare", &["--uts", "--mount", "--ipc", "--net", "true"]).and_then(|()| ip("-V")) {
             // Past the capture of a test's output.
@@ -49,7 +49,7 @@ impl Network {
     }
 
     /// The words before a program that make it run on `host`, counted from 0.
-    pub(crate) fn on(&self, host: usize) -> Vec<String> {
+    pub fn on(&self, host: usize) -> Vec<String> {
         let script = format!("hostname host{host} && mount -t tmpfs -o size=1G tmpfs /dev/shm && exec \"$@\"");
         let name = self.host(host);
         let words = ["ip", "netns", "exec", &name, "unshare", "--uts", "--mount", "--ipc", "sh", "-c", &script, "sh"];
@@ -58,8 +58,7 @@ impl Network {
 
     /// The same, where `names` is the host's `/etc/hosts`, and the file of that name and `.resolver` its
     /// `/etc/resolv.conf`.
-    #[allow(dead_code, reason = "the tests of MPI use no names")]
-    pub(crate) fn on_with_names(&self, host: usize, names: &Path) -> Vec<String> {
+    pub fn on_with_names(&self, host: usize, names: &Path) -> Vec<String> {
         let mut words = self.on(host);
         let names = names.display();
         let resolver = format!("mount --bind {names}.resolver /etc/resolv.conf");
@@ -70,14 +69,12 @@ impl Network {
     }
 
     /// Changes a host's links, addresses or routes: `words` follow `ip`.
-    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
-    pub(crate) fn change(&self, host: usize, words: &str) {
+    pub fn change(&self, host: usize, words: &str) {
         ip(&format!("-n {} {words}", self.host(host))).unwrap();
     }
 
     /// Gives a host one more link to the network, called `name`.
-    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
-    pub(crate) fn add_link(&self, host: usize, name: &str) {
+    pub fn add_link(&self, host: usize, name: &str) {
         let (switch, port) = (self.switch(), format!("q{}", host + 1));
         ip(&format!("link add {name} netns {} type veth peer name {port} netns {switch}", self.host(host))).unwrap();
         ip(&format!("-n {switch} link set {port} master br0 up")).unwrap();
@@ -85,38 +82,33 @@ impl Network {
     }
 
     /// Takes a host's first link off the network; it stays up.
-    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
-    pub(crate) fn part(&self, host: usize) {
+    pub fn part(&self, host: usize) {
         ip(&format!("-n {} link set p{} nomaster", self.switch(), host + 1)).unwrap();
     }
 
     /// The ports that a host gives to outgoing connections.
-    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
-    pub(crate) fn set_ephemeral_ports(&self, host: usize, first: u16, last: u16) {
+    pub fn set_ephemeral_ports(&self, host: usize, first: u16, last: u16) {
         let setting = format!("net.ipv4.ip_local_port_range={first} {last}");
         run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", &setting]).unwrap();
     }
 
     /// Makes the network lose packets to a host of more than `bytes`, without a word to anybody.
-    #[allow(dead_code, reason = "the tests of MPI use the hosts as they are")]
-    pub(crate) fn lose_larger(&self, host: usize, bytes: u32) {
+    pub fn lose_larger(&self, host: usize, bytes: u32) {
         ip(&format!("-n {} link set p{} mtu {bytes}", self.switch(), host + 1)).unwrap();
     }
 
     /// Cuts a host off, without a word to anybody.
-    pub(crate) fn cut(&self, host: usize) {
+    pub fn cut(&self, host: usize) {
         ip(&format!("-n {} link set p{} down", self.switch(), host + 1)).unwrap();
     }
 
     /// Takes a host's interface down, as before the network is up.
-    #[allow(dead_code, reason = "the tests of MPI have no late interface")]
-    pub(crate) fn take_down(&self, host: usize) {
+    pub fn take_down(&self, host: usize) {
         ip(&format!("-n {} link set eth0 down", self.host(host))).unwrap();
     }
 
     /// Brings it up.
-    #[allow(dead_code, reason = "the tests of MPI have no late interface")]
-    pub(crate) fn bring_up(&self, host: usize) {
+    pub fn bring_up(&self, host: usize) {
         ip(&format!("-n {} link set eth0 up", self.host(host))).unwrap();
     }
 

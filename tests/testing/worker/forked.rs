@@ -11,7 +11,7 @@ use rsccl::types::{Rank, World};
 use rsccl::{Communicator, Config, Error, ReduceOp, Result};
 
 /// Forks a child that does nothing until it is killed, with the group of this process.
-pub(crate) fn idle() {
+pub(super) fn idle() {
     if fork() == 0 {
         loop {
             // SAFETY: a plain call.
@@ -21,7 +21,7 @@ pub(crate) fn idle() {
 }
 
 /// The same by a bare `clone`, of which the C library knows nothing.
-pub(crate) fn bare_clone() {
+pub(super) fn bare_clone() {
     let no_stack: usize = 0;
     // SAFETY: as `fork`: the child has a copy of the memory and of this stack.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, no_stack, no_stack, no_stack, no_stack) };
@@ -35,19 +35,19 @@ pub(crate) fn bare_clone() {
 }
 
 /// The children of one job that is to succeed in each of them.
-pub(crate) struct Children<'a> {
+pub(super) struct Children<'a> {
     folder: &'a Path,
     numbers: Vec<libc::pid_t>,
 }
 
 impl<'a> Children<'a> {
     /// None yet; what they say of their failures they leave in `folder`.
-    pub(crate) fn new(folder: &'a Path) -> Children<'a> {
+    pub(super) fn new(folder: &'a Path) -> Children<'a> {
         Children { folder, numbers: Vec::new() }
     }
 
     /// Forks one more, which runs `body` and ends.
-    pub(crate) fn fork(&mut self, body: impl FnOnce() -> Result<()>) {
+    pub(super) fn fork(&mut self, body: impl FnOnce() -> Result<()>) {
         let number = self.numbers.len();
         let child = fork();
         if child != 0 {
@@ -69,7 +69,7 @@ impl<'a> Children<'a> {
     }
 
     /// Waits for all; the first failure.
-    pub(crate) fn reap(self) -> Result<()> {
+    pub(super) fn reap(self) -> Result<()> {
         let until = clock::now() + PATIENCE;
         let mut failed = Ok(());
         for (number, child) in self.numbers.into_iter().enumerate() {
@@ -103,7 +103,7 @@ fn fork() -> libc::pid_t {
 }
 
 /// `count` children, which make a communicator among themselves; before each fork this process does `between`.
-pub(crate) fn workers(count: u32, folder: &Path, between: impl Fn() -> Result<()>) -> Result<()> {
+pub(super) fn workers(count: u32, folder: &Path, between: impl Fn() -> Result<()>) -> Result<()> {
     let mut children = Children::new(folder);
     for rank in 0..count {
         between()?;
@@ -113,7 +113,7 @@ pub(crate) fn workers(count: u32, folder: &Path, between: impl Fn() -> Result<()
 }
 
 /// The same, over a store that this process serves and has used.
-pub(crate) fn workers_over_tcp(count: u32, folder: &Path) -> Result<()> {
+pub(super) fn workers_over_tcp(count: u32, folder: &Path) -> Result<()> {
     let store = TcpStore::serve("127.0.0.1:0".parse().expect("an address"), &rsccl::store::Options::default())?;
     store.set("before", b"the fork", &soon())?;
     let mut children = Children::new(folder);
@@ -128,7 +128,7 @@ pub(crate) fn workers_over_tcp(count: u32, folder: &Path) -> Result<()> {
 }
 
 /// A child that is a server of forks: it has a communicator, then forks workers, then has one again.
-pub(crate) fn server(count: u32, folder: &Path) -> Result<()> {
+pub(super) fn server(count: u32, folder: &Path) -> Result<()> {
     let mut children = Children::new(folder);
     children.fork(|| {
         rsccl::local::run(2, |comm| comm.barrier())?;
@@ -164,7 +164,7 @@ fn sums(comm: &Communicator) -> Result<()> {
 }
 
 /// Whether what a child does with its parent's communicator is refused.
-pub(crate) fn is_refused(comm: &Communicator) -> bool {
+pub(super) fn is_refused(comm: &Communicator) -> bool {
     comm.abort("by a child");
     let refused = |error: &Error| error.kind() == Kind::InvalidUsage && error.message().contains("forked");
     comm.barrier().is_err_and(|error| refused(&error)) && comm.async_error().is_some_and(|error| refused(&error))

@@ -73,18 +73,11 @@
 //! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`;
 //! each such line follows a mark, since the test runner writes to the same stream.
 
-#[path = "forked.rs"]
 mod forked;
-#[path = "rounds.rs"]
-mod rounds;
 #[cfg(feature = "cuda")]
-#[path = "own_memory.rs"]
-mod own_memory;
-#[cfg(feature = "cuda")]
-#[path = "replay.rs"]
 mod replay;
-#[path = "window_calls.rs"]
-pub(crate) mod window_calls;
+mod rounds;
+pub mod window_calls;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
@@ -106,18 +99,18 @@ use crate::random;
 use crate::verify::{Memory, Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
 /// What stands before each line that is meant for the starter.
-pub(crate) const MARK: &str = "@@ ";
+pub const MARK: &str = "@@ ";
 /// Set where the test program runs as a worker.
-pub(crate) const VARIABLE: &str = "FAULTS_WORKER";
+pub const VARIABLE: &str = "FAULTS_WORKER";
 
 /// Whether this process is a worker.
-pub(crate) fn is_wanted() -> bool {
+pub fn is_wanted() -> bool {
     #![expect(clippy::disallowed_methods, reason = "the role of a test's process is no configuration of the library")]
     std::env::var_os(VARIABLE).is_some()
 }
 
 /// Serves commands until there are no more.
-pub(crate) fn run() {
+pub fn run() {
     let mut worker = Worker::default();
     let (sender, commands) = mpsc::channel();
     let abort = Arc::clone(&worker.abort);
@@ -572,7 +565,7 @@ fn sample(comm: &Communicator, place: &Placed, (seed, largest): (u64, usize)) ->
 }
 
 /// A collective of f32 sums, checked bit by bit; `seed` chooses the inputs.
-pub(crate) fn checked_call(comm: &Communicator, program: Program, elements: usize, seed: u64) -> Result<()> {
+pub fn checked_call(comm: &Communicator, program: Program, elements: usize, seed: u64) -> Result<()> {
     let shape = shape(comm, program, elements)?;
     let mut buffers = RankBuffers::<f32>::new(&shape, Placement::OutOfPlace, 0)?;
     perform_checked(comm, &shape, &mut buffers, seed)
@@ -753,6 +746,6 @@ const SHOWN_TURNS: u32 = 5;
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 /// Elements of the sample's largest call.
-pub(crate) const LARGEST: usize = 20_011;
+pub const LARGEST: usize = 20_011;
 /// What a caller writes into its buffers when a call has returned.
 const OURS: f32 = 7.0;

@@ -12,7 +12,7 @@ use super::{LONGEST_LOOK, SHOWN_TURNS, say};
 /// `replay GPU COUNT`: captures a sum, and replays it until it fails; says `turn` after each of the first turns. No
 /// call on the communicator is made meanwhile but `async_error`. The error is what that says, once the stream has been
 /// used again and a replay of a communicator that has failed has ended.
-pub(crate) fn until_it_fails(comm: &Communicator, gpu: u32, count: usize) -> Result<()> {
+pub(super) fn until_it_fails(comm: &Communicator, gpu: u32, count: usize) -> Result<()> {
     let context = CudaContext::new(gpu as usize).expect("the primary context");
     let own = context.new_stream().expect("a stream");
     let stream = DeviceStream::from_cudarc(&own)?;

@@ -40,7 +40,7 @@ struct Lane<'p> {
 }
 
 /// Runs the programs of all parts to their ends.
-pub(crate) fn run(parts: &[LaunchPart]) -> Outcome<()> {
+pub(super) fn run(parts: &[LaunchPart]) -> Outcome<()> {
     let mut all: Vec<Vec<Lane<'_>>> = Vec::new();
     for part in parts {
         let numbered = part.records.lanes.iter().zip(&part.numbers.lanes);

@@ -1,27 +1,21 @@
 //! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch
-//! (`tests/far`), and for the GPUs that this process has: `device/cuda/tests.rs` runs them on virtual ones.
-
-#[allow(dead_code, unused_imports, reason = "`tests/devices.rs` and `tests/faults` use the rest")]
-#[path = "../../tests/far/mod.rs"]
-mod far;
+//! (`testing::far`), and for the GPUs that this process has.
 
 use std::time::Duration;
 
-use far::Far;
-
-use crate::device::{
-    Average, Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store,
+use rsccl::error::Kind;
+use rsccl::internals::device::{
+    self, Average, Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store,
 };
-use crate::error::Kind;
-use crate::sync::Deadline;
-use crate::sys::clock;
-use crate::types::{DataType, ReduceOp};
+use rsccl::internals::sys::clock;
+use rsccl::types::{DataType, ReduceOp};
+use testing::far::Far;
 
 /// Asks `event` until it is done.
 fn finish(event: &dyn Event) {
-    let deadline = Deadline::after(LONGEST);
+    let began = clock::now();
     while !event.is_done().unwrap() {
-        assert!(!deadline.passed(clock::now()), "a queue moves whenever its event is asked");
+        assert!(clock::now().duration_since(began) < LONGEST, "a queue moves whenever its event is asked");
         std::thread::yield_now();
     }
 }
@@ -54,11 +48,14 @@ fn read(device: &dyn Device, region: &Region) -> Vec<u32> {
     values
 }
 
-fn devices() -> Vec<Box<dyn Device>> {
+/// One of each kind. Those of this test live as long as its process, as the GPUs do.
+fn devices() -> Vec<&'static dyn Device> {
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "the others are optional"))]
-    let mut devices: Vec<Box<dyn Device>> = vec![Box::new(HostMemory), Box::new(Far::new(ABSENT))];
+    let mut devices: Vec<&'static dyn Device> = vec![&HostMemory, Box::leak(Box::new(Far::new(ABSENT)))];
     #[cfg(feature = "cuda")]
-    devices.extend(crate::device::cuda::tests::boxed());
+    for gpu in machine::gpus::enough(1, device::cuda::gpus()).unwrap_or_default() {
+        devices.push(gpu);
+    }
     devices
 }
 
@@ -71,7 +68,7 @@ fn memory_is_zeroed_and_lives_where_it_was_made() {
         for sharing in [Sharing::Threads, Sharing::Processes, Sharing::Hosts] {
             let region = device.allocate(4096, sharing).unwrap();
             assert_eq!((region.bytes(), region.home()), (4096, device.home()));
-            assert_eq!(read(&*device, &region), [0; 1024]);
+            assert_eq!(read(device, &region), [0; 1024]);
             assert_eq!(device.locate(region.base().addr().get() as u64), Some(device.home()));
             assert_eq!(region.on_host().is_some(), device.home() == Home::Host);
         }
@@ -85,10 +82,10 @@ fn what_is_exported_is_the_same_memory_where_it_is_imported() {
         let mine = device.allocate(8192, Sharing::Processes).unwrap();
         let theirs = device.import(device.export(&mine).unwrap(), 8192).unwrap();
         assert_ne!(mine.base(), theirs.base());
-        write(&*device, &mine, 17);
-        assert_eq!(read(&*device, &theirs), [17; 2048]);
+        write(device, &mine, 17);
+        assert_eq!(read(device, &theirs), [17; 2048]);
         drop(mine);
-        assert_eq!(read(&*device, &theirs), [17; 2048], "an import keeps the memory");
+        assert_eq!(read(device, &theirs), [17; 2048], "an import keeps the memory");
         let other = device.allocate(8192, Sharing::Processes).unwrap();
         let wrong = device.import(device.export(&other).unwrap(), 4096).unwrap_err();
         assert_eq!(wrong.kind(), Kind::Remote);
@@ -106,19 +103,19 @@ fn memory_of_the_host_that_is_taken_in_stays_the_hosts() {
         if taken[0].home() != device.home() {
             continue;
         }
-        write(&*device, &taken[0], 23);
+        write(device, &taken[0], 23);
         // SAFETY: the region has as many words, and the copy is done.
         let words = unsafe { std::slice::from_raw_parts(mine.base().as_ptr().cast::<u32>(), 1024) };
         assert!(words.iter().all(|word| *word == 23));
         for other in &all {
-            assert_eq!(read(&*device, &device.take_in(other).unwrap()), [0; 1024]);
+            assert_eq!(read(device, &device.take_in(other).unwrap()), [0; 1024]);
         }
         drop(mine);
-        assert_eq!(read(&*device, &taken[1]), [23; 1024], "what is taken in is kept");
+        assert_eq!(read(device, &taken[1]), [23; 1024], "what is taken in is kept");
         assert!(device.home() == Home::Host || device.export(&taken[1]).is_err());
         drop(taken);
         let next = device.memory_of_host(4096, Sharing::Processes).unwrap();
-        assert_eq!(read(&*device, &device.take_in(&next).unwrap()), [0; 1024], "memory is zero when it is new");
+        assert_eq!(read(device, &device.take_in(&next).unwrap()), [0; 1024], "memory is zero when it is new");
         assert!(HostMemory.export(next.as_region()).is_ok());
     }
 }
@@ -129,11 +126,11 @@ fn an_owner_takes_its_memory_back_with_its_content() {
         let mine = device.allocate(4096, Sharing::Processes).unwrap();
         let generation = mine.keep().share_anew().unwrap();
         let theirs = device.import(device.export(&mine).unwrap(), 4096).unwrap();
-        write(&*device, &mine, 5);
+        write(device, &mine, 5);
         assert!(mine.keep().lend(generation));
         mine.keep().detach().unwrap();
-        write(&*device, &theirs, 6);
-        assert_eq!(read(&*device, &mine), [5; 1024]);
+        write(device, &theirs, 6);
+        assert_eq!(read(device, &mine), [5; 1024]);
         assert!(!mine.keep().take_back(generation) && mine.keep().is_detached());
         assert!(mine.keep().share_anew().unwrap() != generation && !mine.keep().is_detached());
     }
@@ -165,7 +162,7 @@ fn a_queue_folds_and_keeps_its_order_and_that_of_events() {
         // SAFETY: each region has 1024 elements, and lives until the event is done.
         unsafe { two.fold(&kernel, &pass).unwrap() };
         finish(&*two.record().unwrap());
-        assert_eq!(read(&*device, &regions[2]), [42; 1024]);
+        assert_eq!(read(device, &regions[2]), [42; 1024]);
     }
 }
 
@@ -182,6 +179,6 @@ fn places_that_a_queue_cannot_reach_are_refused() {
         let error = unsafe { queue.copy(host(&mut [0; 5]), host(&mut values)) }.unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument);
     }
-    let error = crate::device::of(far.home()).unwrap_err();
+    let error = device::of(far.home()).unwrap_err();
     assert!(error.to_string().contains("the memory of device 1008"), "{error}");
 }

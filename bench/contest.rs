@@ -8,11 +8,10 @@
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
 #![expect(clippy::disallowed_methods, reason = "the rules on the clock and on sleeping are the library's")]
 
-#[path = "../collective.rs"]
 mod collective;
-#[path = "rsccl/memory.rs"]
+#[path = "contest/memory.rs"]
 mod memory;
-#[path = "rsccl/usage.rs"]
+#[path = "contest/usage.rs"]
 mod usage;
 
 use std::collections::BTreeMap;

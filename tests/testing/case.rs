@@ -9,26 +9,25 @@ use crate::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, 
 
 /// The kind of memory that buffers are of.
 #[derive(Debug, Clone)]
-pub(crate) enum Placed {
+pub enum Placed {
     /// The host's.
     Slices,
     /// A device's; calls are put into this stream.
-    #[allow(dead_code, reason = "tests of processes have no device")]
     Device(DeviceStream),
 }
 
 /// One call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Case {
-    pub(crate) program: Program,
-    pub(crate) data_type: DataType,
-    pub(crate) op: Option<Op>,
-    pub(crate) root: u32,
+pub struct Case {
+    pub program: Program,
+    pub data_type: DataType,
+    pub op: Option<Op>,
+    pub root: u32,
     /// As `Shape::new` counts them.
-    pub(crate) elements: usize,
-    pub(crate) placement: Placement,
+    pub elements: usize,
+    pub placement: Placement,
     /// Elements by which buffers miss their alignment.
-    pub(crate) skew: usize,
+    pub skew: usize,
 }
 
 impl fmt::Display for Case {
@@ -41,7 +40,7 @@ impl fmt::Display for Case {
 
 impl Case {
     /// Runs the case as one rank. What is wrong, if anything is.
-    pub(crate) fn run(&self, comm: &Communicator, kind: &Placed, seed: u64) -> Result<Option<String>> {
+    pub fn run(&self, comm: &Communicator, kind: &Placed, seed: u64) -> Result<Option<String>> {
         with_type!(self.data_type, T => self.run_typed::<T>(comm, kind, seed), else {
             Err(Error::invalid_argument("a type that this test does not know"))
         })
@@ -86,8 +85,7 @@ impl Case {
 }
 
 /// Every program on its types and operators, at each size, in each placement, with the first and the last rank as root.
-#[allow(dead_code, reason = "other tests have cases of their own")]
-pub(crate) fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
+pub fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for program in Program::ALL.iter().copied() {
         let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };

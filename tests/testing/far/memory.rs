@@ -9,7 +9,7 @@ use rsccl::internals::device::{Generation, Home, HostRegion, Keep, Region};
 use rsccl::{Error, Result};
 
 /// What stands behind the addresses of devices.
-pub(crate) struct Memory {
+pub(super) struct Memory {
     next: u64,
     blocks: BTreeMap<u64, (HostRegion, Home)>,
 }
@@ -33,7 +33,7 @@ impl Memory {
     }
 
     /// Memory of `home` with `behind` behind it.
-    pub(crate) fn map(behind: HostRegion, home: Home) -> Region {
+    pub(super) fn map(behind: HostRegion, home: Home) -> Region {
         let mut memory = Memory::lock();
         let (address, bytes) = (memory.next, behind.bytes());
         memory.next += (bytes as u64).next_multiple_of(GAP) + GAP;
@@ -45,24 +45,24 @@ impl Memory {
     }
 
     /// What stands behind a region of `home`.
-    pub(crate) fn behind(region: &Region, home: Home) -> Result<Region> {
+    pub(super) fn behind(region: &Region, home: Home) -> Result<Region> {
         let found = Memory::lock().blocks.get(&(region.base().addr().get() as u64)).cloned();
         let found = found.filter(|_| region.home() == home).map(|(behind, _)| behind.as_region().clone());
         found.ok_or_else(|| Error::internal("not to be shared"))
     }
 
     /// Where `address` lives.
-    pub(crate) fn home(address: u64) -> Option<Home> {
+    pub(super) fn home(address: u64) -> Option<Home> {
         Memory::lock().find(address, 1).map(|(_, home)| home)
     }
 
     /// Allocations that live in `home`.
-    pub(crate) fn count(home: Home) -> usize {
+    pub(super) fn count(home: Home) -> usize {
         Memory::lock().blocks.values().filter(|(_, found)| *found == home).count()
     }
 
     /// What stands behind `bytes` at `address`, and where they live.
-    pub(crate) fn follow(address: u64, bytes: usize) -> std::result::Result<(*mut u8, Home), String> {
+    pub(super) fn follow(address: u64, bytes: usize) -> std::result::Result<(*mut u8, Home), String> {
         let found = Memory::lock().find(address, bytes);
         found.ok_or_else(|| format!("{bytes} bytes at {address:#x} are not allocated"))
     }

@@ -18,14 +18,14 @@ static CAPTURES: Mutex<BTreeMap<u32, HashMap<u64, Captured>>> = Mutex::new(BTree
 
 /// The captured work of one queue.
 #[derive(Debug)]
-pub(crate) struct Captured {
+pub(super) struct Captured {
     work: Vec<Work>,
     queue: Sender<Command>,
 }
 
 /// A queue of a device.
 #[derive(Debug)]
-pub(crate) struct FarQueue {
+pub(super) struct FarQueue {
     home: Home,
     number: u64,
     sender: Sender<Command>,
@@ -65,7 +65,7 @@ unsafe impl Send for Work {}
 
 /// A point in a queue.
 #[derive(Debug)]
-pub(crate) struct FarEvent {
+pub(super) struct FarEvent {
     /// How often its queue has reached this point.
     reached: Mutex<u64>,
     changed: Condvar,
@@ -88,7 +88,7 @@ fn key(home: Home) -> u32 {
 }
 
 impl FarQueue {
-    pub(crate) fn new(home: Home) -> FarQueue {
+    pub(super) fn new(home: Home) -> FarQueue {
         let (sender, receiver) = channel();
         let failure = Failure::default();
         let seen = Arc::clone(&failure);
@@ -191,30 +191,30 @@ impl Event for FarEvent {
 
 /// What the queues of a device have captured.
 #[derive(Debug)]
-pub(crate) struct FarGraph {
+pub struct FarGraph {
     queues: Vec<Captured>,
     runs: u64,
 }
 
 impl FarGraph {
     /// Begins to capture what is put into the queues of these devices.
-    pub(crate) fn begin(devices: Range<u32>) {
+    pub fn begin(devices: Range<u32>) {
         devices.for_each(|number| _ = lock(&CAPTURES).insert(number, HashMap::new()));
     }
 
     /// Whether something has been put into a queue of the device since.
-    pub(crate) fn has_captured(device: u32) -> bool {
+    pub fn has_captured(device: u32) -> bool {
         lock(&CAPTURES).get(&device).is_some_and(|queues| !queues.is_empty())
     }
 
     /// Ends it.
-    pub(crate) fn end(devices: Range<u32>) -> FarGraph {
+    pub fn end(devices: Range<u32>) -> FarGraph {
         let captured = devices.flat_map(|number| lock(&CAPTURES).remove(&number).expect("begun"));
         FarGraph { queues: captured.map(|(_, queue)| queue).collect(), runs: 0 }
     }
 
     /// Puts all of it into its queues once more.
-    pub(crate) fn launch(&mut self) {
+    pub fn launch(&mut self) {
         for Captured { work, queue } in &self.queues {
             work.iter().for_each(|work| queue.send((work.clone(), self.runs)).expect("the queue lives"));
         }

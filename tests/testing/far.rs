@@ -12,8 +12,7 @@ mod queue;
 use std::os::fd::OwnedFd;
 
 use memory::Memory;
-#[allow(unused_imports, reason = "other tests capture")]
-pub(crate) use queue::FarGraph;
+pub use queue::FarGraph;
 use queue::FarQueue;
 use rsccl::Result;
 use rsccl::internals::device::{
@@ -22,23 +21,23 @@ use rsccl::internals::device::{
 
 /// A device whose memory the host cannot touch. All devices of a process reach each other's memory.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub struct Far {
     number: u32,
 }
 
 impl Far {
     /// A device that is not added to the process's list: only its caller has it.
-    pub(crate) fn new(number: u32) -> Far {
+    pub fn new(number: u32) -> Far {
         Far { number }
     }
 
     /// Adds devices of these numbers to the process's list. If another test has added them before, those stay.
-    pub(crate) fn add(numbers: std::ops::Range<u32>) {
+    pub fn add(numbers: std::ops::Range<u32>) {
         numbers.for_each(|number| rsccl::internals::device::add(Box::leak(Box::new(Far::new(number)))));
     }
 
     /// Allocations that live on device `number`.
-    pub(crate) fn allocations(number: u32) -> usize {
+    pub fn allocations(number: u32) -> usize {
         Memory::count(Home::Device(DeviceId(number)))
     }
 

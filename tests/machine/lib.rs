@@ -1,24 +1,32 @@
-//! Starts tests of this program again, on a virtual machine of GPUs (`vcuda`).
+//! The machine that a test runs on: whether it has the GPUs that the test needs ([`gpus`]), virtual machines of GPUs (`vcuda`) on which a
+//! program of tests starts itself again ([`run`]), and bounded waits for what other processes do ([`until`]).
+//!
+//! Nothing here knows rsccl, so that its unit tests and those of its command can use it: of a crate that names the library they would
+//! have a second instance.
 
-pub(crate) mod gpus;
+pub mod gpus;
+mod waiting;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+pub use waiting::until;
+
 /// A run that came to an end.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub struct Run {
     /// Empty where the test hides some of its GPUs.
     machine: String,
-    pub(crate) succeeded: bool,
+    /// Whether its exit status says so.
+    pub succeeded: bool,
     /// Standard output and error.
-    pub(crate) output: String,
+    pub output: String,
 }
 
 /// Runs the tests of this program whose names have `filter` in them. With `--strict` among the `options`, what is left
 /// on a GPU is a failure.
-pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> Run {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/vcuda/run");
+pub fn run(machine: &str, options: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> Run {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../vcuda/run");
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", LONGEST_S, script]).args(options).args([machine, "--"]);
     command.arg(std::env::current_exe().expect("a program")).args(arguments).arg("--nocapture");
@@ -33,17 +41,17 @@ pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environme
 }
 
 /// The host of the machine that this process is on; `None` outside of machines.
-pub(crate) fn host() -> Option<u32> {
+pub fn host() -> Option<u32> {
     variable("VCUDA_HOST")?.parse().ok()
 }
 
 /// Whether the caller says that there is a real GPU, and that tests which need one GPU are to run on it.
-pub(crate) fn is_real() -> bool {
+pub fn is_real() -> bool {
     variable("RSCCL_TEST_REAL_GPU").is_some_and(|value| value == "1")
 }
 
 /// The variables of a process on another host of the machine, whose ranks say so; `None` where it has one host.
-pub(crate) fn of_host(number: u32) -> Option<Vec<(String, String)>> {
+pub fn of_host(number: u32) -> Option<Vec<(String, String)>> {
     let own = PathBuf::from(variable("VCUDA_STATE")?);
     let state = own.with_file_name(format!("host{number}"));
     let told = |path: &Path| path.to_string_lossy().into_owned();
@@ -63,7 +71,7 @@ fn variable(name: &str) -> Option<String> {
 
 impl Run {
     /// Expects that some tests ran, that all passed, and that each has seen the GPUs of the machine.
-    pub(crate) fn must_pass(&self, what: &str) {
+    pub fn must_pass(&self, what: &str) {
         let seen = gpus::all_have_seen(&self.machine, &self.output);
         assert!(self.succeeded && seen.is_ok(), "{what}: {seen:?}\n{}", self.output);
     }

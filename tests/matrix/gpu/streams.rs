@@ -1,8 +1,5 @@
 //! Calls on streams that a program has made: cudarc's, and handles of the driver.
 
-#[path = "../faults/own_memory.rs"]
-pub(crate) mod own_memory;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -16,8 +13,8 @@ use rsccl::types::{Collective, DataType, Scalar};
 use rsccl::{Communicator, Config, Progress, ReduceOp, Result, local};
 
 use crate::TIMEOUT;
-use crate::machine::gpus::enough;
-use own_memory::OwnMemory;
+use machine::gpus::enough;
+use testing::own_memory::OwnMemory;
 
 /// cudarc's context of GPU 0, if there is a GPU.
 fn context() -> Option<Arc<CudaContext>> {
@@ -354,7 +351,7 @@ fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
     if enough(2, cuda::gpus()).is_none() {
         return;
     }
-    let rounds = crate::random::how_many("RSCCL_TEST_ROUNDS", 10, 10);
+    let rounds = testing::random::how_many("RSCCL_TEST_ROUNDS", 10, 10);
     let meeting = Barrier::new(2);
     let ended = local::run_with(2, &config(), |comm| {
         let (rank, other) = (comm.rank(), 1 - comm.rank());

@@ -15,19 +15,16 @@ use rsccl::internals::sys::clock;
 use rsccl::internals::sys::process::{Exit, Group, Signal};
 use tempfile::TempDir;
 
-#[path = "../waiting/mod.rs"]
-mod waiting;
-
-pub(crate) use waiting::until;
+pub use machine::until;
 
 /// The variable that says what a rank does.
-pub(crate) const TOLD: &str = "MPI_TEST_TOLD";
+pub const TOLD: &str = "MPI_TEST_TOLD";
 /// The variable that names the job's folder; it is also how a job's processes are known.
-pub(crate) const FOLDER: &str = "MPI_TEST_FOLDER";
+pub const FOLDER: &str = "MPI_TEST_FOLDER";
 
 /// What the options of a launcher look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub enum Family {
     /// Open MPI 4: ORTE.
     Orte,
     /// Open MPI 5: PRRTE.
@@ -38,16 +35,16 @@ pub(crate) enum Family {
 
 /// An `mpirun`.
 #[derive(Debug, Clone)]
-pub(crate) struct Launcher {
-    pub(crate) program: PathBuf,
-    pub(crate) family: Family,
+pub struct Launcher {
+    pub program: PathBuf,
+    pub family: Family,
     /// What it calls itself.
-    pub(crate) version: String,
+    pub version: String,
 }
 
 impl Launcher {
     /// The one that belongs to the MPI that this program was built with; `None`, and a word why, where there is none.
-    pub(crate) fn matching() -> Option<Launcher> {
+    pub fn matching() -> Option<Launcher> {
         let compiler = option_env!("MPICC").unwrap_or("mpicc");
         let name = compiler.rsplit('/').next().unwrap_or(compiler).replace("mpicc", "mpirun");
         let found = match compiler.rsplit_once('/') {
@@ -62,7 +59,7 @@ impl Launcher {
     }
 
     /// All of this machine, each once; says so where there is none.
-    pub(crate) fn all() -> Vec<Launcher> {
+    pub fn all() -> Vec<Launcher> {
         let mut all: Vec<Launcher> = Vec::new();
         for name in ["mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra"] {
             all.extend(in_path(name).and_then(Launcher::ask));
@@ -93,7 +90,7 @@ impl Launcher {
 }
 
 /// Says on the real standard error, past the capture of a test's output, what a test cannot do here.
-pub(crate) fn skip(why: &str) {
+pub fn skip(why: &str) {
     let mut errors = std::io::stderr();
     writeln!(errors, "skipped: {why}").unwrap();
 }
@@ -118,7 +115,7 @@ struct Part {
 }
 
 /// A job before it runs.
-pub(crate) struct Plan {
+pub struct Plan {
     launcher: Launcher,
     told: String,
     options: Vec<String>,
@@ -130,12 +127,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// A job of `ranks` ranks that do what `told` says.
-    pub(crate) fn new(launcher: &Launcher, told: &str, ranks: usize) -> Plan {
+    pub fn new(launcher: &Launcher, told: &str, ranks: usize) -> Plan {
         Plan::of_parts(launcher, told, &[(ranks, &[])])
     }
 
     /// The same, where some ranks have variables of their own.
-    pub(crate) fn of_parts(launcher: &Launcher, told: &str, parts: &[(usize, &[(&str, &str)])]) -> Plan {
+    pub fn of_parts(launcher: &Launcher, told: &str, parts: &[(usize, &[(&str, &str)])]) -> Plan {
         let part = |(ranks, variables): &(usize, &[(&str, &str)])| Part { ranks: *ranks, variables: owned(variables) };
         Plan {
             launcher: launcher.clone(),
@@ -149,35 +146,35 @@ impl Plan {
     }
 
     /// Variables of all ranks; a later one wins over an earlier one of the same name.
-    pub(crate) fn with(mut self, variables: &[(&str, &str)]) -> Plan {
+    pub fn with(mut self, variables: &[(&str, &str)]) -> Plan {
         self.variables.extend(owned(variables));
         self
     }
 
     /// Options of the launcher.
-    pub(crate) fn options<T: AsRef<str>>(mut self, options: &[T]) -> Plan {
+    pub fn options<T: AsRef<str>>(mut self, options: &[T]) -> Plan {
         self.options.extend(options.iter().map(|option| option.as_ref().to_owned()));
         self
     }
 
     /// Words before the launcher's own.
-    pub(crate) fn prefix(mut self, words: Vec<String>) -> Plan {
+    pub fn prefix(mut self, words: Vec<String>) -> Plan {
         self.prefix = words;
         self
     }
 
     /// The folder in which the job may keep files.
-    pub(crate) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
     /// Runs it to its end.
-    pub(crate) fn run(self) -> Outcome {
+    pub fn run(self) -> Outcome {
         self.start().finish()
     }
 
     /// Starts it.
-    pub(crate) fn start(self) -> Job {
+    pub fn start(self) -> Job {
         let mut words = if self.prefix.is_empty() { own_shared_memory() } else { self.prefix.clone() };
         words.push(self.launcher.program.to_str().expect("a path of text").to_owned());
         words.extend(self.options.clone());
@@ -249,7 +246,7 @@ fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 /// A job that runs.
-pub(crate) struct Job {
+pub struct Job {
     group: Option<Group>,
     folder: TempDir,
     ranks: usize,
@@ -259,7 +256,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Waits for its end. Nothing of it is left then.
-    pub(crate) fn finish(mut self) -> Outcome {
+    pub fn finish(mut self) -> Outcome {
         let mut exit = None;
         let group = self.group.as_mut().expect("it runs");
         let ended = until(LIMIT, || {
@@ -275,7 +272,7 @@ impl Job {
     }
 
     /// Ends it here and now. Nothing of it is left then.
-    pub(crate) fn stop(mut self) {
+    pub fn stop(mut self) {
         self.end();
         assert!(self.processes().is_empty(), "processes {:?} outlive the job: {}", self.processes(), self.report());
     }
@@ -295,17 +292,17 @@ impl Job {
     }
 
     /// Waits until the rank has said a line that begins with `start`.
-    pub(crate) fn await_line(&self, rank: usize, start: &str) {
+    pub fn await_line(&self, rank: usize, start: &str) {
         let told = until(LIMIT, || self.said(rank).iter().any(|line| line.starts_with(start)));
         assert!(told, "rank {rank} does not say {start:?}: {}", self.report());
     }
 
-    pub(crate) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
     /// What a rank has said so far, by line.
-    pub(crate) fn said(&self, rank: usize) -> Vec<String> {
+    pub fn said(&self, rank: usize) -> Vec<String> {
         let text = self.read(&format!("rank-{rank}"));
         // A line without its end is still being written.
         text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect()
@@ -316,7 +313,7 @@ impl Job {
     }
 
     /// All that there is to see, for messages.
-    pub(crate) fn report(&self) -> String {
+    pub fn report(&self) -> String {
         let mut text = format!("{}\n", self.words);
         for rank in 0..self.ranks {
             writeln!(text, "-- rank {rank}\n{}", self.read(&format!("rank-{rank}"))).unwrap();
@@ -349,18 +346,18 @@ impl Drop for Job {
 
 /// What came of a job.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) exit: Exit,
-    pub(crate) elapsed: Duration,
+pub struct Outcome {
+    pub exit: Exit,
+    pub elapsed: Duration,
     /// What each rank has said, by line.
-    pub(crate) said: Vec<Vec<String>>,
+    pub said: Vec<Vec<String>>,
     /// All that there is to see, for messages.
-    pub(crate) report: String,
+    pub report: String,
 }
 
 impl Outcome {
     /// It ended well, and every rank has said `line`.
-    pub(crate) fn must_say(&self, line: &str) {
+    pub fn must_say(&self, line: &str) {
         assert_eq!(self.exit, Exit::Code(0), "{}", self.report);
         for (rank, said) in self.said.iter().enumerate() {
             assert!(said.iter().any(|its| its == line), "rank {rank} has not said {line:?}: {}", self.report);
@@ -368,7 +365,7 @@ impl Outcome {
     }
 
     /// The one line of `rank` that begins with `start`, without it.
-    pub(crate) fn line(&self, rank: usize, start: &str) -> &str {
+    pub fn line(&self, rank: usize, start: &str) -> &str {
         let mut lines = self.said[rank].iter().filter_map(|line| line.strip_prefix(start));
         match (lines.next(), lines.next()) {
             (Some(line), None) => line,
@@ -380,8 +377,8 @@ impl Outcome {
 }
 
 /// The bound of a job: far above what any here takes, below the library's own deadlines.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 /// How long a job's processes may take to end after its launcher has, or a thread after it has been joined.
-pub(crate) const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
+pub const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a launcher that was asked to end has for it.
 const FAREWELL: Duration = Duration::from_secs(3);

@@ -17,17 +17,17 @@ use crate::verify::{Op, Placement, Program, Shape};
 
 /// A program, and how it is judged.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Script {
-    pub(crate) seed: u64,
-    pub(crate) steps: u64,
+pub struct Script {
+    pub seed: u64,
+    pub steps: u64,
     /// Whether a wrong result is a failure. It is not when another thread writes into memory that the ranks share.
-    pub(crate) strict: bool,
+    pub strict: bool,
     /// Called now and then, to say that the program goes on.
-    pub(crate) tell: fn(),
+    pub tell: fn(),
 }
 
 /// Settings that make paths and sizes differ, the same on all ranks.
-pub(crate) fn variables(seed: u64) -> [(&'static str, &'static str); 4] {
+pub fn variables(seed: u64) -> [(&'static str, &'static str); 4] {
     let mut luck = Luck::new(&[seed, 77]);
     [
         ("RSCCL_SCRATCH_BYTES", *luck.pick(&["65536", "262144", "4194304"])),
@@ -38,13 +38,13 @@ pub(crate) fn variables(seed: u64) -> [(&'static str, &'static str); 4] {
 }
 
 /// `config` with [`variables`].
-pub(crate) fn settings(config: Config, seed: u64) -> Result<Config> {
+pub fn settings(config: Config, seed: u64) -> Result<Config> {
     variables(seed).iter().try_fold(config, |config, (name, value)| config.with_variable(name, value))
 }
 
 /// The seed of the variable, a new one if the variable is `any`, or the usual one, so that all runs of the tests are
 /// equal.
-pub(crate) fn seed() -> u64 {
+pub fn seed() -> u64 {
     match text("RSCCL_TEST_SEED").as_deref() {
         Some("any") => new_seed(),
         Some(seed) => seed.parse().expect("RSCCL_TEST_SEED is a number, or any"),
@@ -54,8 +54,7 @@ pub(crate) fn seed() -> u64 {
 
 /// The seed of the variable, or a new one in each run, which is printed past the capture of the output of `test`: for tests
 /// that draw a sample of what they could try.
-#[allow(dead_code, reason = "only some draw a sample")]
-pub(crate) fn changing_seed(test: &str) -> u64 {
+pub fn changing_seed(test: &str) -> u64 {
     let seed = if text("RSCCL_TEST_SEED").is_some() { seed() } else { new_seed() };
     let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --test {test}\n");
     std::io::stderr().write_all(again.as_bytes()).expect("standard error can be written");
@@ -67,13 +66,12 @@ fn new_seed() -> u64 {
 }
 
 /// The steps of a program that were asked for, or a few.
-pub(crate) fn steps() -> u64 {
+pub fn steps() -> u64 {
     text("RSCCL_RANDOM_STEPS").and_then(|text| text.parse().ok()).unwrap_or(USUAL_STEPS)
 }
 
 /// How many of `all` shall be tried: the number in the variable, or all of them if it says so, or `usual`.
-#[allow(dead_code, reason = "only some take such a number")]
-pub(crate) fn how_many(variable: &str, usual: usize, all: usize) -> usize {
+pub fn how_many(variable: &str, usual: usize, all: usize) -> usize {
     match text(variable).as_deref() {
         Some("all") => all,
         Some(number) => number.parse().unwrap_or_else(|_| panic!("{variable} is a number, or all")),
@@ -87,7 +85,7 @@ fn text(name: &str) -> Option<String> {
 }
 
 /// Runs the program as one rank, and what is left of the world at its end. What is wrong, if anything is.
-pub(crate) fn run(comm: Communicator, script: Script) -> std::result::Result<(), String> {
+pub fn run(comm: Communicator, script: Script) -> std::result::Result<(), String> {
     let Script { seed, steps, .. } = script;
     let mut luck = Luck::new(&[seed, 99]);
     let (victim, fall) = (luck.rank(&comm), luck.below(3));
@@ -482,24 +480,25 @@ impl Exchange {
 
 /// Numbers that follow from others.
 #[derive(Debug)]
-pub(crate) struct Luck(u64);
+pub struct Luck(u64);
 
 impl Luck {
-    pub(crate) fn new(of: &[u64]) -> Luck {
+    pub fn new(of: &[u64]) -> Luck {
         Luck(of.iter().fold(0, |state, number| mix(state ^ mix(*number))))
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    #[expect(clippy::should_implement_trait, reason = "it never ends, and nobody iterates")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0)
     }
 
     /// A number below `bound`, which is at least 1.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    pub(crate) fn small(&mut self, bound: usize) -> usize {
+    pub fn small(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).expect("below an index")
     }
 
@@ -507,11 +506,11 @@ impl Luck {
         u32::try_from(self.below(u64::from(comm.size()))).expect("a rank")
     }
 
-    pub(crate) fn one_in(&mut self, bound: u64) -> bool {
+    pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 
-    pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.small(of.len())]
     }
 

@@ -14,7 +14,7 @@ use rsccl::types::{Collective, DataType};
 use rsccl::{Communicator, Config, Error, ReduceOp, Result, group, local};
 
 use crate::TIMEOUT;
-use crate::machine::gpus::enough;
+use machine::gpus::enough;
 
 fn config() -> Config {
     Config::default().with_timeout(TIMEOUT)

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 
 /// An allocation, and part of which it is.
-pub(crate) struct OwnMemory {
+pub struct OwnMemory {
     kind: Kind,
     /// Where it may be used from.
-    pub(crate) address: u64,
+    pub address: u64,
     base: u64,
     _context: Arc<CudaContext>,
 }
@@ -36,7 +36,7 @@ impl OwnMemory {
     /// | `parts` | the same, with two allocations one behind the other |
     /// | `many` | the same, with allocations of one granule each |
     /// | `closed` | `cuMemCreate` for no descriptor |
-    pub(crate) fn new(gpu: usize, name: &str, bytes: usize) -> OwnMemory {
+    pub fn new(gpu: usize, name: &str, bytes: usize) -> OwnMemory {
         let context = CudaContext::new(gpu).expect("the primary context");
         context.bind_to_thread().expect("it becomes current");
         let whole = bytes + ASIDE;
