@@ -87,7 +87,7 @@ impl Engine {
                 call.collective,
                 Collective::Scan | Collective::Exscan | Collective::GatherV | Collective::ScatterV
             );
-        let choice = if own_words { None } else { self.chooser.direct(call)? };
+        let choice = if own_words { None } else { self.side_mut()?.chooser.direct(call)? };
         let Some(choice) = choice else { return Ok(false) };
         let stages = Stages::new(call, world, device_sharing::stage_bytes(self.session.settings.sizes.scratch_bytes));
         for piece in 0..stages.pieces() {
@@ -144,9 +144,9 @@ impl Engine {
 
     /// The records of a rank's program for a piece, with its input and output at these places.
     fn lowered_piece(&mut self, staged: &CallPiece<'_>, rank: Rank, places: [u64; 2]) -> Result<Lowered> {
-        let home = self.side_mut()?.home;
+        let side = self.side_mut()?;
+        let (home, chooser) = (side.home, &mut side.chooser);
         let CallPiece { stages, piece, choice, windows, .. } = *staged;
-        let chooser = &mut self.chooser;
         let plan = |call: &Call<'_>| chooser.led_program(rank, call, (choice, windows));
         let program = stages.planned((rank, piece), (places, home), plan)?;
         let lowered = program.lowered();

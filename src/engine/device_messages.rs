@@ -128,7 +128,7 @@ impl Engine {
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
-        let ways = self.ways_of(messages, launched);
+        let ways = self.ways_of(messages, launched)?;
         let lowered = lower::messages(messages, &ways, me, (channel, u64::from(shape.slot_bytes)));
         let queues = self.open_queues(&lowered.steps.ends, launched, background)?;
         let side = self.side_mut()?;
@@ -141,11 +141,12 @@ impl Engine {
     }
 
     /// By what the messages of a launch travel; logs it.
-    fn ways_of(&self, messages: &[Message<'_>], launched: &Launched) -> Vec<MessageWay> {
+    fn ways_of(&self, messages: &[Message<'_>], launched: &Launched) -> Result<Vec<MessageWay>> {
+        let chooser = &self.side()?.chooser;
         let (me, hears) = (self.session.world.rank, log::hears_calls());
         let collective = launched.collective();
         let way_of = |message: &Message<'_>| {
-            let way = self.chooser.message_way(message, collective);
+            let way = chooser.message_way(message, collective);
             if hears && message.peer() != me {
                 let bytes = message.count() * u64::from(message.data_type().size());
                 let (peer, protocol) = (Some((message.sends(), message.peer())), way.protocol);
@@ -153,6 +154,6 @@ impl Engine {
             }
             way
         };
-        messages.iter().map(way_of).collect()
+        Ok(messages.iter().map(way_of).collect())
     }
 }

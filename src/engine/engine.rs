@@ -6,7 +6,8 @@ use crate::bootstrap::BackgroundWork;
 use crate::device::Home;
 use crate::engine::call_log;
 use crate::engine::call_mover::{Awaited, CallMover};
-use crate::engine::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
+use crate::engine::choose::{Chosen, Grounds, PlanPath, Question, SMALL_SCRATCH};
+use crate::engine::host_chooser::{HostChooser, Path};
 use crate::engine::on_device::DeviceSide;
 use crate::error::{Error, Result};
 use crate::exec::composed;
@@ -40,7 +41,7 @@ pub(crate) struct Engine {
     pub(super) mover: CallMover,
     /// The mapped memory of my host, once opened.
     pub(super) windows: Option<Arc<HostWindows>>,
-    pub(super) chooser: Chooser,
+    pub(super) chooser: HostChooser,
     last_call: LastCall,
     flat: Flat,
     mapped_runs: MappedRuns,
@@ -66,7 +67,7 @@ impl Engine {
         let mut session = session;
         session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
-        let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
+        let chooser = HostChooser::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
         let last_call = LastCall::new(settings.reproducible);
@@ -144,9 +145,9 @@ impl Engine {
         if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
-        match self.device_side {
+        match &self.device_side {
             None => self.chooser.chosen(asked).map(Some),
-            Some(_) => self.chooser.chosen_on_device(asked).map(Some),
+            Some(side) => side.chooser.chosen(asked).map(Some),
         }
     }
 
@@ -163,8 +164,8 @@ impl Engine {
         }
         match self.chooser.path(Question::of(call))? {
             Path::Flat => self.run_flat(begun, background),
-            Path::Windows(choice) => self.run_windows(begun, choice, background),
-            Path::Slots(choice) => {
+            Path::Plan(PlanPath::Windows(choice)) => self.run_windows(begun, choice, background),
+            Path::Plan(PlanPath::Slots(choice)) => {
                 let program = self.chooser.program(call, choice, Windows::None)?;
                 self.run_plan(begun, &program, None, background)
             }
@@ -552,7 +553,7 @@ impl Engine {
 
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
     pub(crate) fn connect_early(&mut self, limit: TimeLimit) -> Result<()> {
-        if self.chooser.maps_peers() {
+        if self.chooser.grounds().maps_peers() {
             let session = Arc::clone(&self.session);
             let wait = limit.wait(&session.abort).with_progress(self.mover.progress.clone());
             let watch = FailureWatch::new(&session, WaitingFor::Anything).with_limit(limit);
@@ -620,7 +621,7 @@ impl Engine {
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
     /// it does nothing.
     pub(crate) fn register(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
-        if !self.chooser.reaches_buffers() {
+        if !self.chooser.grounds().reaches_buffers() {
             return Ok(());
         }
         // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.
@@ -722,7 +723,7 @@ impl Engine {
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn plan_and_traffic(&mut self, call: &Call<'_>) -> Result<(crate::plan::Plan, Vec<SentTo>)> {
-        let Path::Slots(choice) = self.chooser.path(Question::of(call))? else {
+        let Path::Plan(PlanPath::Slots(choice)) = self.chooser.path(Question::of(call))? else {
             return Err(Error::internal("a call that takes no slots"));
         };
         let program = self.chooser.program(call, choice, Windows::None)?;

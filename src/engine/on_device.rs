@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::engine::call_log::{self, LineOfWay};
 use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Question, SMALL_SCRATCH};
+use crate::engine::device_chooser::DeviceChooser;
 use crate::engine::device_windows::{DeviceWindows, Placed};
 use crate::engine::monitor::Monitor;
 use crate::error::{Error, Kind, Result};
@@ -49,6 +50,7 @@ pub(crate) struct DeviceSide {
     /// The stream for calls that return when they are done (`Order::Caller`).
     own_stream: DeviceStream,
     pub(super) meeting: Meeting,
+    pub(super) chooser: DeviceChooser,
     cohort: Arc<Cohort>,
     pub(super) peers: Arc<[PeerMemory]>,
     addresses: Addresses,
@@ -115,7 +117,7 @@ impl DeviceSide {
     /// This rank's side. All ranks of the process must have allocated their memory.
     fn new(
         session: &Session,
-        (meeting, staging): (Meeting, StagingLayout),
+        (meeting, chooser, staging): (Meeting, DeviceChooser, StagingLayout),
         brought: Brought,
         (home, status): (Home, StatusPage),
     ) -> Result<DeviceSide> {
@@ -132,6 +134,7 @@ impl DeviceSide {
             addresses,
             staging,
             meeting,
+            chooser,
             kept: brought.sides.into_values().chain(brought.stages.into_values()).chain(brought.pages).collect(),
             status,
             queues: HashMap::new(),
@@ -228,7 +231,7 @@ impl Engine {
             return self.launch_messages(messages, operation, (order, background));
         }
         if log::hears_calls() {
-            call_log::of_choice(&self.session, call, |asked| self.chooser.chosen_on_device(asked));
+            call_log::of_choice(&self.session, call, |asked| self.side()?.chooser.chosen(asked));
         }
         if self.launch_across(begun, (order, &mut *background))? {
             return Ok(());
@@ -295,8 +298,9 @@ impl Engine {
             let (sizes, exclusive) = (&self.session.settings.sizes, call.collective == Collective::Exscan);
             let size = u64::from(call.data_type.size());
             let count = Elements(call.count.of(world.rank));
-            let protocol = self.chooser.scan_protocol(Question::of(call))?;
-            let room = Elements(self.chooser.slot_bytes(protocol).min(own_scratch_bytes(*sizes) as u64) / size);
+            let chooser = &self.side()?.chooser;
+            let protocol = chooser.scan_protocol(Question::of(call))?;
+            let room = Elements(chooser.slot_bytes(protocol).min(own_scratch_bytes(*sizes) as u64) / size);
             if log::hears_calls() {
                 let line = LineOfWay { collective: call.collective, bytes: count.0 * size, peer: None, protocol };
                 log::detail!(Tuning @ world.rank, "{line}");
@@ -312,14 +316,15 @@ impl Engine {
             return Ok(Some((self.side_mut()?.lowered_from(from, lower), Windows::None)));
         }
         if in_windows {
-            let program = self.chooser.device_program(call, Windows::Symmetric)?;
+            let program = self.side_mut()?.chooser.program(call, Windows::Symmetric)?;
             if let entered @ 1.. = program.entered().len() {
                 log::detail!(Tuning @ world.rank, "{}: works in the windows of {entered} peers", call.collective);
             }
             return Ok(Some((program.in_windows(), program.plan().spec.windows)));
         }
-        let windows = if self.side_mut()?.meeting.works_in_place() { Windows::User } else { Windows::Scratch };
-        let program = self.chooser.device_program(call, windows)?;
+        let side = self.side_mut()?;
+        let windows = if side.meeting.works_in_place() { Windows::User } else { Windows::Scratch };
+        let program = side.chooser.program(call, windows)?;
         Ok(Some((program.lowered(), program.plan().spec.windows)))
     }
 
@@ -490,19 +495,16 @@ impl Engine {
         let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
         let meeting = Meeting::new(&self.session, home, self.memory_topology(), &wait)?;
-        if let Some(found) =
-            channel_search::find(&self.session, (self.hosts(), self.chooser.layout()), meeting.devices(), &wait)?
-        {
-            self.chooser.set_channels(found)?;
-        }
-        self.chooser.set_partly_staged(meeting.is_partly_staged());
-        self.chooser.set_line_ways(line_ways::agree(&self.session, &meeting, home, &wait)?);
+        let order = (self.hosts(), self.chooser.layout());
+        let found = channel_search::find(&self.session, order, meeting.devices(), &wait)?;
+        let line_ways = line_ways::agree(&self.session, &meeting, home, &wait)?;
+        let chooser = DeviceChooser::new(self.chooser.grounds(), found, meeting.is_partly_staged(), line_ways)?;
         let staging = StagingLayout {
             staged: Arc::clone(meeting.staged()),
             side: meeting.layout(),
             scratch_bytes: sizes.scratch_bytes,
             shape: sizes.shape,
-            channels: self.chooser.device_channels(),
+            channels: chooser.channels(),
             led: meeting.is_led(),
         };
         let mut brought = meeting.allocate(home, &staging, self.session.settings.device_sharing)?;
@@ -515,7 +517,7 @@ impl Engine {
             meeting.status_page(&self.session, (home, ready), &wait)?
         };
         let has_wires = self.session.world.ranks().any(|rank| meeting.is_wired(rank));
-        let mut side = Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?);
+        let mut side = Box::new(DeviceSide::new(&self.session, (meeting, chooser, staging), brought, (home, status))?);
         if has_wires {
             side.far.prepare(home)?;
         }
@@ -580,6 +582,10 @@ impl Engine {
         });
         self.session.leave();
         ended
+    }
+
+    pub(super) fn side(&self) -> Result<&DeviceSide> {
+        self.device_side.as_deref().ok_or_else(|| Error::internal("no side on a device"))
     }
 
     pub(super) fn side_mut(&mut self) -> Result<&mut DeviceSide> {

@@ -14,7 +14,7 @@ use crate::types::Rank;
 impl Engine {
     /// Takes a buffer back from the other ranks. Collective, as `register`; it waits for all ranks.
     pub(crate) fn deregister(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
-        if !self.chooser.reaches_buffers() {
+        if !self.chooser.grounds().reaches_buffers() {
             return Ok(());
         }
         let met = self.meet("deregister", background)?;
