@@ -4,6 +4,7 @@
 //! of devices is reached (`reach`). No user holds it: `comm` does.
 
 mod across;
+mod beginning;
 pub mod call_log;
 mod call_mover;
 pub mod choose;
@@ -12,7 +13,9 @@ mod device_chooser;
 mod device_messages;
 pub mod device_windows;
 mod engine;
+mod given;
 mod host_chooser;
+mod host_side;
 mod monitor;
 mod on_device;
 mod programs;

@@ -57,7 +57,7 @@ impl Engine {
         let mine = if leads { Some(HostMemory.allocate_host(bytes, Sharing::Processes)?) } else { None };
         let owners: &[(Rank, usize)] = if leads { &[] } else { &[(rank(DeviceRanks::LEADER), bytes)] };
         let mut taken = Vec::new();
-        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+        self.given().set_up(WaitingFor::Anything, background, |fabric, setup| {
             taken = fabric.share_of_host(mine.as_ref(), (owners, &members), setup)?;
             Ok(())
         })?;

@@ -3,6 +3,7 @@
 use crate::device::Home;
 use crate::device::records::{self, LaunchPart, Reduction};
 use crate::engine::Engine;
+use crate::engine::beginning;
 use crate::engine::call_log::LineOfWay;
 use crate::engine::on_device::{Launched, Putting};
 use crate::error::{Error, Result};
@@ -72,7 +73,8 @@ impl Engine {
     ) -> Result<()> {
         let me = self.session.world.rank;
         exec::check_to_self(me, &messages)?;
-        let numbers: Vec<u64> = messages.iter().map(|message| self.number_message(message)).collect();
+        let numbers: Vec<u64> =
+            messages.iter().map(|message| beginning::number_message(&self.session, message)).collect();
         let awaited = |(message, number): (&Message<'_>, &u64)| {
             let (peer, sends) = (message.peer(), message.sends());
             let call = if sends { Collective::Send } else { Collective::Recv };

@@ -385,7 +385,7 @@ impl Engine {
             let wanted = wanted.collect::<std::result::Result<Vec<(usize, Rank, usize)>, _>>().map_err(too_long)?;
             let of: Vec<(Rank, usize)> = wanted.iter().map(|(_, rank, bytes)| (*rank, *bytes)).collect();
             let mut regions = Vec::new();
-            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+            self.given().set_up(WaitingFor::Anything, background, |fabric, setup| {
                 regions = fabric.share_window((mine.get(round), home), (&of, &takers), setup)?;
                 Ok(())
             })?;

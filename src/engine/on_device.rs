@@ -339,7 +339,8 @@ impl Engine {
         let missing = self.side_mut()?.missing_elsewhere(me, ends);
         if !missing.is_empty() {
             let open = || launched.messages();
-            self.set_up(launched.waiting_for(&open), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
+            self.given()
+                .set_up(launched.waiting_for(&open), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
         let (shape, session) = (self.session.settings.sizes.shape, Arc::clone(&self.session));
         let (side, CallMover { fabric, .. }) = self.device_and_mover()?;
@@ -492,13 +493,13 @@ impl Engine {
             return side.fault(&self.session).map(|()| home);
         }
         device::of(home)?;
-        let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
+        let wait = self.given().meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
-        let meeting = Meeting::new(&self.session, home, self.memory_topology(), &wait)?;
-        let order = (self.hosts(), self.chooser.layout());
+        let meeting = Meeting::new(&self.session, home, self.mover.fabric.topology(), &wait)?;
+        let order = (self.hosts(), self.host.chooser.layout());
         let found = channel_search::find(&self.session, order, meeting.devices(), &wait)?;
         let line_ways = line_ways::agree(&self.session, &meeting, home, &wait)?;
-        let chooser = DeviceChooser::new(self.chooser.grounds(), found, meeting.is_partly_staged(), line_ways)?;
+        let chooser = DeviceChooser::new(self.host.chooser.grounds(), found, meeting.is_partly_staged(), line_ways)?;
         let staging = StagingLayout {
             staged: Arc::clone(meeting.staged()),
             side: meeting.layout(),
@@ -559,7 +560,7 @@ impl Engine {
         let stages = owners(&staged, &|rank| staging.host_bytes(rank))?;
         let stage = meeting.stage();
         let mut taken = Vec::new();
-        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+        self.given().set_up(WaitingFor::Anything, background, |fabric, setup| {
             let regions = fabric.share_with_processes(&mine, (&sides, queues), setup)?;
             brought.sides.extend(reached.iter().copied().zip(regions));
             let regions = fabric.share_with_hosts(&mine, &far_sides, setup)?;
