@@ -87,6 +87,7 @@ impl Grounds {
     }
 
     /// Whether all ranks are on one host and map each other's memory.
+    #[inline]
     pub(super) fn maps_peers(&self) -> bool {
         self.one_host() && self.world.size > 1 && self.layout.size() <= MOST_MAPPED
     }
@@ -96,6 +97,7 @@ impl Grounds {
         self.maps_peers() && self.layout.size() <= MOST_DIRECT
     }
 
+    #[inline]
     pub(super) fn one_host(&self) -> bool {
         self.layout.hosts().len() == 1
     }
@@ -127,6 +129,7 @@ impl Grounds {
     }
 
     /// Bytes of a flat call at most. Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
+    #[inline]
     pub(super) fn most_flat_bytes(&self) -> usize {
         if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }
     }

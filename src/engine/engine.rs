@@ -1,15 +1,14 @@
-//! One rank's side of a communicator: chooses the path of each call and runs it.
+//! One rank's side of a communicator: begins each call, and gives it to the side whose memory it works in.
 
-use crate::device::Home;
-use crate::engine::beginning;
-use crate::engine::call_log;
+use crate::device::{Home, Region};
 use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Chosen, Grounds, Question};
+use crate::engine::device_entry::DeviceEntry;
+use crate::engine::device_windows::RegisteredWindow;
 use crate::engine::given::{Given, LONG_REQUEST_NAP, REQUEST_NAP};
 use crate::engine::host_chooser::HostChooser;
 use crate::engine::host_side::{self, HostSide};
-use crate::engine::on_device::DeviceSide;
-use crate::engine::registrations;
+use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
 use crate::exec::{
@@ -33,11 +32,12 @@ use crate::types::DataType;
 pub(crate) struct Engine {
     /// What this rank knows. Other threads may look at it while a call runs.
     pub(crate) session: Arc<Session>,
-    pub(super) mover: CallMover,
+    mover: CallMover,
     last_call: LastCall,
-    pub(super) host: HostSide,
+    /// What this rank has for calls on host memory.
+    host: HostSide,
     /// What this rank has on its device, since the first call there.
-    pub(super) device_side: Option<Box<DeviceSide>>,
+    device: DeviceEntry,
 }
 
 impl Engine {
@@ -47,7 +47,7 @@ impl Engine {
         let mut session = session;
         session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
-        let chooser = HostChooser::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
+        let grounds = Arc::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
         let last_call = LastCall::new(settings.reproducible);
@@ -55,8 +55,8 @@ impl Engine {
             session: Arc::new(session),
             mover: CallMover::new(fabric, patience, progress),
             last_call,
-            host: HostSide::new(chooser, flat),
-            device_side: None,
+            host: HostSide::new(HostChooser::new(&grounds), flat),
+            device: DeviceEntry::new(&grounds),
         }
     }
 
@@ -93,7 +93,7 @@ impl Engine {
         session.begin_call();
         let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
         call.buffers.check_order(order)?;
-        let windows = self.window_label(call)?;
+        let windows = self.device.side().map_or(Ok(0), |side| side.window_label(call, session.world))?;
         let operation = Operation {
             collective: call.collective,
             data_type: call.data_type,
@@ -121,7 +121,7 @@ impl Engine {
         if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
-        match &self.device_side {
+        match self.device.side() {
             None => self.host.chooser.chosen(asked).map(Some),
             Some(side) => side.chooser.chosen(asked).map(Some),
         }
@@ -135,8 +135,21 @@ impl Engine {
         self.host.collective(Given { session: &self.session, mover: &mut self.mover }, begun, background)
     }
 
-    /// What a side gets for a call.
-    pub(super) fn given(&mut self) -> Given<'_> {
+    #[cold]
+    fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        let (_, device, given) = self.parts();
+        let of = (begun.call.buffers.home(), begun.operation.sequence);
+        device_collectives::run(&mut device.enter(given, of, (order, background))?, begun)
+    }
+
+    /// The two sides, and what one of them gets for a call.
+    fn parts(&mut self) -> (&mut HostSide, &mut DeviceEntry, Given<'_>) {
+        let Engine { session, mover, host, device, .. } = self;
+        (host, device, Given { session, mover })
+    }
+
+    /// What a call gets that neither side runs.
+    fn given(&mut self) -> Given<'_> {
         Given { session: &self.session, mover: &mut self.mover }
     }
 
@@ -157,7 +170,7 @@ impl Engine {
             message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
-            return self.device_messages(messages, None, (order, &mut NoBackground));
+            return self.run_messages_on_device((messages, None), order);
         }
         let others = self.copy_to_self(messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
@@ -193,6 +206,17 @@ impl Engine {
         beginning::begin_message(&self.session, message)
     }
 
+    /// Messages of device memory, of an `all_to_all_v` or by themselves.
+    #[cold]
+    fn run_messages_on_device(
+        &mut self,
+        messages: (Vec<Message<'_>>, Option<Operation>),
+        order: Order<'_>,
+    ) -> Result<()> {
+        let (_, device, given) = self.parts();
+        device_messages::run(device, given, messages, (order, &mut NoBackground))
+    }
+
     /// `all_to_all_v`: every message of it belongs to one collective.
     pub(crate) fn exchange(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
         self.exchange_in(messages, Order::Caller)
@@ -206,12 +230,9 @@ impl Engine {
             message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
-            let operation = beginning::next_exchange(
-                &self.session,
-                messages.first().map_or(DataType::U8, Message::data_type),
-                true,
-            );
-            let result = self.device_messages(messages, Some(operation), (order, &mut NoBackground));
+            let data_type = messages.first().map_or(DataType::U8, Message::data_type);
+            let operation = beginning::next_exchange(&self.session, data_type, true);
+            let result = self.run_messages_on_device((messages, Some(operation)), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
         let (others, data_type) = self.open_exchange(messages)?;
@@ -298,15 +319,10 @@ impl Engine {
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
-    /// What this rank has on its device, and what moves data, which waits move on.
-    pub(super) fn device_and_mover(&mut self) -> Result<(&mut DeviceSide, &mut CallMover)> {
-        let side = self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))?;
-        Ok((side, &mut self.mover))
-    }
-
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
     pub(crate) fn connect_early(&mut self, limit: TimeLimit) -> Result<()> {
-        self.host.open_early(&mut Given { session: &self.session, mover: &mut self.mover }, limit)
+        let (host, _, mut given) = self.parts();
+        host.open_early(&mut given, limit)
     }
 
     /// [`Given::meet`].
@@ -316,14 +332,55 @@ impl Engine {
 
     /// [`registrations::register`].
     pub(crate) fn register(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
-        let given = &mut Given { session: &self.session, mover: &mut self.mover };
-        registrations::register((&mut self.host, given), buffer, background)
+        let (host, _, mut given) = self.parts();
+        registrations::register((host, &mut given), buffer, background)
     }
 
     /// [`registrations::deregister`].
     pub(crate) fn deregister(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
-        let given = &mut Given { session: &self.session, mover: &mut self.mover };
-        registrations::deregister((&mut self.host, given), buffer, background)
+        let (host, _, mut given) = self.parts();
+        registrations::deregister((host, &mut given), buffer, background)
+    }
+
+    /// Registers memory of a device as a window, on all ranks.
+    pub(crate) fn register_window(
+        &mut self,
+        memory: &Region,
+        background: &mut dyn Background,
+    ) -> Result<RegisteredWindow> {
+        let (_, device, given) = self.parts();
+        window_registration::register(device, given, memory, background)
+    }
+
+    /// Takes a window back, on all ranks.
+    pub(crate) fn deregister_window(
+        &mut self,
+        window: &RegisteredWindow,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let (_, device, given) = self.parts();
+        window_registration::deregister(device, given, window, background)
+    }
+
+    /// Takes a window back that no peer needs to hear of.
+    pub(crate) fn forget_window(&mut self, window: &RegisteredWindow) {
+        if let Some(side) = self.device.side_mut() {
+            side.windows.forget(window);
+        }
+    }
+
+    /// Waits for what streams still do for this communicator, and then says goodbye: after a goodbye, peers take this
+    /// rank's part in anything for lost.
+    ///
+    /// # Errors
+    /// That of a launch, which has ended the communicator.
+    pub(crate) fn leave(&mut self) -> Result<()> {
+        let ended = self.device.side_mut().map_or(Ok(()), |side| {
+            side.close();
+            self.session.abort.check()
+        });
+        self.session.leave();
+        ended
     }
 
     /// Who is on which host.
@@ -363,7 +420,8 @@ impl Engine {
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch).
     pub(crate) fn last_look(&mut self) -> Result<()> {
-        self.host.last_look(Given { session: &self.session, mover: &mut self.mover })
+        let (host, _, given) = self.parts();
+        host.last_look(given)
     }
 
     /// Makes this rank take its peers for far away.
@@ -377,7 +435,7 @@ impl Engine {
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn layout(&self) -> &Layout {
-        self.host.chooser.layout()
+        &self.host.chooser.grounds().layout
     }
 
     /// The plan of a call over slots, and how many messages and bytes this rank has sent to whom on which channel.
@@ -414,7 +472,7 @@ impl Engine {
 /// A peer, a channel, and the messages and bytes that were sent there.
 #[cfg(test)]
 #[cfg(not(loom))]
-pub(crate) type SentTo = (Rank, u8, (u64, u64));
+pub(crate) type SentTo = (crate::types::Rank, u8, (u64, u64));
 
 /// Whether messages are a device's to move.
 fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {

@@ -4,7 +4,7 @@ use crate::engine::choose::{self, Chosen, Grounds, PlanPath, Question};
 use crate::engine::programs::Programs;
 use crate::error::Result;
 use crate::exec::{Call, CallCount, Program};
-use crate::plan::{Layout, Windows};
+use crate::plan::Windows;
 use crate::sync::primitive::Arc;
 use crate::tune::Choice;
 use crate::types::{Algorithm, Collective, Protocol};
@@ -26,18 +26,13 @@ pub(super) struct HostChooser {
 }
 
 impl HostChooser {
-    pub(super) fn new(grounds: Grounds) -> HostChooser {
-        HostChooser { grounds: Arc::new(grounds), programs: Programs::default() }
+    pub(super) fn new(grounds: &Arc<Grounds>) -> HostChooser {
+        HostChooser { grounds: Arc::clone(grounds), programs: Programs::default() }
     }
 
     /// What the choices stand on.
-    pub(super) fn grounds(&self) -> &Arc<Grounds> {
+    pub(super) fn grounds(&self) -> &Grounds {
         &self.grounds
-    }
-
-    /// The layout on which all calls are planned.
-    pub(super) fn layout(&self) -> &Layout {
-        &self.grounds.layout
     }
 
     /// How a call is run, the same on all ranks.
@@ -96,6 +91,6 @@ impl HostChooser {
     /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch
     /// always.
     pub(super) fn windows_across_teams(&self, met: Windows) -> Windows {
-        if self.layout().teams().len() == 1 { met } else { Windows::Scratch }
+        if self.grounds.layout.teams().len() == 1 { met } else { Windows::Scratch }
     }
 }

@@ -98,12 +98,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("engine/monitor.rs", ".wait_timeout(", 1, SERVICE),
     ("engine/monitor.rs", "changed.wait(", 1, IDLE),
     ("engine/monitor.rs", "futex::nap(", 1, SERVICE),
-    (
-        "engine/on_device.rs",
-        "futex::nap(",
-        1,
-        "a call that has failed waits for its launch: one turn of it before each",
-    ),
+    ("engine/launches.rs", "futex::nap(", 1, "a call that has failed waits for its launch: one turn of it before each"),
     (
         "exec/device_buffer.rs",
         "futex::nap(",
