@@ -1,19 +1,30 @@
 //! Runs calls: one rank's side of a communicator, which chooses the path of each call and moves its data.
 //!
 //! [`Engine`] is what a communicator takes a turn on. It stands on what the rank knows (`session`) and on whose memory
-//! of devices is reached (`reach`). No user holds it: `comm` does.
+//! of devices is reached (`reach`). No user holds it: `comm` does. It begins a call, and gives it to one of two sides:
+//! `host_side`, or `device_side`, which the first call on a device makes (`device_entry`). Each side has its chooser.
 
 mod across;
+mod beginning;
 pub mod call_log;
 mod call_mover;
 pub mod choose;
 mod copy_engines;
+mod device_call;
+mod device_chooser;
+mod device_collectives;
+mod device_entry;
 mod device_messages;
+mod device_side;
 pub mod device_windows;
 mod engine;
+mod given;
+mod host_chooser;
+mod host_side;
+mod launches;
 mod monitor;
-mod on_device;
 mod programs;
 mod registrations;
+mod window_registration;
 
 pub(crate) use engine::Engine;

@@ -183,7 +183,6 @@ const WIDE: &[&str] = &[
     "src/engine/call_log.rs",
     "src/engine/choose.rs",
     "src/engine/monitor.rs",
-    "src/engine/on_device.rs",
     "src/exec/call.rs",
     "src/exec/epoch.rs",
     "src/exec/history.rs",

@@ -26,7 +26,8 @@
 
 use std::fmt;
 
-use crate::engine::choose::{Chooser, Chosen, Question};
+use crate::engine::choose::{Chosen, Question};
+use crate::engine::host_chooser::HostChooser;
 use crate::error::Result;
 use crate::exec::{Call, CallCount, Message, Operation};
 use crate::log;
@@ -35,7 +36,7 @@ use crate::types::{Collective, DataType, Protocol, Rank, ReduceOp, Scalar, World
 
 /// Logs a collective that begins now: that it is called, and how it is run.
 #[cold]
-pub(super) fn of_collective(session: &Session, chooser: &Chooser, (call, operation): (&Call<'_>, &Operation)) {
+pub(super) fn of_collective(session: &Session, chooser: &HostChooser, (call, operation): (&Call<'_>, &Operation)) {
     let (world, id) = (session.world, session.bootstrap.id());
     log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
     log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });

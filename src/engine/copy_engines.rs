@@ -8,67 +8,57 @@
 //! | a copy to or from each rank | |
 //! | the barrier again | all inputs have been read, and all outputs are there |
 
-use crate::device::Home;
 use crate::device::records::{LaunchPart, Reduction};
-use crate::engine::Engine;
+use crate::engine::device_call::{DeviceCall, Putting};
 use crate::engine::device_windows::Placed;
-use crate::engine::on_device::Putting;
+use crate::engine::launches::Launched;
 use crate::error::{Error, Result};
-use crate::exec::{Background, Begun, Buffers, Call, CallCount, Order, WindowCopy, put_copies};
+use crate::exec::{Begun, Buffers, Call, CallCount, WindowCopy, put_copies};
 use crate::log;
 use crate::plan::Windows;
 use crate::types::{Collective, DataType, Rank, World};
 
-impl Engine {
-    /// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
-    pub(super) fn launch_copies(
-        &mut self,
-        begun: &Begun<'_>,
-        placed: Option<&Placed>,
-        home: Home,
-        (order, background): (Order<'_>, &mut dyn Background),
-    ) -> Result<bool> {
-        let (Begun { call, operation, world, .. }, Some(placed)) = (*begun, placed) else { return Ok(false) };
-        if !self.session.settings.copy_engines {
-            return Ok(false);
-        }
-        let (input, output) = call.buffers.places();
-        let mine = [input, output].map(|place| place.addr() as u64);
-        let bases = self.side_mut()?.windows.bases(placed, world);
-        let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
-        let (Some(enter), Some(leave)) = (self.barrier_part(begun, placed)?, self.barrier_part(begun, placed)?) else {
-            return Ok(false);
-        };
-        log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
-        self.launch_all(operation, (order, background), |side, Putting { stream, captured, turn }| {
-            side.launch_one(world.rank, (enter, stream, captured), turn)?;
-            put_copies(stream, home, &moves)?;
-            side.launch_one(world.rank, (leave, stream, captured), turn)
-        })?;
-        Ok(true)
+/// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
+pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: Option<&Placed>) -> Result<bool> {
+    let (Begun { call, operation, world, .. }, Some(placed)) = (*begun, placed) else { return Ok(false) };
+    if !on.given.session.settings.copy_engines {
+        return Ok(false);
     }
+    let (input, output) = call.buffers.places();
+    let mine = [input, output].map(|place| place.addr() as u64);
+    let bases = on.side.windows.bases(placed, world);
+    let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
+    let (Some(enter), Some(leave)) = (barrier_part(on, begun, placed)?, barrier_part(on, begun, placed)?) else {
+        return Ok(false);
+    };
+    log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
+    let home = on.side.home;
+    on.launch(&Launched::Collective(*operation), |side, Putting { stream, captured, turn }| {
+        side.launch_one(world.rank, (enter, stream, captured), turn)?;
+        put_copies(stream, home, &moves)?;
+        side.launch_one(world.rank, (leave, stream, captured), turn)
+    })?;
+    Ok(true)
+}
 
-    /// A launch in which the ranks wait for each other, and which keeps what a call in windows works in; `None` where
-    /// the user's filters want a barrier that needs connections.
-    fn barrier_part(&mut self, begun: &Begun<'_>, placed: &Placed) -> Result<Option<LaunchPart>> {
-        let Begun { call, operation, world, .. } = *begun;
-        let (collective, count) = (Collective::Barrier, CallCount::Each(0));
-        let barrier =
-            Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers: Buffers::none() };
-        let (lowered, windows) = self
-            .device_program(&barrier, false)?
-            .ok_or_else(|| Error::internal("a barrier of several ranks with nothing to do"))?;
-        if windows == Windows::None || !lowered.steps.ends.is_empty() {
-            return Ok(None);
-        }
-        let side = self.side_mut()?;
-        let folding = Reduction { data_type: DataType::U8, op: None, world: world.size };
-        let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
-        part.bases = vec![0, 0, side.peers[world.rank.index()].scratch];
-        part.keep.extend(side.windows.kept(placed));
-        part.keep.extend(call.buffers.kept());
-        Ok(Some(part))
+/// A launch in which the ranks wait for each other, and which keeps what a call in windows works in; `None` where
+/// the user's filters want a barrier that needs connections.
+fn barrier_part(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: &Placed) -> Result<Option<LaunchPart>> {
+    let Begun { call, operation, world, .. } = *begun;
+    let (collective, count) = (Collective::Barrier, CallCount::Each(0));
+    let barrier = Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers: Buffers::none() };
+    let (lowered, windows) =
+        on.program(&barrier, false)?.ok_or_else(|| Error::internal("a barrier of several ranks with nothing to do"))?;
+    if windows == Windows::None || !lowered.steps.ends.is_empty() {
+        return Ok(None);
     }
+    let side = &*on.side;
+    let folding = Reduction { data_type: DataType::U8, op: None, world: world.size };
+    let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
+    part.bases = vec![0, 0, side.peers[world.rank.index()].scratch];
+    part.keep.extend(side.windows.kept(placed));
+    part.keep.extend(call.buffers.kept());
+    Ok(Some(part))
 }
 
 /// What this rank copies: beginning with the rank behind it, so that not all work on the same one at once. `None` where

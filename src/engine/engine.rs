@@ -1,62 +1,43 @@
-//! One rank's side of a communicator: chooses the path of each call and runs it.
+//! One rank's side of a communicator: begins each call, and gives it to the side whose memory it works in.
 
-use std::time::Duration;
-
-use crate::bootstrap::BackgroundWork;
-use crate::device::Home;
-use crate::engine::call_log;
+use crate::device::{Home, Region};
 use crate::engine::call_mover::{Awaited, CallMover};
-use crate::engine::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
-use crate::engine::on_device::DeviceSide;
+use crate::engine::choose::{Chosen, Grounds, Question};
+use crate::engine::device_entry::DeviceEntry;
+use crate::engine::device_windows::RegisteredWindow;
+use crate::engine::given::{Given, LONG_REQUEST_NAP, REQUEST_NAP};
+use crate::engine::host_chooser::HostChooser;
+use crate::engine::host_side::{self, HostSide};
+use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
 use crate::error::{Error, Result};
-use crate::exec::composed;
-use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
-use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
-    self, Accepted, Background, Begun, Call, LastCall, Message, MessageQueue, MessageRun, NoBackground, Operation,
-    Order, Program, Task, WaitContext,
+    self, Accepted, Background, Begun, Call, LastCall, Message, MessageRun, NoBackground, Operation, Order, WaitContext,
 };
 use crate::log;
-use crate::plan::{Layout, Windows};
+use crate::plan::Layout;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
-use crate::session::peer_status::{BootstrapCall, WaitingFor};
+use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
-use crate::sync::primitive::{Arc, Ordering, fence};
-use crate::sync::ring::Label;
-use crate::sync::{AbortFlag, Backoff, Patience, Progress, TimeLimit, Turn as _, Turned, Wait};
-use crate::sys::{clock, futex};
+use crate::sync::primitive::Arc;
+use crate::sync::{AbortFlag, Backoff, Patience, Progress, TimeLimit, Turned, Wait};
+use crate::sys::futex;
 use crate::topo::Topology;
-use crate::transport::{Fabric, HostWindows, KnownBuffer, Need, Receivers, Setup};
-use crate::tune::Choice;
-use crate::types::{Collective, DataType, Rank, World};
+use crate::transport::{Fabric, KnownBuffer, Need, Receivers};
+use crate::types::DataType;
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
     /// What this rank knows. Other threads may look at it while a call runs.
     pub(crate) session: Arc<Session>,
-    pub(super) mover: CallMover,
-    /// The mapped memory of my host, once opened.
-    pub(super) windows: Option<Arc<HostWindows>>,
-    pub(super) chooser: Chooser,
+    mover: CallMover,
     last_call: LastCall,
-    flat: Flat,
-    mapped_runs: MappedRuns,
-    /// Scratch of plans that need some without windows: the tokens of a barrier.
-    scratch: Box<[u8; SMALL_SCRATCH]>,
+    /// What this rank has for calls on host memory.
+    host: HostSide,
     /// What this rank has on its device, since the first call there.
-    pub(super) device_side: Option<Box<DeviceSide>>,
-}
-
-/// What plans with windows have used, counted alike by all ranks.
-#[derive(Debug, Clone, Copy, Default)]
-struct MappedRuns {
-    /// Their sets of scratch.
-    turns: ScratchTurns,
-    /// Their rounds, which are the values of my host's flags.
-    flag_base: u64,
+    device: DeviceEntry,
 }
 
 impl Engine {
@@ -66,20 +47,16 @@ impl Engine {
         let mut session = session;
         session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
-        let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
+        let grounds = Arc::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
         let last_call = LastCall::new(settings.reproducible);
         Engine {
             session: Arc::new(session),
             mover: CallMover::new(fabric, patience, progress),
-            windows: None,
-            chooser,
             last_call,
-            flat,
-            mapped_runs: MappedRuns::default(),
-            scratch: Box::new([0; SMALL_SCRATCH]),
-            device_side: None,
+            host: HostSide::new(HostChooser::new(&grounds), flat),
+            device: DeviceEntry::new(&grounds),
         }
     }
 
@@ -116,7 +93,7 @@ impl Engine {
         session.begin_call();
         let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
         call.buffers.check_order(order)?;
-        let windows = self.window_label(call)?;
+        let windows = self.device.side().map_or(Ok(0), |side| side.window_label(call, session.world))?;
         let operation = Operation {
             collective: call.collective,
             data_type: call.data_type,
@@ -129,7 +106,7 @@ impl Engine {
             windows,
         };
         if log::hears_calls() {
-            call_log::of_collective(session, &self.chooser, (call, &operation));
+            call_log::of_collective(session, &self.host.chooser, (call, &operation));
         }
         self.session.history.begin(&operation);
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
@@ -144,144 +121,36 @@ impl Engine {
         if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
-        match self.device_side {
-            None => self.chooser.chosen(asked).map(Some),
-            Some(_) => self.chooser.chosen_on_device(asked).map(Some),
+        match self.device.side() {
+            None => self.host.chooser.chosen(asked).map(Some),
+            Some(side) => side.chooser.chosen(asked).map(Some),
         }
-    }
-
-    fn route(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
-        let call = begun.call;
-        if begun.operation.on_device {
-            return self.run_on_device(begun, order, background);
-        }
-        if call.collective.is_messages() {
-            return self.run_messages(begun, background);
-        }
-        if self.session.world.size == 1 {
-            return exec::alone::run(begun);
-        }
-        match self.chooser.path(Question::of(call))? {
-            Path::Flat => self.run_flat(begun, background),
-            Path::Windows(choice) => self.run_windows(begun, choice, background),
-            Path::Slots(choice) => {
-                let program = self.chooser.program(call, choice, Windows::None)?;
-                self.run_plan(begun, &program, None, background)
-            }
-        }
-    }
-
-    /// A collective that is made of messages.
-    fn run_messages(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
-        let (call, world) = (begun.call, self.session.world);
-        if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
-            return self.deliver(composed::blocks(call, world), begun.operation, background);
-        }
-        let mut scan = composed::Scan::new(call, &begun.kernel, world, self.session.settings.reproducible)?;
-        while let Some(messages) = scan.round() {
-            self.deliver(messages, begun.operation, background)?;
-            scan.end_round();
-        }
-        Ok(())
-    }
-
-    /// Runs messages of one collective on the connections of collectives.
-    fn deliver(
-        &mut self,
-        messages: Vec<Message<'_>>,
-        operation: &Operation,
-        background: &mut dyn Background,
-    ) -> Result<()> {
-        let others = exec::copy_to_self(self.session.world.rank, messages)?;
-        // A part of a scan says how long the whole is: the first parts of two scans are often alike.
-        let is_scan = matches!(operation.collective, Collective::Scan | Collective::Exscan);
-        let whole = is_scan.then_some(operation.count);
-        let run = |message| MessageRun::of_collective(message, operation, whole);
-        let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
-        let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages((&needs, Receivers::Come), &mut runs, Some(operation), background)
     }
 
     #[inline]
-    fn run_flat(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
-        let operation = begun.operation;
-        if self.windows.is_none() {
-            self.open_windows(WaitingFor::Collective(operation), background)?;
+    fn route(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        if begun.operation.on_device {
+            return self.run_on_device(begun, order, background);
         }
-        let Some(windows) = &self.windows else { return Err(no_windows()) };
-        let session = &*self.session;
-        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        exec::flat_call::run(begun, windows, &mut self.flat, &mut wait_context)
+        self.host.collective(Given { session: &self.session, mover: &mut self.mover }, begun, background)
     }
 
-    fn run_windows(&mut self, begun: &Begun<'_>, choice: Choice, background: &mut dyn Background) -> Result<()> {
-        let Begun { call, operation, .. } = *begun;
-        if self.windows.is_none() {
-            self.open_windows(WaitingFor::Collective(operation), background)?;
-        }
-        let windows = self.windows.clone().ok_or_else(no_windows)?;
-        let session = Arc::clone(&self.session);
-        let mut epoch = Epoch::open(&windows, begun);
-        let mut watch = FailureWatch::of_call(&session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context((&session, Awaited::Ranks), &mut watch, background);
-        let met = epoch.meet(begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
-            Met::In(windows) => Ok(Some(windows)),
-            Met::Reading => {
-                let streams = exec::run::streams(begun, session.settings.streaming_bytes);
-                let done = exec::pull::run(begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
-                Ok((!done).then_some(Windows::Scratch))
-            }
-        });
-        let result = match met {
-            Ok(None) => Ok(()),
-            Ok(Some(kind)) => {
-                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
-                // nothing to publish.
-                let windows = self.chooser.windows_across_teams(kind);
-                let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(begun, &program, Some(&mut epoch), background)
-            }
-            Err(error) => Err(error),
-        };
-        if result.is_ok() {
-            return epoch.end();
-        }
-        let result = result.map_err(|error| self.cause(error));
-        // Peers inside my buffers must learn of it before `epoch`, when it is dropped, waits for them.
-        result.inspect_err(|error| session.publish_failure(error))
+    #[cold]
+    fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        let (_, device, given) = self.parts();
+        let of = (begun.call.buffers.home(), begun.operation.sequence);
+        device_collectives::run(&mut device.enter(given, of, (order, background))?, begun)
     }
 
-    fn run_plan(
-        &mut self,
-        begun: &Begun<'_>,
-        program: &Program,
-        epoch: Option<&mut Epoch<'_>>,
-        background: &mut dyn Background,
-    ) -> Result<()> {
-        let operation = begun.operation;
-        if !program.is_connected() {
-            let needs = (program.needs(), Receivers::Come);
-            self.connect(needs, WaitingFor::Collective(operation), background)?;
-            program.set_connected();
-        }
-        let flag_base = self.mapped_runs.flag_base;
-        let mapped = program.plan().spec.windows != Windows::None;
-        if mapped {
-            self.mapped_runs.flag_base += u64::from(program.rounds());
-        }
-        let session = &*self.session;
-        let context = RunContext {
-            windows: self.windows.as_deref().filter(|_| mapped),
-            scratch: &mut self.scratch[..],
-            history: &session.history,
-            turns: &mut self.mapped_runs.turns,
-            flag_base,
-            streaming_bytes: session.settings.streaming_bytes,
-        };
-        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        exec::run::run(program, begun, epoch, context, &mut wait_context)
+    /// The two sides, and what one of them gets for a call.
+    fn parts(&mut self) -> (&mut HostSide, &mut DeviceEntry, Given<'_>) {
+        let Engine { session, mover, host, device, .. } = self;
+        (host, device, Given { session, mover })
+    }
+
+    /// What a call gets that neither side runs.
+    fn given(&mut self) -> Given<'_> {
+        Given { session: &self.session, mover: &mut self.mover }
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
@@ -301,14 +170,15 @@ impl Engine {
             message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
-            return self.device_messages(messages, None, (order, &mut NoBackground));
+            return self.run_messages_on_device((messages, None), order);
         }
         let others = self.copy_to_self(messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| GROUP_OF_MESSAGES.to_owned());
-        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, None, &mut NoBackground)
+        let needs = (&needs[..], Receivers::AreAsked);
+        host_side::drive_messages(&mut self.given(), needs, (&mut runs, None), &mut NoBackground)
             .map_err(|error| error.during(name))
     }
 
@@ -321,44 +191,30 @@ impl Engine {
         message.check(self.session.world)?;
         let need = message.need();
         let mut run = self.begin_message(message);
-        let awaited = run.awaited();
-        let open = || vec![awaited];
-        let needs = (&[need][..], Receivers::AreAsked);
-        let result = self.connect(needs, WaitingFor::Messages(&open), &mut NoBackground).and_then(|()| {
-            let session = &*self.session;
-            let mut watch = FailureWatch::of_call(session, WaitingFor::Messages(&open));
-            let mut nothing = NoBackground;
-            let mut wait_context = self.mover.wait_context((session, Awaited::OneRank), &mut watch, &mut nothing);
-            exec::drive_one(&mut run, &mut wait_context)
-        });
+        let result = host_side::drive_message(self.given(), need, &mut run);
         result.map_err(|error| error.during(run.name()))
     }
 
-    /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to
-    /// other ranks.
+    /// [`beginning::copy_to_self`].
     pub(crate) fn copy_to_self<'a>(&self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
-        if log::hears_calls() {
-            let me = self.session.world.rank;
-            messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = self.number_message(message));
-        }
-        exec::copy_to_self(self.session.world.rank, messages)
+        beginning::copy_to_self(&self.session, messages)
     }
 
-    /// A message, checked and to another rank, with its number.
+    /// [`beginning::begin_message`].
     #[inline]
     pub(crate) fn begin_message<'a>(&self, message: Message<'a>) -> MessageRun<'a> {
-        let sequence = self.number_message(&message);
-        MessageRun::new(message, Collective::Send, sequence).streaming_from(self.session.settings.streaming_bytes)
+        beginning::begin_message(&self.session, message)
     }
 
-    /// The number of a message that begins now; logs its line.
-    pub(super) fn number_message(&self, message: &Message<'_>) -> u64 {
-        let (session, peer) = (&*self.session, message.peer());
-        let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
-        if log::hears_calls() {
-            call_log::of_message(session, message, sequence);
-        }
-        sequence
+    /// Messages of device memory, of an `all_to_all_v` or by themselves.
+    #[cold]
+    fn run_messages_on_device(
+        &mut self,
+        messages: (Vec<Message<'_>>, Option<Operation>),
+        order: Order<'_>,
+    ) -> Result<()> {
+        let (_, device, given) = self.parts();
+        device_messages::run(device, given, messages, (order, &mut NoBackground))
     }
 
     /// `all_to_all_v`: every message of it belongs to one collective.
@@ -374,69 +230,32 @@ impl Engine {
             message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
-            let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type), true);
-            let result = self.device_messages(messages, Some(operation), (order, &mut NoBackground));
+            let data_type = messages.first().map_or(DataType::U8, Message::data_type);
+            let operation = beginning::next_exchange(&self.session, data_type, true);
+            let result = self.run_messages_on_device((messages, Some(operation)), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
         let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let needs = (&needs[..], Receivers::Come);
-        let result = self.drive_messages(needs, &mut runs, Some(&operation), &mut NoBackground);
+        let result =
+            host_side::drive_messages(&mut self.given(), needs, (&mut runs, Some(&operation)), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
-    /// The messages of an `all_to_all_v` to other ranks, and their type; what this rank has for itself is copied.
+    /// [`beginning::open_exchange`].
     pub(crate) fn open_exchange<'a>(&self, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
-        if log::hears_calls() {
-            call_log::of_exchange(&self.session, &messages);
-        }
-        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
-        Ok((exec::copy_to_self(self.session.world.rank, messages)?, data_type))
+        beginning::open_exchange(&self.session, messages)
     }
 
-    /// The messages of an `all_to_all_v`, checked and to other ranks, with the number of their collective.
+    /// [`beginning::begin_exchange`].
     pub(crate) fn begin_exchange<'a>(
         &self,
         messages: Vec<Message<'a>>,
         data_type: DataType,
     ) -> (Operation, Vec<MessageRun<'a>>) {
-        let operation = self.next_exchange(data_type, false);
-        let Operation { sequence, past, .. } = operation;
-        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
-        (operation, messages.into_iter().map(run).collect())
-    }
-
-    /// The `all_to_all_v` that begins now.
-    fn next_exchange(&self, data_type: DataType, on_device: bool) -> Operation {
-        let session = &*self.session;
-        let (sequence, past) = (session.next_collective(), session.history.past());
-        let collective = Collective::AllToAllV;
-        let operation =
-            Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device, windows: 0 };
-        session.history.begin(&operation);
-        operation
-    }
-
-    /// Runs messages side by side: those of a collective, or of their own.
-    fn drive_messages(
-        &mut self,
-        needs: (&[Need], Receivers),
-        runs: &mut [MessageRun<'_>],
-        collective: Option<&Operation>,
-        background: &mut dyn Background,
-    ) -> Result<()> {
-        let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
-        self.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
-        let session = &*self.session;
-        // The tasks know better which of them have not ended.
-        let unknown = Vec::new;
-        let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
-        let mut watch = FailureWatch::of_call(session, waiting_for);
-        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        let mut queues = MessageQueue::by_connection(runs);
-        let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-        exec::drive(&mut tasks, &mut wait_context)
+        beginning::begin_exchange(&self.session, messages, data_type)
     }
 
     /// One turn of waiting for `background` work, while nothing else runs. False where nothing moved.
@@ -500,146 +319,73 @@ impl Engine {
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
-    /// What this rank has on its device, and what moves data, which waits move on.
-    pub(super) fn device_and_mover(&mut self) -> Result<(&mut DeviceSide, &mut CallMover)> {
-        let side = self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))?;
-        Ok((side, &mut self.mover))
-    }
-
-    fn connect(
-        &mut self,
-        (needs, receivers): (&[Need], Receivers),
-        waiting_for: WaitingFor<'_>,
-        background: &mut dyn Background,
-    ) -> Result<()> {
-        if self.mover.fabric.has(needs) {
-            return Ok(());
-        }
-        self.set_up(waiting_for, background, |fabric, setup| fabric.connect(needs, receivers, setup))
-    }
-
-    #[cold]
-    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, background: &mut dyn Background) -> Result<()> {
-        self.set_up(waiting_for, background, Fabric::open_windows)?;
-        self.windows = self.mover.fabric.windows();
-        Ok(())
-    }
-
-    /// Opens connections or memory together with peers, as a part of the call that is under way. `background` work and
-    /// the delivery of earlier messages go on meanwhile, because a peer may wait for them before it comes to the
-    /// set-up.
-    pub(super) fn set_up(
-        &mut self,
-        waiting_for: WaitingFor<'_>,
-        background: &mut dyn Background,
-        body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let (wait, session) = (self.wait(), Arc::clone(&self.session));
-        self.set_up_under((&wait, FailureWatch::of_call(&session, waiting_for)), background, body)
-    }
-
-    fn set_up_under(
-        &mut self,
-        (wait, mut watch): (&Wait, FailureWatch<'_>),
-        background: &mut dyn Background,
-        body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let session = &*self.session;
-        let WaitContext { mut turn, fabric } =
-            self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        body(fabric, &mut Setup { bootstrap: &*session.bootstrap, wait, turn: &mut turn })
-    }
-
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
     pub(crate) fn connect_early(&mut self, limit: TimeLimit) -> Result<()> {
-        if self.chooser.maps_peers() {
-            let session = Arc::clone(&self.session);
-            let wait = limit.wait(&session.abort).with_progress(self.mover.progress.clone());
-            let watch = FailureWatch::new(&session, WaitingFor::Anything).with_limit(limit);
-            self.set_up_under((&wait, watch), &mut NoBackground, Fabric::open_windows)?;
-            self.windows = self.mover.fabric.windows();
-        }
-        Ok(())
+        let (host, _, mut given) = self.parts();
+        host.open_early(&mut given, limit)
     }
 
-    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
-    /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
-    /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
-    /// stuck in another call or has failed. What follows in the call has a moment at least, since the last rank may
-    /// have come at the last one.
+    /// [`Given::meet`].
+    pub(crate) fn meet(&mut self, call: &'static str, background: &mut dyn Background) -> Result<Wait> {
+        self.given().meet(call, background)
+    }
+
+    /// [`registrations::register`].
+    pub(crate) fn register(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
+        let (host, _, mut given) = self.parts();
+        registrations::register((host, &mut given), buffer, background)
+    }
+
+    /// [`registrations::deregister`].
+    pub(crate) fn deregister(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
+        let (host, _, mut given) = self.parts();
+        registrations::deregister((host, &mut given), buffer, background)
+    }
+
+    /// Registers memory of a device as a window, on all ranks.
+    pub(crate) fn register_window(
+        &mut self,
+        memory: &Region,
+        background: &mut dyn Background,
+    ) -> Result<RegisteredWindow> {
+        let (_, device, given) = self.parts();
+        window_registration::register(device, given, memory, background)
+    }
+
+    /// Takes a window back, on all ranks.
+    pub(crate) fn deregister_window(
+        &mut self,
+        window: &RegisteredWindow,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let (_, device, given) = self.parts();
+        window_registration::deregister(device, given, window, background)
+    }
+
+    /// Takes a window back that no peer needs to hear of.
+    pub(crate) fn forget_window(&mut self, window: &RegisteredWindow) {
+        if let Some(side) = self.device.side_mut() {
+            side.windows.forget(window);
+        }
+    }
+
+    /// Waits for what streams still do for this communicator, and then says goodbye: after a goodbye, peers take this
+    /// rank's part in anything for lost.
     ///
     /// # Errors
-    /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
-    pub(crate) fn meet(&mut self, call: &'static str, background: &mut dyn Background) -> Result<Wait> {
-        self.session.begin_call();
-        self.meet_before((call, self.session.collectives()), background)
-    }
-
-    /// [`Engine::meet`] for a call that comes before the collective of the number `collectives`, or is the first thing
-    /// in it.
-    pub(super) fn meet_before(
-        &mut self,
-        (call, collectives): (&'static str, u64),
-        background: &mut dyn Background,
-    ) -> Result<Wait> {
-        let wait = self.wait();
-        let (session, mover) = (&*self.session, &mut self.mover);
-        session.use_here();
-        let bootstrap = &*session.bootstrap;
-        let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
-        let wait = wait.with_notes(Some(session.note_reader(waited)?));
-        let mut watch = FailureWatch::of_call(session, WaitingFor::Bootstrap(waited));
-        // The watch has the deadline: its error says who is late.
-        let timeout = session.settings.timeout;
-        let meeting = wait.until(timeout.and(WATCH_FIRST).deadline_since(session.call_waits_since(clock::now())));
-        let busy = !background.is_empty() || !mover.fabric.links().drained();
-        let waiting_for = || format!("all ranks (to call {call})");
-        let mut wait_context = mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        // A rank that has nothing under way sleeps in the bootstrap, which wakes it.
-        let patience = if busy { *wait_context.turn.patience } else { Patience::fixed(0, Duration::ZERO) };
-        let mut backoff = Backoff::new(patience);
-        let mut turn = || {
-            let WaitContext { turn, fabric } = &mut wait_context;
-            let turned = match busy {
-                true => turn.turn_of_requests(fabric, &mut backoff)?,
-                false => turn.turn(fabric, &mut backoff, &waiting_for)?,
-            };
-            match turned {
-                Turned::Moved => backoff = Backoff::new(patience),
-                Turned::Tired(slice) if busy => futex::nap(slice.min(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP))),
-                Turned::Tired(_) | Turned::Awake => {}
-            }
-            Ok(())
-        };
-        let pause = if busy { Duration::ZERO } else { MEETING_PAUSE };
-        bootstrap.meet(call, &meeting, Some(BackgroundWork { turn: &mut turn, pause }))?;
-        session.all_have_come();
-        Ok(wait.until(session.deadline_of_call()))
-    }
-
-    /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
-    /// it does nothing.
-    pub(crate) fn register(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
-        if !self.chooser.reaches_buffers() {
-            return Ok(());
-        }
-        // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.
-        let met = self.meet("register", background)?;
-        self.give_back_registrations(&met)?;
-        self.open_windows(WaitingFor::Anything, background)?;
-        self.set_up(WaitingFor::Anything, background, |fabric, setup| fabric.register(buffer, setup))?;
-        self.windows = self.mover.fabric.windows();
-        Ok(())
+    /// That of a launch, which has ended the communicator.
+    pub(crate) fn leave(&mut self) -> Result<()> {
+        let ended = self.device.side_mut().map_or(Ok(()), |side| {
+            side.close();
+            self.session.abort.check()
+        });
+        self.session.leave();
+        ended
     }
 
     /// Who is on which host.
     pub(crate) fn hosts(&self) -> &Topology {
         self.mover.fabric.hosts()
-    }
-
-    /// Who can map whose memory.
-    pub(crate) fn memory_topology(&self) -> &Topology {
-        self.mover.fabric.topology()
     }
 
     /// How many ranks my host has, and how many hosts there are.
@@ -659,12 +405,12 @@ impl Engine {
 
     /// [`Session::fail`].
     pub(crate) fn fail(&self, error: Error) -> Error {
-        self.session.fail(error, &|peer| self.first_difference(peer))
+        self.session.fail(error, &|peer| self.host.first_difference(peer))
     }
 
     /// [`Session::cause`].
     pub(crate) fn cause(&self, error: Error) -> Error {
-        self.session.cause(error, &|peer| self.first_difference(peer))
+        self.host.cause(&self.session, error)
     }
 
     /// Looks for a collective that a peer called differently and in which neither waited for the other, such as a small
@@ -674,34 +420,8 @@ impl Engine {
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch).
     pub(crate) fn last_look(&mut self) -> Result<()> {
-        // Pairs with the same fence of a peer that ends meanwhile. Each rank announces its calls before its fence and
-        // looks after it, so of two ranks at least one sees the other's call; without the fences each may look before
-        // its own call is seen.
-        fence(Ordering::SeqCst);
-        let World { rank, .. } = self.session.world;
-        let near: Vec<Rank> = self.windows.iter().flat_map(|windows| windows.ranks.iter().copied()).collect();
-        if let Some(difference) =
-            near.into_iter().filter(|peer| *peer != rank).find_map(|peer| self.first_difference(peer))
-        {
-            return Err(difference);
-        }
-        let links = self.mover.fabric.links();
-        // A peer that has left may have closed its connections: that ends nothing here.
-        let _closed = links.pump();
-        let history = &self.session.history;
-        let differs = |(peer, label): (Rank, Label)| {
-            let mine = history.at(exec::sequence(label))?;
-            (!exec::same_call(mine, label)).then(|| exec::mismatch(mine, peer, label))
-        };
-        links.left_over().into_iter().find_map(differs).map_or(Ok(()), Err)
-    }
-
-    /// The first call that differs, by the labels in the flat slots of a rank of this host.
-    fn first_difference(&self, peer: Rank) -> Option<Error> {
-        let windows = self.windows.as_ref()?;
-        let place = windows.ranks.binary_search(&peer).ok()?;
-        let (mine, theirs) = self.flat.first_difference(windows, place)?;
-        Some(exec::mismatch(mine, peer, theirs))
+        let (host, _, given) = self.parts();
+        host.last_look(given)
     }
 
     /// Makes this rank take its peers for far away.
@@ -715,17 +435,14 @@ impl Engine {
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn layout(&self) -> &Layout {
-        self.chooser.layout()
+        &self.host.chooser.grounds().layout
     }
 
     /// The plan of a call over slots, and how many messages and bytes this rank has sent to whom on which channel.
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn plan_and_traffic(&mut self, call: &Call<'_>) -> Result<(crate::plan::Plan, Vec<SentTo>)> {
-        let Path::Slots(choice) = self.chooser.path(Question::of(call))? else {
-            return Err(Error::internal("a call that takes no slots"));
-        };
-        let program = self.chooser.program(call, choice, Windows::None)?;
+        let program = self.host.program_over_slots(call)?;
         let sends = program.needs().iter().filter(|need| need.way == crate::transport::Way::Send);
         let links = self.mover.fabric.links();
         let sent = sends.filter_map(|need| {
@@ -734,6 +451,14 @@ impl Engine {
         });
         let sent = sent.collect();
         Ok((program.plan().clone(), sent))
+    }
+
+    /// Which registrations this rank knows, by number.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn known_registrations(&self) -> Vec<bool> {
+        let windows = self.host.windows().expect("they are open");
+        windows.registered.iter().map(Option::is_some).collect()
     }
 
     /// Whether this rank has timed both ways of copies into memory that peers read.
@@ -747,26 +472,12 @@ impl Engine {
 /// A peer, a channel, and the messages and bytes that were sent there.
 #[cfg(test)]
 #[cfg(not(loom))]
-pub(crate) type SentTo = (Rank, u8, (u64, u64));
+pub(crate) type SentTo = (crate::types::Rank, u8, (u64, u64));
 
 /// Whether messages are a device's to move.
 fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {
     matches!(order, Order::Stream(_)) || messages.iter().any(|message| message.home() != Home::Host)
 }
 
-#[cold]
-fn no_windows() -> Error {
-    Error::internal("the host's windows are not open")
-}
-
 /// What errors call messages that run side by side.
 const GROUP_OF_MESSAGES: &str = "group of messages";
-/// How long a worker of requests sleeps between two looks at what is under way and at what is new.
-const REQUEST_NAP: Duration = Duration::from_micros(200);
-/// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
-const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
-/// How much later than the watch the meeting itself gives up.
-const WATCH_FIRST: Duration = Duration::from_secs(1);
-/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
-/// connection.
-const MEETING_PAUSE: Duration = Duration::from_millis(5);

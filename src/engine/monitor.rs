@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::device::{DeviceIdentity, Event, StatusPage};
-use crate::engine::on_device::{self, Launched};
+use crate::engine::launches::{self, Launched};
 use crate::error::Result;
 use crate::reach::proxy::Attention;
 use crate::session::Session;
@@ -147,7 +147,7 @@ impl Watched {
             watch.look(&|| "its launch".to_owned())?;
             crate::sys::futex::nap(LOOK_EVERY);
         }
-        on_device::fault(&self.status, &self.session)
+        launches::fault(&self.status, &self.session)
     }
 
     /// Waits for a launch that has been told to end, and gives up after the first wait that fails.
@@ -156,7 +156,7 @@ impl Watched {
         // This thread has no turn of the communicator: the calls that wait have it.
         let nothing = &mut || Ok(());
         let deadline = self.session.settings.timeout.deadline();
-        if !has_given_up && on_device::await_end((event, Some(&self.status)), deadline, nothing).is_err() {
+        if !has_given_up && launches::await_end((event, Some(&self.status)), deadline, nothing).is_err() {
             // The communicator has its error; a device that does not end its launches, or has failed, ends none of
             // the others.
             self.state().has_given_up = true;

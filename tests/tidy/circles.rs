@@ -11,14 +11,6 @@ type Arrows = &'static [(&'static str, &'static str)];
 /// Circles to be opened: their files cannot be read one after the other. `src/` and `.rs` are left out.
 pub(crate) const KNOTS: &[(&str, Arrows)] = &[
     (
-        "one `impl Engine` over six files: what works on devices is not a type of its own yet",
-        &[
-            ("engine/on_device", "engine/device_windows"),
-            ("engine/on_device", "engine/monitor"),
-            ("engine/on_device", "engine/engine"),
-        ],
-    ),
-    (
         "two set-ups of connections, one for rings and one for queues of devices, and one `impl Fabric` over both",
         &[("transport/connect", "transport/fabric"), ("transport/fabric", "transport/device_queues")],
     ),

@@ -1,0 +1,216 @@
+//! The path of a call on the memory of devices, its plan, and by what its messages travel.
+
+use std::collections::HashMap;
+
+use crate::device::lines;
+use crate::engine::choose::{self, Chosen, Grounds, PlanPath, Question};
+use crate::engine::programs::Programs;
+use crate::error::{Error, Result};
+use crate::exec::lower::MessageWay;
+use crate::exec::{Call, Message, Program};
+use crate::plan::{Layout, Windows};
+use crate::reach::channel_search::JoinedGpus;
+use crate::reach::line_ways::LineWays;
+use crate::sync::primitive::Arc;
+use crate::tune::{self, Choice, Filters, Query};
+use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, Rank, ReduceOp, World};
+
+/// Chooses for the calls of one communicator on devices. All ranks make it from the same facts, between the same calls.
+#[derive(Debug)]
+pub(super) struct DeviceChooser {
+    grounds: Arc<Grounds>,
+    /// The layout on which calls are planned: the communicator's, with the channels that were searched for.
+    layout: Arc<Layout>,
+    programs: Programs,
+    /// Some ranks' devices reach each other's memory, and some do not: long calls follow channels, which pass along
+    /// links, and do not work in scratch, which lies in the host's memory then.
+    partly_staged: bool,
+    /// The protocols by which ranks can send to each other.
+    line_ways: LineWays,
+    /// Of the ranks for which this one launches, by rank.
+    led: HashMap<Rank, Programs>,
+}
+
+impl DeviceChooser {
+    /// With the channels that rings and trees follow, if some were found.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for channels of other ranks.
+    pub(super) fn new(
+        grounds: &Arc<Grounds>,
+        found: Option<JoinedGpus>,
+        partly_staged: bool,
+        line_ways: LineWays,
+    ) -> Result<DeviceChooser> {
+        let layout = match found {
+            Some(JoinedGpus { rails, orders, .. }) => {
+                Arc::new(Layout::clone(&grounds.layout).with_rails(&rails).with_channels(orders)?)
+            }
+            None => Arc::clone(&grounds.layout),
+        };
+        let (grounds, programs, led) = (Arc::clone(grounds), Programs::default(), HashMap::new());
+        Ok(DeviceChooser { grounds, layout, programs, partly_staged, line_ways, led })
+    }
+
+    /// The program of a call. Unless the user's filters forbid it, ranks of a host send small calls as lines
+    /// ([`crate::device::lines`]), and work in `windows` for others: each other's buffers or scratch; where each scales
+    /// its input by a number of its own, in scratch.
+    pub(super) fn program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
+        let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
+        let (choice, windows) = match self.path(Question::of(call))? {
+            PlanPath::Windows(choice) => (choice, if raw { windows } else { Windows::Scratch }),
+            PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
+        };
+        let (means, DeviceChooser { grounds, layout, programs, .. }) = (choose::means(choice, windows), self);
+        let world = grounds.world;
+        programs.of(call, world, means, || grounds.spec(call, means, (world, layout)))
+    }
+
+    /// The path of a call, the same on all ranks.
+    fn path(&self, asked: Question<'_>) -> Result<PlanPath> {
+        let direct = self.grounds.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && self.grounds.one_host()
+            && !(self.partly_staged && self.grounds.longest_block_bytes(asked) > MOST_STAGED_BYTES);
+        let protocols = match self.protocol(asked, self.grounds.world.size)? {
+            // A file has costs of processors and their memory: between GPUs of a host they count for nothing.
+            Protocol::Simple => return self.grounds.path_by_simple(asked, direct, false),
+            Protocol::LowLatency => &[Protocol::LowLatency],
+            Protocol::LowLatency128 => &[Protocol::LowLatency128],
+        };
+        let (protocol, block) = (protocols[0], Bytes(self.grounds.longest_block_bytes(asked)));
+        if self.grounds.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && tune::is_quick(protocol, block, self.grounds.world.size)
+        {
+            let channels = tune::channels(self.grounds.settings.channels);
+            return Ok(PlanPath::Slots(Choice { algorithm: Algorithm::Direct, protocol, channels }));
+        }
+        let query = Query { protocols, ..self.grounds.query(asked, false) };
+        let filters = Filters { protocols: Filter::default(), ..self.grounds.filters.clone() };
+        self.grounds.choose(&query, &filters).map(PlanPath::Slots)
+    }
+
+    /// Those of the protocols `possible` that the user leaves for all of these collectives.
+    fn protocols_left(&self, possible: &[Protocol], collectives: &[Collective]) -> Option<Vec<Protocol>> {
+        let left = |filter: &Filter<Protocol>| {
+            let allows = |protocol: &Protocol| collectives.iter().all(|asked| filter.allows(*asked, *protocol));
+            possible.iter().copied().filter(allows).collect::<Vec<_>>()
+        };
+        // A wish that the devices cannot fulfil runs as one that host memory cannot: see `comm::filters`.
+        [&self.grounds.settings.asked_protocols, &self.grounds.settings.protocols]
+            .map(left)
+            .into_iter()
+            .find(|left| !left.is_empty())
+    }
+
+    /// The protocol of a call: of those that the user asks for and that all ranks can use the
+    /// quickest for that much, where a rank sends its block to the others of so many `ranks`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    fn protocol(&self, asked: Question<'_>, ranks: u32) -> Result<Protocol> {
+        let Some(left) = self.protocols_left(&self.line_ways.all, &[asked.collective]) else {
+            let possible: Vec<&str> = self.line_ways.all.iter().map(|protocol| protocol.name()).collect();
+            return Err(Error::invalid_argument(format!(
+                "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: between \
+                 these devices it runs by {}",
+                asked.collective,
+                possible.join(", ")
+            )));
+        };
+        // Flags without data are all that a barrier needs.
+        if asked.collective == Collective::Barrier {
+            return Ok(Protocol::Simple);
+        }
+        Ok(tune::device_protocol(&left, Bytes(self.grounds.longest_block_bytes(asked)), ranks))
+    }
+
+    /// The protocol of a scan, whose ranks are a chain: each sends to the next one alone. The
+    /// same on all ranks.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    pub(super) fn scan_protocol(&self, asked: Question<'_>) -> Result<Protocol> {
+        self.protocol(asked, 2)
+    }
+
+    /// By what a message travels that belongs to a collective, or is one by itself (`Send`):
+    /// small ones as lines, where both ends can and the user's filters, of the collective and of `send`, allow it. Both
+    /// ends find the same. Longer ones always go by Simple, which filters cannot take away.
+    pub(super) fn message_way(&self, message: &Message<'_>, collective: Collective) -> MessageWay {
+        let between = self.line_ways.between.get(message.peer().index()).map_or(&[][..], Vec::as_slice);
+        let left = self.protocols_left(between, &[Collective::Send, collective]).unwrap_or_default();
+        let quickest = [Protocol::LowLatency, Protocol::LowLatency128];
+        let Some(by_lines) = quickest.into_iter().find(|protocol| left.contains(protocol)) else {
+            return MessageWay::SIMPLE;
+        };
+        let bytes = message.count().saturating_mul(u64::from(message.data_type().size()));
+        let most = self.grounds.settings.most_line_message_bytes;
+        let protocol = if most > 0 && bytes <= most { by_lines } else { Protocol::Simple };
+        MessageWay { protocol, possible: lines::bit(Protocol::Simple) | lines::bit(by_lines) }
+    }
+
+    /// How a call is run, as [`crate::engine::host_chooser::HostChooser::chosen`] says it of host memory.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    pub(super) fn chosen(&self, asked: Question<'_>) -> Result<Chosen> {
+        let (choice, windows) = match self.path(asked)? {
+            PlanPath::Windows(choice) => (choice, Windows::Scratch),
+            PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
+        };
+        Ok(self.grounds.lanes(asked, choice, windows))
+    }
+
+    fn on_searched(&self, choice: Choice) -> Choice {
+        choice.on_searched(&self.layout, self.grounds.settings.channels)
+    }
+
+    /// How ranks of one device work in each other's buffers in a call; `None` where the user's filters forbid it, or it
+    /// needs more than buffers. The same on all ranks.
+    ///
+    /// # Errors
+    /// As [`DeviceChooser::chosen`].
+    pub(super) fn direct(&self, call: &Call<'_>) -> Result<Option<Choice>> {
+        let asked = Question::of(call);
+        let allowed = self.grounds.settings.algorithms.allows(asked.collective, Algorithm::Direct);
+        Ok(match self.grounds.path_of_plans(asked, allowed, false)? {
+            PlanPath::Windows(choice)
+                if choice.algorithm == Algorithm::Direct && self.grounds.layout.teams().len() == 1 =>
+            {
+                Some(choice)
+            }
+            PlanPath::Windows(_) | PlanPath::Slots(_) => None,
+        })
+    }
+
+    /// The program of a rank of this device for a call that works in these windows, which the leader launches for it.
+    ///
+    /// # Errors
+    /// Where there is no plan.
+    pub(super) fn led_program(
+        &mut self,
+        rank: Rank,
+        call: &Call<'_>,
+        (choice, windows): (Choice, Windows),
+    ) -> Result<Arc<Program>> {
+        let DeviceChooser { grounds, led, .. } = self;
+        let (means, world) = (choose::means(choice, windows), World { rank, ..grounds.world });
+        led.entry(rank).or_default().of(call, world, means, || grounds.spec(call, means, (world, &grounds.layout)))
+    }
+
+    /// Bytes that fit into a slot of a protocol between devices.
+    pub(super) fn slot_bytes(&self, protocol: Protocol) -> u64 {
+        lines::payload(protocol).unwrap_or(u64::from(self.grounds.settings.sizes.shape.slot_bytes))
+    }
+
+    /// Channels that calls use at most.
+    pub(super) fn channels(&self) -> u32 {
+        let (least, most) = self.grounds.settings.channels;
+        let lanes = |algorithm| self.layout.lanes_of(algorithm).unwrap_or(0);
+        let wanted = self.grounds.costs.channels.max(lanes(Algorithm::Ring)).max(lanes(Algorithm::Tree));
+        wanted.max(tune::channels((1, u32::MAX))).max(least).min(most)
+    }
+}
+
+/// Up to here latency counts for more than the way that data takes.
+const MOST_STAGED_BYTES: u64 = 64 << 10;

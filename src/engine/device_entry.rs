@@ -1,0 +1,164 @@
+//! The first call on a device: what a rank has there is made together with all ranks.
+
+use crate::device::{self, Home, HostRegion};
+use crate::engine::across;
+use crate::engine::choose::Grounds;
+use crate::engine::device_call::DeviceCall;
+use crate::engine::device_chooser::DeviceChooser;
+use crate::engine::device_side::DeviceSide;
+use crate::engine::given::Given;
+use crate::error::{Error, Result};
+use crate::exec::{Background, Order};
+use crate::reach::channel_search;
+use crate::reach::device_sharing::{self, Brought, Meeting};
+use crate::reach::line_ways;
+use crate::reach::staging::StagingLayout;
+use crate::session::peer_status::WaitingFor;
+use crate::sync::primitive::Arc;
+use crate::transport::QueueMemory;
+use crate::types::Rank;
+
+/// What a rank has on its device, which its first call there makes.
+#[derive(Debug)]
+pub(super) struct DeviceEntry {
+    grounds: Arc<Grounds>,
+    side: Option<Box<DeviceSide>>,
+}
+
+impl DeviceEntry {
+    /// Of a communicator that has not worked on a device.
+    pub(super) fn new(grounds: &Arc<Grounds>) -> DeviceEntry {
+        DeviceEntry { grounds: Arc::clone(grounds), side: None }
+    }
+
+    /// The side, once made.
+    #[inline]
+    pub(super) fn side(&self) -> Option<&DeviceSide> {
+        self.side.as_deref()
+    }
+
+    /// The side, once made.
+    pub(super) fn side_mut(&mut self) -> Option<&mut DeviceSide> {
+        self.side.as_deref_mut()
+    }
+
+    /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed. The
+    /// call is the collective of the number `next`, or a message before that.
+    pub(super) fn enter<'a>(
+        &'a mut self,
+        mut given: Given<'a>,
+        (home, next): (Home, u64),
+        (order, background): (Order<'a>, &'a mut dyn Background),
+    ) -> Result<DeviceCall<'a>> {
+        let home = match order {
+            Order::Stream(stream) if home != Home::Host && home != stream.home() => {
+                return Err(Error::invalid_argument(format!(
+                    "the buffers lie in {home}, and the stream is of {}",
+                    stream.home()
+                )));
+            }
+            Order::Stream(stream) => stream.home(),
+            Order::Caller => home,
+        };
+        let DeviceEntry { grounds, side } = self;
+        let side = match side {
+            Some(side) if side.home != home => {
+                return Err(Error::invalid_usage(format!(
+                    "this communicator works in {} since its first call on a device, and this call is for {home}: \
+                     use a communicator for each device",
+                    side.home
+                )));
+            }
+            Some(side) => {
+                side.fault(given.session)?;
+                side
+            }
+            none => none.insert(make((&mut given, grounds), (home, next), background)?),
+        };
+        Ok(DeviceCall { side, given, order, background })
+    }
+}
+
+/// This rank's side, made together with all ranks.
+fn make(
+    (given, grounds): (&mut Given<'_>, &Arc<Grounds>),
+    (home, next): (Home, u64),
+    background: &mut dyn Background,
+) -> Result<Box<DeviceSide>> {
+    device::of(home)?;
+    let wait = given.meet_before(("the first call on the memory of a device", next), background)?;
+    let session = given.session;
+    let sizes = session.settings.sizes;
+    let meeting = Meeting::new(session, home, given.mover.fabric.topology(), &wait)?;
+    let order = (given.mover.fabric.hosts(), &*grounds.layout);
+    let found = channel_search::find(session, order, meeting.devices(), &wait)?;
+    let line_ways = line_ways::agree(session, &meeting, home, &wait)?;
+    let chooser = DeviceChooser::new(grounds, found, meeting.is_partly_staged(), line_ways)?;
+    let staging = StagingLayout {
+        staged: Arc::clone(meeting.staged()),
+        side: meeting.layout(),
+        scratch_bytes: sizes.scratch_bytes,
+        shape: sizes.shape,
+        channels: chooser.channels(),
+        led: meeting.is_led(),
+    };
+    let mut brought = meeting.allocate(home, &staging, session.settings.device_sharing)?;
+    session.bootstrap.barrier(&wait)?;
+    let stages = share_elsewhere(given, (&meeting, &staging), &mut brought, background)?;
+    let ready = meeting.take_in(home, &stages, &mut brought);
+    let status = if meeting.is_led() {
+        across::status_page(given, (&meeting, home), (ready, &mut brought), (&wait, background))?
+    } else {
+        meeting.status_page(session, (home, ready), &wait)?
+    };
+    let has_wires = session.world.ranks().any(|rank| meeting.is_wired(rank));
+    let mut side = Box::new(DeviceSide::new(session, (meeting, chooser, staging), brought, (home, status))?);
+    if has_wires {
+        side.far.prepare(home)?;
+    }
+    Ok(side)
+}
+
+/// Hands what this rank brings to ranks of other processes, and takes what they bring: into `brought` what lies on
+/// devices, and returns what is the host's.
+fn share_elsewhere(
+    given: &mut Given<'_>,
+    (meeting, staging): (&Meeting, &StagingLayout),
+    brought: &mut Brought,
+    background: &mut dyn Background,
+) -> Result<Vec<(Rank, HostRegion)>> {
+    let elsewhere = meeting.elsewhere();
+    let crossing = meeting.crossing().to_vec();
+    if elsewhere.is_empty() && crossing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (me, sharing) = (given.session.world.rank, given.session.settings.device_sharing);
+    let shape = given.session.settings.sizes.shape;
+    let queues = QueueMemory {
+        sharing,
+        usual: device_sharing::queue_bytes(shape, false)?,
+        with_readers: device_sharing::queue_bytes(shape, true)?,
+        readers: meeting.staged().reading_of(me).to_vec(),
+        crossing: crossing.clone(),
+    };
+    let mine = brought.sides.get(&me).cloned().ok_or_else(|| Error::internal("a side without memory"))?;
+    let reached = meeting.reached_elsewhere();
+    let owners = |ranks: &[Rank], bytes: &dyn Fn(Rank) -> Result<usize>| {
+        ranks.iter().map(|rank| Ok((*rank, bytes(*rank)?))).collect::<Result<Vec<(Rank, usize)>>>()
+    };
+    let sides = owners(&reached, &|rank| staging.device_bytes(rank))?;
+    let far_sides = owners(&crossing, &|rank| staging.device_bytes(rank))?;
+    let staged: Vec<Rank> = elsewhere.iter().copied().filter(|rank| staging.has(*rank)).collect();
+    let stages = owners(&staged, &|rank| staging.host_bytes(rank))?;
+    let stage = meeting.stage();
+    let mut taken = Vec::new();
+    given.set_up(WaitingFor::Anything, background, |fabric, setup| {
+        let regions = fabric.share_with_processes(&mine, (&sides, queues), setup)?;
+        brought.sides.extend(reached.iter().copied().zip(regions));
+        let regions = fabric.share_with_hosts(&mine, &far_sides, setup)?;
+        brought.sides.extend(crossing.iter().copied().zip(regions));
+        taken = fabric.share_of_host(stage.as_ref(), (&stages, &elsewhere), setup)?;
+        Ok(())
+    })?;
+    Ok(staged.into_iter().zip(taken).collect())
+}

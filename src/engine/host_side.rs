@@ -1,0 +1,316 @@
+//! What a rank has for calls on host memory, and how such a call becomes an exchange of slots, a plan or messages.
+
+use crate::engine::call_mover::Awaited;
+use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
+use crate::engine::given::Given;
+use crate::engine::host_chooser::{HostChooser, Path};
+use crate::error::{Error, Result};
+use crate::exec::composed;
+use crate::exec::epoch::{Epoch, Met};
+use crate::exec::flat::Flat;
+use crate::exec::run::{RunContext, ScratchTurns};
+use crate::exec::{self, Background, Begun, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task};
+use crate::plan::Windows;
+use crate::session::Session;
+use crate::session::failure_watch::FailureWatch;
+use crate::session::peer_status::WaitingFor;
+use crate::sync::TimeLimit;
+use crate::sync::primitive::{Arc, Ordering, fence};
+use crate::sync::ring::Label;
+use crate::transport::{Fabric, HostWindows, Need, Receivers};
+use crate::tune::Choice;
+use crate::types::{Collective, Rank, World};
+
+/// What one rank has for calls on host memory.
+#[derive(Debug)]
+pub(super) struct HostSide {
+    pub(super) chooser: HostChooser,
+    /// The mapped memory of my host, once opened.
+    windows: Option<Arc<HostWindows>>,
+    flat: Flat,
+    mapped_runs: MappedRuns,
+    /// Scratch of plans that need some without windows: the tokens of a barrier.
+    scratch: Box<[u8; SMALL_SCRATCH]>,
+}
+
+/// What plans with windows have used, counted alike by all ranks.
+#[derive(Debug, Clone, Copy, Default)]
+struct MappedRuns {
+    /// Their sets of scratch.
+    turns: ScratchTurns,
+    /// Their rounds, which are the values of my host's flags.
+    flag_base: u64,
+}
+
+impl HostSide {
+    pub(super) fn new(chooser: HostChooser, flat: Flat) -> HostSide {
+        let scratch = Box::new([0; SMALL_SCRATCH]);
+        HostSide { chooser, windows: None, flat, mapped_runs: MappedRuns::default(), scratch }
+    }
+
+    /// Runs a collective to its end.
+    #[inline]
+    pub(super) fn collective(
+        &mut self,
+        mut given: Given<'_>,
+        begun: &Begun<'_>,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let call = begun.call;
+        if call.collective.is_messages() {
+            return run_messages(given, begun, background);
+        }
+        if begun.world.size == 1 {
+            return exec::alone::run(begun);
+        }
+        match self.chooser.path(Question::of(call))? {
+            Path::Flat => self.run_flat(given, begun, background),
+            Path::Plan(PlanPath::Windows(choice)) => self.run_windows(given, begun, choice, background),
+            Path::Plan(PlanPath::Slots(choice)) => {
+                let program = self.chooser.program(call, choice, Windows::None)?;
+                self.run_plan(&mut given, (begun, &program), None, background)
+            }
+        }
+    }
+
+    #[inline]
+    fn run_flat(&mut self, mut given: Given<'_>, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
+        let operation = begun.operation;
+        if self.windows.is_none() {
+            self.open_windows(&mut given, WaitingFor::Collective(operation), background)?;
+        }
+        let Some(windows) = &self.windows else { return Err(no_windows()) };
+        let mut watch = FailureWatch::of_call(given.session, WaitingFor::Collective(operation));
+        let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+        exec::flat_call::run(begun, windows, &mut self.flat, &mut wait_context)
+    }
+
+    fn run_windows(
+        &mut self,
+        mut given: Given<'_>,
+        begun: &Begun<'_>,
+        choice: Choice,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let Begun { call, operation, .. } = *begun;
+        if self.windows.is_none() {
+            self.open_windows(&mut given, WaitingFor::Collective(operation), background)?;
+        }
+        let windows = self.windows.clone().ok_or_else(no_windows)?;
+        let session = given.session;
+        let mut epoch = Epoch::open(&windows, begun);
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
+        let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+        let met = epoch.meet(begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
+            Met::In(windows) => Ok(Some(windows)),
+            Met::Reading => {
+                let streams = exec::run::streams(begun, session.settings.streaming_bytes);
+                let done = exec::pull::run(begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
+                Ok((!done).then_some(Windows::Scratch))
+            }
+        });
+        let result = match met {
+            Ok(None) => Ok(()),
+            Ok(Some(kind)) => {
+                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
+                // nothing to publish.
+                let windows = self.chooser.windows_across_teams(kind);
+                let program = self.chooser.program(call, choice, windows)?;
+                self.run_plan(&mut given, (begun, &program), Some(&mut epoch), background)
+            }
+            Err(error) => Err(error),
+        };
+        if result.is_ok() {
+            return epoch.end();
+        }
+        let result = result.map_err(|error| self.cause(session, error));
+        // Peers inside my buffers must learn of it before `epoch`, when it is dropped, waits for them.
+        result.inspect_err(|error| session.publish_failure(error))
+    }
+
+    fn run_plan(
+        &mut self,
+        given: &mut Given<'_>,
+        (begun, program): (&Begun<'_>, &Program),
+        epoch: Option<&mut Epoch<'_>>,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let operation = begun.operation;
+        if !program.is_connected() {
+            let needs = (program.needs(), Receivers::Come);
+            given.connect(needs, WaitingFor::Collective(operation), background)?;
+            program.set_connected();
+        }
+        let flag_base = self.mapped_runs.flag_base;
+        let mapped = program.plan().spec.windows != Windows::None;
+        if mapped {
+            self.mapped_runs.flag_base += u64::from(program.rounds());
+        }
+        let session = given.session;
+        let context = RunContext {
+            windows: self.windows.as_deref().filter(|_| mapped),
+            scratch: &mut self.scratch[..],
+            history: &session.history,
+            turns: &mut self.mapped_runs.turns,
+            flag_base,
+            streaming_bytes: session.settings.streaming_bytes,
+        };
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
+        let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+        exec::run::run(program, begun, epoch, context, &mut wait_context)
+    }
+
+    /// Maps the memory of the ranks of my host.
+    #[cold]
+    pub(super) fn open_windows(
+        &mut self,
+        given: &mut Given<'_>,
+        waiting_for: WaitingFor<'_>,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        given.set_up(waiting_for, background, Fabric::open_windows)?;
+        self.take_windows(given);
+        Ok(())
+    }
+
+    /// The same in the communicator's set-up, and not at the first call, where ranks map each other's memory at all.
+    pub(super) fn open_early(&mut self, given: &mut Given<'_>, limit: TimeLimit) -> Result<()> {
+        if !self.chooser.grounds().maps_peers() {
+            return Ok(());
+        }
+        let session = given.session;
+        let wait = limit.wait(&session.abort).with_progress(given.mover.progress.clone());
+        let watch = FailureWatch::new(session, WaitingFor::Anything).with_limit(limit);
+        given.set_up_under((&wait, watch), &mut NoBackground, Fabric::open_windows)?;
+        self.take_windows(given);
+        Ok(())
+    }
+
+    /// Takes what the fabric has mapped by now.
+    pub(super) fn take_windows(&mut self, given: &Given<'_>) {
+        self.windows = given.mover.fabric.windows();
+    }
+
+    /// The mapped memory of my host, once opened.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(super) fn windows(&self) -> Option<&HostWindows> {
+        self.windows.as_deref()
+    }
+
+    /// The program of a call over slots.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(super) fn program_over_slots(&mut self, call: &crate::exec::Call<'_>) -> Result<Arc<Program>> {
+        let Path::Plan(PlanPath::Slots(choice)) = self.chooser.path(Question::of(call))? else {
+            return Err(Error::internal("a call that takes no slots"));
+        };
+        self.chooser.program(call, choice, Windows::None)
+    }
+
+    /// [`Session::cause`].
+    pub(super) fn cause(&self, session: &Session, error: Error) -> Error {
+        session.cause(error, &|peer| self.first_difference(peer))
+    }
+
+    /// The first call that differs, by the labels in the flat slots of a rank of this host.
+    pub(super) fn first_difference(&self, peer: Rank) -> Option<Error> {
+        let windows = self.windows.as_ref()?;
+        let place = windows.ranks.binary_search(&peer).ok()?;
+        let (mine, theirs) = self.flat.first_difference(windows, place)?;
+        Some(exec::mismatch(mine, peer, theirs))
+    }
+
+    /// Looks for a collective that a peer called differently and in which neither waited for the other, such as a small
+    /// broadcast of two roots: in the flat slots of this host, and among the messages that nobody has taken. It never
+    /// waits.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`](crate::error::Kind::Mismatch).
+    pub(super) fn last_look(&self, given: Given<'_>) -> Result<()> {
+        // Pairs with the same fence of a peer that ends meanwhile. Each rank announces its calls before its fence and
+        // looks after it, so of two ranks at least one sees the other's call; without the fences each may look before
+        // its own call is seen.
+        fence(Ordering::SeqCst);
+        let Given { session, mover } = given;
+        let World { rank, .. } = session.world;
+        let near = self.windows.iter().flat_map(|windows| windows.ranks.iter().copied());
+        if let Some(difference) = near.filter(|peer| *peer != rank).find_map(|peer| self.first_difference(peer)) {
+            return Err(difference);
+        }
+        let links = mover.fabric.links();
+        // A peer that has left may have closed its connections: that ends nothing here.
+        let _closed = links.pump();
+        let differs = |(peer, label): (Rank, Label)| {
+            let mine = session.history.at(exec::sequence(label))?;
+            (!exec::same_call(mine, label)).then(|| exec::mismatch(mine, peer, label))
+        };
+        links.left_over().into_iter().find_map(differs).map_or(Ok(()), Err)
+    }
+}
+
+/// A collective that is made of messages.
+fn run_messages(mut given: Given<'_>, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
+    let (call, world) = (begun.call, begun.world);
+    if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
+        return deliver(&mut given, composed::blocks(call, world), begun.operation, background);
+    }
+    let mut scan = composed::Scan::new(call, &begun.kernel, world, given.session.settings.reproducible)?;
+    while let Some(messages) = scan.round() {
+        deliver(&mut given, messages, begun.operation, background)?;
+        scan.end_round();
+    }
+    Ok(())
+}
+
+/// Runs messages of one collective on the connections of collectives.
+fn deliver(
+    given: &mut Given<'_>,
+    messages: Vec<Message<'_>>,
+    operation: &Operation,
+    background: &mut dyn Background,
+) -> Result<()> {
+    let others = exec::copy_to_self(given.session.world.rank, messages)?;
+    // A part of a scan says how long the whole is: the first parts of two scans are often alike.
+    let is_scan = matches!(operation.collective, Collective::Scan | Collective::Exscan);
+    let whole = is_scan.then_some(operation.count);
+    let run = |message| MessageRun::of_collective(message, operation, whole);
+    let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
+    let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
+    drive_messages(given, (&needs, Receivers::Come), (&mut runs, Some(operation)), background)
+}
+
+/// Runs messages side by side: those of a collective, or of their own.
+pub(super) fn drive_messages(
+    given: &mut Given<'_>,
+    needs: (&[Need], Receivers),
+    (runs, collective): (&mut [MessageRun<'_>], Option<&Operation>),
+    background: &mut dyn Background,
+) -> Result<()> {
+    let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
+    given.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
+    // The tasks know better which of them have not ended.
+    let unknown = Vec::new;
+    let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
+    let mut watch = FailureWatch::of_call(given.session, waiting_for);
+    let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+    let mut queues = MessageQueue::by_connection(runs);
+    let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
+    exec::drive(&mut tasks, &mut wait_context)
+}
+
+/// Runs one message. What [`drive_messages`] does for several, with nothing allocated on the way.
+pub(super) fn drive_message(mut given: Given<'_>, need: Need, run: &mut MessageRun<'_>) -> Result<()> {
+    let awaited = run.awaited();
+    let open = || vec![awaited];
+    given.connect((&[need], Receivers::AreAsked), WaitingFor::Messages(&open), &mut NoBackground)?;
+    let mut watch = FailureWatch::of_call(given.session, WaitingFor::Messages(&open));
+    let mut nothing = NoBackground;
+    let mut wait_context = given.wait_context(Awaited::OneRank, &mut watch, &mut nothing);
+    exec::drive_one(run, &mut wait_context)
+}
+
+#[cold]
+fn no_windows() -> Error {
+    Error::internal("the host's windows are not open")
+}
