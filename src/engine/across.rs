@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::exec::lower::{self, Lowered};
 use crate::exec::{Background, Begun, Call, StagedSide, Stages};
 use crate::plan::Windows;
-use crate::reach::device_sharing::{self, Brought, Meeting};
+use crate::reach::device_sharing::{Brought, Meeting};
+use crate::reach::side_layout;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::Wait;
 use crate::tune::Choice;
@@ -85,7 +86,7 @@ pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>) -> Result<bool>
         );
     let choice = if own_words { None } else { on.side.chooser.direct(call)? };
     let Some(choice) = choice else { return Ok(false) };
-    let stages = Stages::new(call, world, device_sharing::stage_bytes(on.given.session.settings.sizes.scratch_bytes));
+    let stages = Stages::new(call, world, side_layout::stage_bytes(on.given.session.settings.sizes.scratch_bytes));
     for piece in 0..stages.pieces() {
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
         let staged = CallPiece { call, stages: &stages, piece, choice, windows };

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::exec::{Begun, composed};
 use crate::log;
 use crate::plan::Windows;
-use crate::reach::device_sharing;
+use crate::reach::side_layout;
 use crate::types::Collective;
 
 /// Runs a collective whose buffers live on a device, in its order.
@@ -37,7 +37,7 @@ pub(super) fn run(on: &mut DeviceCall<'_>, begun: &Begun<'_>) -> Result<()> {
     let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
     let scratch = if windows == Windows::None && world.size > 1 {
         part.keep.push(side.own_scratch.clone());
-        device_sharing::address(&side.own_scratch, 0)
+        side_layout::address(&side.own_scratch, 0)
     } else {
         side.peers[world.rank.index()].scratch
     };

@@ -10,8 +10,9 @@ use crate::engine::given::Given;
 use crate::error::{Error, Result};
 use crate::exec::{Background, Order};
 use crate::reach::channel_search;
-use crate::reach::device_sharing::{self, Brought, Meeting};
+use crate::reach::device_sharing::{Brought, Meeting};
 use crate::reach::line_ways;
+use crate::reach::side_layout;
 use crate::reach::staging::StagingLayout;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
@@ -136,8 +137,8 @@ fn share_elsewhere(
     let shape = given.session.settings.sizes.shape;
     let queues = QueueMemory {
         sharing,
-        usual: device_sharing::queue_bytes(shape, false)?,
-        with_readers: device_sharing::queue_bytes(shape, true)?,
+        usual: side_layout::queue_bytes(shape, false)?,
+        with_readers: side_layout::queue_bytes(shape, true)?,
         readers: meeting.staged().reading_of(me).to_vec(),
         crossing: crossing.clone(),
     };

@@ -7,15 +7,16 @@
 
 use std::collections::HashMap;
 
-use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region, Sharing, StatusPage, lines};
+use crate::device::records::PeerMemory;
+use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
-use crate::plan::{MOST_CHANNELS, WINDOW_LANES};
 use crate::reach::crossings::Crossings;
 use crate::reach::device_ways::{self, Known};
+use crate::reach::facts::Facts;
 use crate::reach::sharers::Sharers;
+use crate::reach::side_layout::{Addresses, SideLayout, address, ends, queue_bytes};
 use crate::reach::staging::{Staged, StagingLayout};
 use crate::session::Session;
 use crate::sync::Wait;
@@ -25,9 +26,9 @@ use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::topo::Topology;
 use crate::topo::reach::ladder::LeavesBy;
-use crate::transport::{Channel, ConnectionMemory, Need, QueueBytes, QueuePart, Way, process_token};
+use crate::transport::{Channel, ConnectionMemory, Need, QueuePart, process_token};
 use crate::types::{Rank, World};
-use crate::wire::{self, Reader, Writer};
+use crate::wire;
 
 /// What the ranks of this process share, and which ranks those are.
 #[derive(Debug)]
@@ -63,36 +64,6 @@ struct Shared {
     windows: Mutex<HashMap<(u32, Rank), Region>>,
     /// The status pages of the ranks on each device, where a process leads on each.
     pages: Mutex<HashMap<Home, HostRegion>>,
-}
-
-/// What a rank tells all others when they first meet on devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
-    pub process: u64,
-    /// The key under which threads of one process find what they share.
-    ticket: u64,
-    pub device: DeviceIdentity,
-    /// Whether it may be shared with other processes: [`crate::device::Device::runs_processes_together`], or
-    /// `RSCCL_COHORT=split`.
-    pub together: bool,
-    pub(super) leaves_by: LeavesBy,
-    /// `NCCL_P2P_DIRECT_DISABLE`
-    pub(super) without_pointers: bool,
-}
-
-/// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
-#[derive(Debug, Clone, Copy)]
-pub struct SideLayout {
-    pub ranks: u32,
-}
-
-/// The memory of all ranks, as this rank's device addresses it; 0 where it has no address.
-#[derive(Debug)]
-pub struct Addresses {
-    /// On their devices.
-    sides: Vec<u64>,
-    /// The host's.
-    stages: Vec<u64>,
 }
 
 /// What this rank and the ranks of other processes have brought, and keeps it: see [`Meeting::addresses`].
@@ -497,158 +468,6 @@ impl Meeting {
     }
 }
 
-impl Facts {
-    fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::new();
-        writer.u64(self.process).u64(self.ticket).raw(&self.device.0).u8(u8::from(self.together));
-        writer.u8(self.leaves_by.code()).u8(u8::from(self.without_pointers));
-        writer.finish()
-    }
-
-    fn decode(rank: Rank, bytes: &[u8]) -> Result<Facts> {
-        let read = || -> Result<Facts> {
-            let mut reader = Reader::new(bytes, "a rank's device");
-            let (process, ticket) = (reader.u64()?, reader.u64()?);
-            let (device, together) = (DeviceIdentity(reader.array()?), reader.u8()? != 0);
-            let leaves_by = LeavesBy::of_code(reader.u8()?);
-            let leaves_by = leaves_by.ok_or_else(|| reader.malformed("its memory leaves it in an unknown way"))?;
-            let without_pointers = reader.u8()? != 0;
-            reader.finish()?;
-            Ok(Facts { process, ticket, device, together, leaves_by, without_pointers })
-        };
-        read().map_err(|error| error.about(rank))
-    }
-}
-
-/// Bytes of a rank's stage, which lies behind its scratch of `scratch_bytes`, and where it begins there.
-pub fn stage_bytes(scratch_bytes: usize) -> usize {
-    scratch_bytes.next_multiple_of(STAGE_GRAIN)
-}
-
-impl Addresses {
-    /// Where the memory of `rank` is that it brings on its device.
-    pub fn side(&self, rank: Rank) -> u64 {
-        self.sides[rank.index()]
-    }
-}
-
-impl SideLayout {
-    /// The layout of the control words, with which the memory begins.
-    pub fn control(self) -> ControlLayout {
-        ControlLayout { ranks: self.ranks, lanes: u32::try_from(WINDOW_LANES).unwrap_or(u32::MAX) }
-    }
-
-    /// Where a rank keeps the words of the connection on which it sends to `to`.
-    fn sender(self, to: Rank, channel: Channel) -> u64 {
-        self.control().bytes() + (u64::from(to.get()) * CHANNELS + channel_number(channel)) * QUEUE_WORDS
-    }
-
-    pub fn scratch(self) -> u64 {
-        self.sender(Rank::new(self.ranks), Channel::PointToPoint).next_multiple_of(PAGE)
-    }
-
-    /// This rank's end of a connection in the memory of devices.
-    pub fn end(
-        self,
-        (me, need): (Rank, Need),
-        memory: &ConnectionMemory,
-        places: &Addresses,
-        shape: Shape,
-    ) -> SlotQueue {
-        let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
-        let sender = places.sides[from.index()] + self.sender(to, need.channel);
-        let receiver = address(&memory.at_receiver, 0);
-        let behind_words = receiver + QUEUE_WORDS;
-        let (slots, behind) = match &memory.at_sender {
-            Some(at_sender) => (address(at_sender, 0), behind_words),
-            None => (behind_words, behind_words + lines::slots_bytes(slots_of(shape))),
-        };
-        SlotQueue {
-            rank: from.get(),
-            sends,
-            slots,
-            lines: lines::first(behind),
-            count: shape.slots,
-            payload: u64::from(shape.slot_bytes),
-            tail: receiver,
-            head: sender,
-            mine: QUEUE_LINE + if sends { sender } else { receiver },
-        }
-    }
-}
-
-impl StagingLayout {
-    /// This rank's end of a connection in the host's memory, and on a third rank's device.
-    ///
-    /// # Errors
-    /// For a channel that has no queue.
-    pub fn end(&self, (me, need): (Rank, Need), places: &Addresses) -> Result<SlotQueue> {
-        let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
-        let queue = self.queue((from, to), need.channel);
-        let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
-        let receiver = places.stages[to.index()] + queue;
-        let lent = self.lent((from, to), need.channel).map(|(third, at)| places.sides[third.index()] + at);
-        let slots = lent.unwrap_or(receiver + QUEUE_WORDS);
-        let (count, payload) = (self.slots((from, to)), u64::from(self.shape.slot_bytes));
-        Ok(SlotQueue {
-            rank: from.get(),
-            sends,
-            slots,
-            lines: lines::first(slots + lines::slots_bytes((count, payload))),
-            count,
-            payload,
-            tail: receiver,
-            head: places.stages[from.index()] + self.side.sender(to, need.channel),
-            mine: self.side.own_count(need, places.sides[me.index()]),
-        })
-    }
-}
-
-impl SideLayout {
-    /// Where this rank counts what it has sent or received by a connection whose slots are in the host's memory: on its
-    /// own device, where nothing else is kept for such a connection.
-    pub fn own_count(self, need: Need, side: u64) -> u64 {
-        let own = side + self.sender(need.peer, need.channel);
-        if need.way == Way::Send { own + QUEUE_LINE } else { own }
-    }
-}
-
-/// The number of a channel among the connections of a pair.
-pub(super) fn channel_number(channel: Channel) -> u64 {
-    match channel {
-        Channel::PointToPoint => 0,
-        Channel::Collective(number) => 1 + u64::from(number),
-    }
-}
-
-/// Bytes of a connection's memory: at the receiver its words, then the slots, then the lines. If it `reads`, the slots
-/// lie at the sender instead.
-pub fn queue_bytes(shape: Shape, reads: bool) -> Result<QueueBytes> {
-    let (slots, protocols) = (slots_of(shape), lines::PROTOCOLS);
-    Ok(QueueBytes {
-        at_receiver: fits(QUEUE_WORDS + lines::connection_bytes(if reads { (0, 0) } else { slots }, protocols))?,
-        at_sender: if reads { Some(fits(lines::slots_bytes(slots))?) } else { None },
-    })
-}
-
-/// How many slots there are, and the bytes of each.
-fn slots_of(shape: Shape) -> (u32, u64) {
-    (shape.slots, u64::from(shape.slot_bytes))
-}
-
-/// The sender and the receiver of the connection of which `me` needs an end.
-fn ends(me: Rank, need: Need) -> (Rank, Rank) {
-    if need.way == Way::Send { (me, need.peer) } else { (need.peer, me) }
-}
-
-pub fn address(region: &Region, offset: u64) -> u64 {
-    region.base().addr().get() as u64 + offset
-}
-
-pub fn fits(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))
-}
-
 impl Entry {
     fn new(shared: &Arc<Shared>) -> Result<Entry> {
         let ticket = u64::from_le_bytes(random::bytes()?);
@@ -670,113 +489,5 @@ fn meetings() -> MutexGuard<'static, HashMap<u64, Weak<Shared>>> {
     MEETINGS.get_or_init(Mutex::default).lock()
 }
 
-/// Bytes of a connection's words at each end: the count that the other end raises, and this end's own count, each in a
-/// cache line of its own.
-pub(super) const QUEUE_WORDS: u64 = 2 * QUEUE_LINE;
-const QUEUE_LINE: u64 = 64;
 /// An error of a driver.
 const MOST_REASON_BYTES: usize = 1 << 10;
-/// The connections from one rank to another: one for each channel of collectives, and one for messages.
-const CHANNELS: u64 = MOST_CHANNELS as u64 + 1;
-const PAGE: u64 = 4096;
-const STAGE_GRAIN: usize = 4096;
-
-#[cfg(test)]
-#[cfg(not(loom))]
-pub(super) mod tests {
-    use super::*;
-    use crate::topo::reach::ladder::WaySettings;
-
-    pub(in crate::reach) fn facts(process: u64, device: u8, together: bool) -> Facts {
-        let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);
-        Facts { process, ticket: 9, device, together, leaves_by, without_pointers: together }
-    }
-
-    /// A rank alone in its process, whose device has descriptors.
-    pub(in crate::reach) fn process_of_its_own(process: u64, device: DeviceIdentity, settings: &WaySettings) -> Facts {
-        let leaves_by = if settings.by_handle { LeavesBy::HandleBySetting } else { LeavesBy::Descriptor };
-        let without_pointers = settings.no_pointers;
-        Facts { process, ticket: 9, device, together: false, leaves_by, without_pointers }
-    }
-
-    #[test]
-    fn facts_come_back_and_broken_ones_are_refused() {
-        let mine = facts(7, 3, true);
-        assert_eq!(Facts::decode(Rank::new(1), &mine.encode()).unwrap(), mine);
-        for broken in [&mine.encode()[1..], &[], &[0; 36], &[9; 35]] {
-            assert_eq!(Facts::decode(Rank::new(1), broken).unwrap_err().peer(), Some(1));
-        }
-    }
-
-    /// Links lead from ranks 0 and 2 to rank 1.
-    #[test]
-    fn slots_over_another_device_lie_there_and_their_words_do_not() {
-        let told = [[0, 1, 2], [1, 0, 1], [2, 1, 0]].map(Vec::from);
-        let world = World { rank: Rank::new(0), size: 3 };
-        let layout = StagingLayout {
-            staged: Arc::new(Staged::of(world, &told, |_, _| true).unwrap()),
-            side: SideLayout { ranks: 3 },
-            scratch_bytes: 100,
-            shape: Shape { slots: 8, slot_bytes: 64 },
-            channels: 1,
-            led: false,
-        };
-        let (sides, stages) = (vec![1 << 30, 2 << 30, 3 << 30], vec![4 << 30, 0, 5 << 30]);
-        let places = Addresses { sides, stages };
-        let end = |rank: u32, way: Way| {
-            let need = Need { peer: Rank::new(2 - rank), way, channel: Channel::Collective(0) };
-            layout.end((Rank::new(rank), need), &places).unwrap()
-        };
-        let (sends, receives) = (end(0, Way::Send), end(2, Way::Receive));
-        assert_eq!([sends.slots, sends.tail, sends.head], [receives.slots, receives.tail, receives.head]);
-        assert_eq!([sends.slots >> 30, sends.tail >> 30, sends.head >> 30], [2, 5, 4]);
-        assert_eq!([sends.mine >> 30, receives.mine >> 30], [1, 3]);
-    }
-
-    /// Where the receiver reads, words and lines stay with it; else slots lie between them.
-    #[test]
-    fn slots_lie_at_the_receiver_or_at_the_sender() {
-        let (layout, shape) = (SideLayout { ranks: 2 }, Shape { slots: 8, slot_bytes: 192 });
-        let places = Addresses { sides: vec![1 << 30, 2 << 30], stages: vec![0, 0] };
-        for reads in [false, true] {
-            let bytes = queue_bytes(shape, reads).unwrap();
-            let region = |bytes| device::HostMemory.allocate_host(bytes, Sharing::Threads).unwrap().as_region().clone();
-            let memory =
-                ConnectionMemory { at_receiver: region(bytes.at_receiver), at_sender: bytes.at_sender.map(region) };
-            let end = |me: u32, way: Way| {
-                let need = Need { peer: Rank::new(1 - me), way, channel: Channel::PointToPoint };
-                layout.end((Rank::new(me), need), &memory, &places, shape)
-            };
-            let (sends, receives) = (end(0, Way::Send), end(1, Way::Receive));
-            assert_eq!((sends.slots, sends.lines, sends.tail), (receives.slots, receives.lines, receives.tail));
-            let place = |region: &Region, at: u64| {
-                Some(at.checked_sub(address(region, 0))?).filter(|at| *at < region.bytes() as u64)
-            };
-            assert_eq!(place(&memory.at_receiver, sends.tail), Some(0));
-            let lines = place(&memory.at_receiver, sends.lines).unwrap();
-            let behind_lines = lines + lines::lines_bytes(lines::PROTOCOLS) - 128;
-            assert!(sends.lines % 128 == 0 && behind_lines <= memory.at_receiver.bytes() as u64);
-            match &memory.at_sender {
-                Some(at_sender) => {
-                    assert_eq!(place(at_sender, sends.slots), Some(0));
-                    assert_eq!(at_sender.bytes() as u64, lines::slots_bytes((8, 192)));
-                    assert!(lines < QUEUE_WORDS + 128);
-                }
-                None => {
-                    assert_eq!(place(&memory.at_receiver, sends.slots), Some(QUEUE_WORDS));
-                    assert!(lines >= QUEUE_WORDS + lines::slots_bytes((8, 192)));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_words_of_a_rank_do_not_overlap() {
-        let layout = SideLayout { ranks: 3 };
-        let last = Channel::Collective(u8::MAX);
-        let first = layout.sender(Rank::new(0), Channel::PointToPoint);
-        assert_eq!(first, layout.control().bytes());
-        assert_eq!(layout.sender(Rank::new(0), last) + QUEUE_WORDS, layout.sender(Rank::new(1), Channel::PointToPoint));
-        assert!(layout.sender(Rank::new(2), last) + QUEUE_WORDS <= layout.scratch());
-    }
-}

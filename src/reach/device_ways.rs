@@ -5,7 +5,7 @@ use crate::device::{self, DeviceIdentity, Home};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::reach::crossings::Crossings;
-use crate::reach::device_sharing::Facts;
+use crate::reach::facts::Facts;
 use crate::reach::gpu_distance::GpuDistances;
 use crate::reach::staging::Staged;
 use crate::session::Session;
@@ -160,7 +160,7 @@ impl Known<'_> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::reach::device_sharing::tests::process_of_its_own;
+    use crate::reach::facts::tests::process_of_its_own;
     use crate::reach::staging::tell;
     use crate::topo::bandwidth::GpuGeneration;
     use crate::topo::paths::Paths;

@@ -3,7 +3,7 @@
 //! A kernel of one process that waits for a kernel of another waits for its time slice, which takes milliseconds. So on
 //! each device one process leads: it launches the collectives of all ranks there (`engine::across`).
 
-use crate::reach::device_sharing::Facts;
+use crate::reach::facts::Facts;
 use crate::types::Rank;
 
 /// How processes that share a device work there. The same on all ranks.
@@ -34,7 +34,7 @@ impl Sharers {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::reach::device_sharing::tests::facts;
+    use crate::reach::facts::tests::facts;
 
     #[test]
     fn one_process_leads_where_all_ranks_share_memory() {

@@ -10,19 +10,18 @@
 //! takes no room on the links.
 
 use crate::device::lines;
-use crate::device::records::SLOT_HEADER;
+use crate::device::records::{SLOT_HEADER, SlotQueue};
 use crate::error::{Error, Result};
 use crate::plan::LEAST_SLOTS;
+use crate::reach::side_layout::{Addresses, QUEUE_WORDS, SideLayout, channel_number, ends, fits, stage_bytes};
 use crate::session::Session;
 use crate::sync::Wait;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::topo::reach::ladder::{Saying, Sayings, ToldAccess};
-use crate::transport::Channel;
+use crate::transport::{Channel, Need, Way};
 use crate::types::{Rank, World};
 use crate::wire;
-
-use super::device_sharing::{QUEUE_WORDS, SideLayout, channel_number, fits, stage_bytes};
 
 /// Which pairs of ranks do not reach each other's memory, and which of the others read from it what they are sent. The
 /// same on all ranks.
@@ -232,6 +231,31 @@ impl StagingLayout {
         let place = self.staged.pairs_on(third).position(|other| other == pair)?;
         let number = place as u64 * self.queues_of_peer() + self.number(channel)?;
         Some((third, lent_at(self.own_bytes(third).ok()?) + number * self.lent_bytes(third)))
+    }
+
+    /// This rank's end of a connection in the host's memory, and on a third rank's device.
+    ///
+    /// # Errors
+    /// For a channel that has no queue.
+    pub fn end(&self, (me, need): (Rank, Need), places: &Addresses) -> Result<SlotQueue> {
+        let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
+        let queue = self.queue((from, to), need.channel);
+        let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
+        let receiver = places.stages[to.index()] + queue;
+        let lent = self.lent((from, to), need.channel).map(|(third, at)| places.sides[third.index()] + at);
+        let slots = lent.unwrap_or(receiver + QUEUE_WORDS);
+        let (count, payload) = (self.slots((from, to)), u64::from(self.shape.slot_bytes));
+        Ok(SlotQueue {
+            rank: from.get(),
+            sends,
+            slots,
+            lines: lines::first(slots + lines::slots_bytes((count, payload))),
+            count,
+            payload,
+            tail: receiver,
+            head: places.stages[from.index()] + self.side.sender(to, need.channel),
+            mine: self.side.own_count(need, places.sides[me.index()]),
+        })
     }
 
     fn number(&self, channel: Channel) -> Option<u64> {
@@ -448,5 +472,30 @@ mod tests {
             assert_eq!(layout.queue((rank(1), rank(0)), Channel::Collective(3)), None);
             assert_eq!(layout.queue((rank(1), rank(2)), Channel::PointToPoint), None);
         }
+    }
+
+    /// Links lead from ranks 0 and 2 to rank 1.
+    #[test]
+    fn slots_over_another_device_lie_there_and_their_words_do_not() {
+        let told = [[0, 1, 2], [1, 0, 1], [2, 1, 0]].map(Vec::from);
+        let world = World { rank: Rank::new(0), size: 3 };
+        let layout = StagingLayout {
+            staged: Arc::new(Staged::of(world, &told, |_, _| true).unwrap()),
+            side: SideLayout { ranks: 3 },
+            scratch_bytes: 100,
+            shape: Shape { slots: 8, slot_bytes: 64 },
+            channels: 1,
+            led: false,
+        };
+        let (sides, stages) = (vec![1 << 30, 2 << 30, 3 << 30], vec![4 << 30, 0, 5 << 30]);
+        let places = Addresses { sides, stages };
+        let end = |rank: u32, way: Way| {
+            let need = Need { peer: Rank::new(2 - rank), way, channel: Channel::Collective(0) };
+            layout.end((Rank::new(rank), need), &places).unwrap()
+        };
+        let (sends, receives) = (end(0, Way::Send), end(2, Way::Receive));
+        assert_eq!([sends.slots, sends.tail, sends.head], [receives.slots, receives.tail, receives.head]);
+        assert_eq!([sends.slots >> 30, sends.tail >> 30, sends.head >> 30], [2, 5, 4]);
+        assert_eq!([sends.mine >> 30, receives.mine >> 30], [1, 3]);
     }
 }

@@ -39,14 +39,6 @@ pub(crate) const KNOTS: &[(&str, Arrows)] = &[
         "the layer that turns the driver's codes into errors also owns the table of pinned blocks",
         &[("device/cuda/context", "device/cuda/stream"), ("device/cuda/result", "device/cuda/host_pins")],
     ),
-    (
-        "facts, ways and layouts of one device each need another's types: `Facts` and `SideLayout` have no file of their own",
-        &[
-            ("reach/device_sharing", "reach/sharers"),
-            ("reach/device_ways", "reach/device_sharing"),
-            ("reach/staging", "reach/device_sharing"),
-        ],
-    ),
     ("a site has sizes, and sizes are those of a site", &[("plan/site", "plan/sizes")]),
 ];
 
