@@ -30,7 +30,9 @@ pub(crate) fn check(root: &Path, findings: &mut Vec<String>) {
     let manifests = [("Cargo.toml", "tests/", read("Cargo.toml")), ("tests/Cargo.toml", "", read("tests/Cargo.toml"))];
     let entries = fs::read_dir(root.join("tests")).unwrap_or_else(|error| panic!("tests: {error}"));
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    findings.extend(names.filter(|name| name.ends_with(".rs")).filter_map(|name| entry(&name, &manifests)));
+    let names: Vec<String> = names.filter(|name| name.ends_with(".rs")).collect();
+    let texts: Vec<String> = names.iter().map(|name| read(&format!("tests/{name}"))).collect();
+    findings.extend(names.iter().filter_map(|name| entry(name, &manifests, &texts)));
 }
 
 /// What is wrong with the inclusions of a file, and the lines that include a module from above the file's folder.
@@ -74,14 +76,19 @@ fn resolved(name: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// What is wrong if the test program `name` has not one entry in the manifests, each with what stands before its names.
-fn entry(name: &str, manifests: &[(&str, &str, String)]) -> Option<String> {
-    let count = |(_, before, text): &(&str, &str, String)| {
-        text.lines().filter(|line| *line == format!("path = \"{before}{name}\"")).count()
-    };
-    let entries: usize = manifests.iter().map(count).sum();
+/// What is wrong if the file `name` has not one place: an entry in one of the manifests, each with what stands before its
+/// names, or a line in another file of tests, of which it is a module.
+fn entry(name: &str, manifests: &[(&str, &str, String)], texts: &[String]) -> Option<String> {
+    let lines = |text: &str, line: &str| text.lines().filter(|it| *it == line).count();
+    let entries: usize =
+        manifests.iter().map(|(_, before, text)| lines(text, &format!("path = \"{before}{name}\""))).sum();
+    let module = format!("mod {};", name.trim_end_matches(".rs"));
+    let modules: usize = texts.iter().map(|text| lines(text, &module)).sum();
     let places: Vec<&str> = manifests.iter().map(|(manifest, ..)| *manifest).collect();
-    (entries != 1).then(|| format!("tests/{name}:1: {entries} entries in {}, one is wanted", places.join(" and ")))
+    (entries + modules != 1).then(|| {
+        let (places, count) = (places.join(" and "), entries + modules);
+        format!("tests/{name}:1: {count} entries in {places} or lines `{module}` in tests, one is wanted")
+    })
 }
 
 #[test]
@@ -115,8 +122,13 @@ fn a_test_program_without_an_entry_is_found() {
     let manifests =
         [("Cargo.toml", "tests/", "path = \"tests/cli.rs\"\n"), ("tests/Cargo.toml", "", "path = \"plans.rs\"\n")]
             .map(|(manifest, before, text)| (manifest, before, text.to_owned()));
-    assert!(entry("cli.rs", &manifests).is_none() && entry("plans.rs", &manifests).is_none());
-    let said = entry("new.rs", &manifests).expect("it has none");
-    assert_eq!(said, "tests/new.rs:1: 0 entries in Cargo.toml and tests/Cargo.toml, one is wanted");
-    assert!(entry("tests/cli.rs", &manifests).is_some());
+    let texts = ["mod scans;\nmod cli;\n".to_owned()];
+    let entry = |name| entry(name, &manifests, &texts);
+    assert!(entry("plans.rs").is_none() && entry("scans.rs").is_none());
+    let said = entry("new.rs").expect("it has none");
+    assert!(
+        said.starts_with("tests/new.rs:1: 0 entries in Cargo.toml and tests/Cargo.toml or lines `mod new;`"),
+        "{said}"
+    );
+    assert!(entry("cli.rs").is_some_and(|said| said.starts_with("tests/cli.rs:1: 2 entries")), "it has two");
 }
