@@ -66,7 +66,7 @@ pub use group::{Group, Member, StreamMember, group, try_group};
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;
 pub use owned::OwnedRequest;
-pub use placement::{DeviceChoice, Locality, Placement};
+pub use placement::{DeviceChoice, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
 pub use request::Request;
@@ -122,7 +122,7 @@ pub struct Communicator {
     birthplace: Birthplace,
     /// Taken for the length of a call.
     home: Turns<Home>,
-    /// Where the ranks are, once asked.
+    /// Where this rank is, known once the engine is made: the engine may be elsewhere when the program asks.
     placement: OnceLock<Placement>,
 }
 
@@ -184,7 +184,9 @@ impl Communicator {
     /// A communicator that is made.
     fn ready(engine: Engine) -> Communicator {
         let status = Status::ready(engine.session.world, engine.session.abort.clone());
-        Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)))
+        let made = Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)));
+        made.note_placement(&made.home());
+        made
     }
 
     /// A communicator that `make` makes on a thread of its own. `world` is `None` where only `make` finds out which
@@ -483,6 +485,7 @@ impl Communicator {
             Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
             other => other,
         };
+        self.note_placement(home);
     }
 
     /// Waits until a non-blocking init has ended; its own deadline bounds the wait.
@@ -492,6 +495,7 @@ impl Communicator {
             Home::Starting(start) => started(start),
             other => other,
         };
+        self.note_placement(&home);
         match &*home {
             Home::Failed(_, error) => Err(error.duplicate()),
             _ => Ok(()),

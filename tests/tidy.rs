@@ -180,7 +180,6 @@ const WIDE: &[&str] = &[
     "src/comm/lone_world.rs",
     "src/comm/on_stream.rs",
     "src/comm/origin.rs",
-    "src/comm/placement.rs",
     "src/engine/call_log.rs",
     "src/engine/choose.rs",
     "src/engine/monitor.rs",

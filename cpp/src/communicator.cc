@@ -315,13 +315,6 @@ Placement detail::placement_of(const ffi::Place& place) {
     return found;
 }
 
-Locality Communicator::locality() const {
-    ffi::Place place{};
-    const detail::State& state = detail::use(state_.get());
-    detail::check(ffi::locality(*state.comm, place), *state.thrown);
-    return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
-}
-
 Communicator Communicator::shrink(const std::vector<int>& excluded) const {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();

@@ -563,6 +563,9 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         require(half.has_value() == (rank != 4), "no color, no communicator");
         if (half) {
             require(half->size() == 2 && half->rank() == 1 - rank / 2, "ordered by key");
+            if (rank == 2) { // the others take no part
+                require(half->placement().local_size == 2 && half->placement().local_rank == 0, "a child's");
+            }
             require(sum_of_ranks(*half) == 1, "sum");
         }
         Communicator thirds = comm.by_color(rank / 2);
@@ -587,6 +590,9 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         if (rank != 2) {
             Communicator rest = comm.shrink({2});
             comm.finalize();
+            if (rank == 3) { // alone
+                require(rest.placement().local_size == 4 && rest.placement().local_rank == 2, "the survivors'");
+            }
             require(rest.size() == 4 && sum_of_ranks(rest) == 6, "shrunk");
         } else {
             for (const std::vector<int>& wrong : {std::vector<int>{}, std::vector<int>{2}, std::vector<int>{5}, std::vector<int>{-1}}) {

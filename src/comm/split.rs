@@ -103,7 +103,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn local(&self) -> Result<Communicator> {
-        let here = self.locality()?;
+        let here = self.placement()?;
         self.by_color(here.host, i64::from(here.local_rank))
     }
 
@@ -133,7 +133,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn cross(&self) -> Result<Communicator> {
-        let here = self.locality()?;
+        let here = self.placement()?;
         self.by_color(here.local_rank, i64::from(here.host))
     }
 
@@ -275,7 +275,8 @@ impl Birth<'_> {
         let _following = self.parent_abort.as_ref().map(|parent| abort.follow(parent));
         let settings = self.engine.settings_of_child();
         let limit = settings.timeout;
-        let made = init::make(bootstrap.world(), settings, (&origin, abort, limit), move |_, _| Ok(bootstrap));
+        let seats = Some(self.engine.session.seats.of_child(&members));
+        let made = init::make(bootstrap.world(), settings, (&origin, abort, limit), seats, move |_, _| Ok(bootstrap));
         let engine = made.map_err(|error| in_parent(&error, &members))?;
         *born = Some((engine, members));
         Ok(())
