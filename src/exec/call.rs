@@ -1,5 +1,7 @@
 //! One collective call, type-erased and checked.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use crate::device::Kernel;
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, DeviceStream, Operation};
