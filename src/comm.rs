@@ -44,9 +44,10 @@ use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, OnceLock};
+use crate::sync::primitive::{Arc, Mutex, OnceLock};
 use crate::sync::{AbortFlag, Progress, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
+use crate::sys::kept_thread::KeptThread;
 use crate::sys::thread;
 use crate::types::{Rank, World};
 
@@ -124,6 +125,8 @@ pub struct Communicator {
     home: Turns<Home>,
     /// Where this rank is, known once the engine is made: the engine may be elsewhere when the program asks.
     placement: OnceLock<Placement>,
+    /// The thread of groups over several communicators, between two of them.
+    thread_of_groups: Mutex<Option<KeptThread>>,
 }
 
 /// Where the engine is.
@@ -210,7 +213,13 @@ impl Communicator {
     }
 
     fn with_status(status: Arc<Status>, home: Home) -> Communicator {
-        Communicator { status, birthplace: Birthplace::here(), home: Turns::new(home), placement: OnceLock::new() }
+        Communicator {
+            status,
+            birthplace: Birthplace::here(),
+            home: Turns::new(home),
+            placement: OnceLock::new(),
+            thread_of_groups: Mutex::new(None),
+        }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;

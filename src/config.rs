@@ -67,8 +67,8 @@ pub struct Config {
     pub blocking: bool,
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     pub name: String,
-    /// The deadline of each operation of a communicator that stands, from its first wait on: also of splits, shrinks,
-    /// placements and registrations. The set-up of a first call counts. [`Duration::MAX`], 0 in the variable: wait for
+    /// The deadline of each operation of a communicator that stands, from its first wait on: also of splits, shrinks
+    /// and registrations. The set-up of a first call counts. [`Duration::MAX`], 0 in the variable: wait for
     /// ever. `RSCCL_TIMEOUT_MS`; 10 minutes.
     pub timeout: Duration,
     /// The deadline of a communicator's init. [`Duration::MAX`], 0 in the variable: wait for ever.
