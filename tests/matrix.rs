@@ -62,8 +62,9 @@ mod verify;
 use std::time::Duration;
 
 use case::{Case, Placed, every_program};
+use rsccl::internals::plan;
 use rsccl::types::Algorithm;
-use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local, plan};
+use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local};
 use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
