@@ -221,7 +221,7 @@ mod bridge {
         ) -> *mut Failure;
         fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure;
         fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure;
-        fn local(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
@@ -578,9 +578,9 @@ fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
     })
 }
 
-fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
+fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure {
     comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.local()?));
+        child.0 = Some(Detached::new(detached.on_my_host()?));
         Ok(())
     })
 }

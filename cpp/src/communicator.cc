@@ -277,10 +277,10 @@ Communicator Communicator::by_color(int color, std::int64_t key) const {
     return std::move(*child);
 }
 
-Communicator Communicator::local() const {
+Communicator Communicator::on_my_host() const {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
-    detail::check(ffi::local(*state.comm, *child), *state.thrown);
+    detail::check(ffi::on_my_host(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 

@@ -421,7 +421,7 @@ TEST_CASE("splits, placement and registering run beside requests") {
             Communicator half = comm.by_color(comm.rank() % 2);
             require(half.size() == 2 - comm.rank() % 2, "half");
             require(comm.split(comm.rank() == 0 ? std::optional<int>(0) : std::nullopt).has_value() == (comm.rank() == 0), "alone");
-            require(comm.placement().local_rank == comm.rank() && comm.local().size() == 3 && comm.cross().size() == 1, "placement");
+            require(comm.placement().local_rank == comm.rank() && comm.on_my_host().size() == 3 && comm.cross().size() == 1, "placement");
             rsccl::buffer<int> memory(large);
             comm.register_buffer(memory);
             half.barrier();

@@ -106,7 +106,7 @@ std::vector<Refused> refused() {
         FORMS(recv, m.result, 1),
         {"split", {[](Communicator& comm) { (void)comm.split(0); }}},
         {"by_color", {[](Communicator& comm) { (void)comm.by_color(0); }}},
-        {"local", {[](Communicator& comm) { (void)comm.local(); }}},
+        {"on_my_host", {[](Communicator& comm) { (void)comm.on_my_host(); }}},
         {"cross", {[](Communicator& comm) { (void)comm.cross(); }}},
         {"exchange_counts", {[](Communicator& comm) { (void)comm.exchange_counts({1, 2}); }}},
         {"all_reduce_value", {[](Communicator& comm) { (void)comm.all_reduce_value(1.0F); }}},
@@ -240,8 +240,8 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
         });
 }
 
-TEST_CASE("non-blocking: local and cross return before a late rank has come") {
-    for (auto make : {&Communicator::local, &Communicator::cross}) {
+TEST_CASE("non-blocking: on_my_host and cross return before a late rank has come") {
+    for (auto make : {&Communicator::on_my_host, &Communicator::cross}) {
         beside_a_late_one(
             [make](Communicator& comm, std::promise<void>& done) {
                 Communicator child = (comm.*make)();

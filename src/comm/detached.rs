@@ -126,13 +126,13 @@ impl Detached {
         Ok(made.map_err(|error| self.communicator.at(error))?.map(Communicator::ready))
     }
 
-    /// [`Communicator::local`], beside the requests that are under way.
+    /// [`Communicator::on_my_host`], beside the requests that are under way.
     ///
     /// # Errors
-    /// As [`Communicator::local`].
-    pub fn local(&self) -> Result<Communicator> {
+    /// As [`Communicator::on_my_host`].
+    pub fn on_my_host(&self) -> Result<Communicator> {
         if self.is_home()? {
-            return self.communicator.local();
+            return self.communicator.on_my_host();
         }
         let here = self.placement()?;
         self.by_color(here.host, here.local_rank)

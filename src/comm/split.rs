@@ -96,13 +96,13 @@ impl Communicator {
     /// # Examples
     /// ```
     /// rsccl::local::run(3, |comm| {
-    ///     let here = comm.local()?; // threads of one process are on one host
+    ///     let here = comm.on_my_host()?; // threads of one process are on one host
     ///     assert_eq!((here.rank(), here.size()), (comm.rank(), 3));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), rsccl::Error>(())
     /// ```
-    pub fn local(&self) -> Result<Communicator> {
+    pub fn on_my_host(&self) -> Result<Communicator> {
         let here = self.placement()?;
         self.by_color(here.host, i64::from(here.local_rank))
     }
@@ -120,7 +120,7 @@ impl Communicator {
     /// use rsccl::ReduceOp;
     ///
     /// rsccl::local::run(3, |comm| {
-    ///     let (here, across) = (comm.local()?, comm.cross()?);
+    ///     let (here, across) = (comm.on_my_host()?, comm.cross()?);
     ///     let mut sum = [comm.rank()];
     ///     here.reduce_in_place(&mut sum, ReduceOp::Sum, 0)?;
     ///     if comm.placement()?.leader_rank.is_some() {

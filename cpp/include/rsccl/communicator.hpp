@@ -144,7 +144,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
-    /// meanwhile, here as in by_color(), local(), cross() and register_buffer(). Where the configuration says non-blocking
+    /// meanwhile, here as in by_color(), on_my_host(), cross() and register_buffer(). Where the configuration says non-blocking
     /// and no request is under way, it returns at once: async_error() of the child tells when that can be used, and that of this
     /// communicator when it can be used again; rank() and size() of the child wait for it. If one rank cannot make its part of a
     /// child, for want of descriptors, memory or threads, no rank gets a child: all have that rank's error, and this communicator is
@@ -154,7 +154,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// split() where every rank has a color.
     Communicator by_color(int color, std::int64_t key = 0) const;
     /// The ranks of my host, in rank order. Collective over all ranks; non-blocking as split() is.
-    Communicator local() const;
+    Communicator on_my_host() const;
     /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks;
     /// non-blocking as split() is.
     Communicator cross() const;
