@@ -13,9 +13,10 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use rsccl::internals::plan::{Count, Layout, Limits, Plan, Spec, Windows};
 use rsccl::internals::sys::clock;
-use rsccl::plan::{Count, Layout, Limits, Plan, Spec, Windows};
-use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, ReduceOp, World};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Protocol, Rank, ReduceOp, World};
 use rsccl::{Communicator, Result, local};
 
 /// Plans or calls of one block.

@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rsccl::internals::plan::Layout;
 use rsccl::internals::sys::clock;
 use rsccl::internals::topo::channels::{self, SystemChannels};
 use rsccl::internals::topo::description::Machine;
@@ -21,8 +22,8 @@ use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
 use rsccl::internals::tune::{Ask, Fidelity, Filters, Folding, Modelled, RingSizes, Terrain};
-use rsccl::plan::Layout;
-use rsccl::types::{Collective, Filter};
+use rsccl::internals::types::Filter;
+use rsccl::types::Collective;
 use rsccl::{Error, Result};
 
 const SAMPLES: usize = 5;

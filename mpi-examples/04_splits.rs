@@ -31,9 +31,9 @@ fn split(world: &SimpleCommunicator) -> Result<()> {
     let (rank, ranks) = (comm.rank(), comm.size());
     job::expect_ranks(ranks);
 
-    // By host. Where every host has as many ranks, `local` and `cross` are rows and columns, too.
+    // By host. Where every host has as many ranks, `on_my_host` and `cross` are rows and columns, too.
     let placement = comm.placement()?;
-    let (local, cross) = (comm.local()?, comm.cross()?);
+    let (local, cross) = (comm.on_my_host()?, comm.cross()?);
     assert_eq!((local.rank(), local.size()), (placement.local_rank, placement.local_size));
     assert!(cross.size() <= placement.hosts);
     let (locals, crosses) = (members(&local, rank)?, members(&cross, rank)?);

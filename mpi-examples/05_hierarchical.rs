@@ -29,7 +29,7 @@ fn main() {
 fn reduce(world: &SimpleCommunicator) -> Result<()> {
     let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
-    compare(&comm, "hosts as they are", &comm.local()?, &comm.cross()?)?;
+    compare(&comm, "hosts as they are", &comm.on_my_host()?, &comm.cross()?)?;
 
     // On one host there is nothing to cross; so let pairs of neighbours play hosts.
     let per_host = if comm.size().is_multiple_of(2) { 2 } else { 1 };

@@ -44,9 +44,10 @@ use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, OnceLock};
+use crate::sync::primitive::{Arc, Mutex, OnceLock};
 use crate::sync::{AbortFlag, Progress, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
+use crate::sys::kept_thread::KeptThread;
 use crate::sys::thread;
 use crate::types::{Rank, World};
 
@@ -66,7 +67,7 @@ pub use group::{Group, Member, StreamMember, group, try_group};
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;
 pub use owned::OwnedRequest;
-pub use placement::{DeviceChoice, Locality, Placement};
+pub use placement::{DeviceChoice, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
 pub use request::Request;
@@ -122,8 +123,10 @@ pub struct Communicator {
     birthplace: Birthplace,
     /// Taken for the length of a call.
     home: Turns<Home>,
-    /// Where the ranks are, once asked.
+    /// Where this rank is, known once the engine is made: the engine may be elsewhere when the program asks.
     placement: OnceLock<Placement>,
+    /// The thread of groups over several communicators, between two of them.
+    thread_of_groups: Mutex<Option<KeptThread>>,
 }
 
 /// Where the engine is.
@@ -184,7 +187,9 @@ impl Communicator {
     /// A communicator that is made.
     fn ready(engine: Engine) -> Communicator {
         let status = Status::ready(engine.session.world, engine.session.abort.clone());
-        Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)))
+        let made = Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)));
+        made.note_placement(&made.home());
+        made
     }
 
     /// A communicator that `make` makes on a thread of its own. `world` is `None` where only `make` finds out which
@@ -208,7 +213,13 @@ impl Communicator {
     }
 
     fn with_status(status: Arc<Status>, home: Home) -> Communicator {
-        Communicator { status, birthplace: Birthplace::here(), home: Turns::new(home), placement: OnceLock::new() }
+        Communicator {
+            status,
+            birthplace: Birthplace::here(),
+            home: Turns::new(home),
+            placement: OnceLock::new(),
+            thread_of_groups: Mutex::new(None),
+        }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;
@@ -483,6 +494,7 @@ impl Communicator {
             Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
             other => other,
         };
+        self.note_placement(home);
     }
 
     /// Waits until a non-blocking init has ended; its own deadline bounds the wait.
@@ -492,6 +504,7 @@ impl Communicator {
             Home::Starting(start) => started(start),
             other => other,
         };
+        self.note_placement(&home);
         match &*home {
             Home::Failed(_, error) => Err(error.duplicate()),
             _ => Ok(()),

@@ -6,8 +6,8 @@
 //! 1. `RSCCL_X` of the environment, 2. `NCCL_X` of the environment, 3. the user's file (`NCCL_CONF_FILE`, else
 //!    `~/.nccl.conf`), 4. `/etc/nccl.conf`, 5. what the program set, 6. the default.
 //!
-//! [`VARIABLES`] is the table of all names; `rsccl env` prints it. This module is the only reader of the environment
-//! and of those files. It prints nothing: remarks are in [`Config::notes`], and the log prints them.
+//! `rsccl env` prints all names, with what each says and where it is set. This module is the only reader of the
+//! environment and of those files. It prints nothing: the log prints remarks.
 //!
 //! ```
 //! use rsccl::config::{Config, Environment};
@@ -27,30 +27,32 @@ mod devices;
 mod environment;
 mod file;
 pub mod launch;
-mod layers;
+pub(crate) mod layers;
 pub(crate) mod nearest;
-mod registry;
+pub(crate) mod registry;
 mod secret;
+pub(crate) mod setting;
 mod socket;
 mod store_address;
-mod value;
+pub(crate) mod value;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use debug::{DebugLevel, DebugLevels, Subsystem, SubsystemSet};
-pub use devices::{DeviceName, VisibleDevices};
+pub(crate) use devices::{DeviceName, VisibleDevices};
 pub use environment::Environment;
 pub use launch::{Launch, StoreAddress};
-pub use layers::{Note, Source};
-pub use registry::{CONF_FILE_DOC, MAX_CHANNELS, MAX_SOCKETS, Scope, VARIABLES, Variable};
+pub(crate) use layers::{Note, Source};
+pub use registry::{MAX_CHANNELS, MAX_SOCKETS};
+pub(crate) use registry::{VARIABLES, Variable};
 pub use secret::{MAX_SECRET_BYTES, Secret};
 pub use socket::SocketFamily;
-pub use value::{Kind, TimeUnit};
 
 use crate::error::{Error, Result, shown};
 use layers::{Found, Layers};
-use value::Value;
+use setting::Setting;
+use value::{Kind, Value};
 
 /// The behaviour of communicators. `None` leaves a choice to the library; each field's documentation ends with its
 /// variable and its default.
@@ -67,8 +69,8 @@ pub struct Config {
     pub blocking: bool,
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     pub name: String,
-    /// The deadline of each operation of a communicator that stands, from its first wait on: also of splits, shrinks,
-    /// placements and registrations. The set-up of a first call counts. [`Duration::MAX`], 0 in the variable: wait for
+    /// The deadline of each operation of a communicator that stands, from its first wait on: also of splits, shrinks
+    /// and registrations. The set-up of a first call counts. [`Duration::MAX`], 0 in the variable: wait for
     /// ever. `RSCCL_TIMEOUT_MS`; 10 minutes.
     pub timeout: Duration,
     /// The deadline of a communicator's init. [`Duration::MAX`], 0 in the variable: wait for ever.
@@ -355,7 +357,7 @@ impl Config {
         Ok(self)
     }
 
-    /// Sets the field of the variable `name` (with its prefix, as in [`VARIABLES`]) to the value that `text` has for
+    /// Sets the field of the variable `name` (with its prefix, as `rsccl env` prints it) to the value that `text` has for
     /// that variable. The environment still overrides it, as it does any field that the program sets.
     ///
     /// # Errors
@@ -376,15 +378,17 @@ impl Config {
 
     /// The remarks of [`Config::resolve`]: unknown names, names without effect, values and lines that are ignored,
     /// files that are absent or open to other users.
+    #[doc(hidden)]
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
     /// All variables with their values and sources, for tables. A bad value is not an error: its line has a
-    /// [`Setting::problem`].
+    /// `problem`.
     ///
     /// # Errors
     /// Those of the configuration files themselves.
+    #[doc(hidden)]
     pub fn explain(self, environment: &Environment) -> Result<(Vec<Setting>, Vec<Note>)> {
         let layers = Layers::read(environment)?;
         let defaults = Config::default();
@@ -505,22 +509,6 @@ impl Config {
 struct Laid {
     name: String,
     source: Source,
-}
-
-/// One line of [`Config::explain`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Setting {
-    /// The variable.
-    pub variable: &'static Variable,
-    /// The default, as it would be written; empty if the library chooses.
-    pub default: String,
-    /// The value, as it would be written; empty if the library chooses.
-    pub value: String,
-    /// Where the value comes from.
-    pub source: Source,
-    /// The error that a bad value gives.
-    pub problem: Option<String>,
 }
 
 fn wrong(variable: &Variable, name: &str, value: &str, source: &Source, why: &str) -> Error {

@@ -30,7 +30,7 @@ use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
-use places::{locality, placement};
+use places::placement;
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
     store_remove, store_set, store_wait,
@@ -221,10 +221,9 @@ mod bridge {
         ) -> *mut Failure;
         fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure;
         fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure;
-        fn local(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
-        fn locality(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
         fn finalize(comm: &Comm) -> *mut Failure;
         fn discard(comm: &Comm, deserted: bool);
@@ -579,9 +578,9 @@ fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
     })
 }
 
-fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
+fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure {
     comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.local()?));
+        child.0 = Some(Detached::new(detached.on_my_host()?));
         Ok(())
     })
 }

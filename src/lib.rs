@@ -68,13 +68,13 @@ pub mod mpi; // communicators from MPI communicators
 pub mod config; // settings: the program's, with the environment over them
 pub mod error; // the one error type
 pub mod types; // ranks, element types, operators, names
-pub mod plan; // a collective as data, and the proof of it
 pub mod log; // what `NCCL_DEBUG` asks for
 
 mod engine; // running a call
 mod reach; // whose memory of devices is reached, and how
 mod session; // what a rank knows of its communicator
 
+mod plan; // a collective as data, and the proof of it
 mod tune; // which algorithm, by a model of its cost
 mod topo; // who is near whom
 
@@ -115,10 +115,17 @@ pub mod internals {
         pub use crate::bootstrap::*;
     }
     pub mod config {
+        pub use crate::config::layers::{Note, Source};
         pub use crate::config::nearest::nearest;
+        pub use crate::config::registry::{CONF_FILE_DOC, Scope, VARIABLES, Variable};
+        pub use crate::config::setting::Setting;
+        pub use crate::config::value::{Kind, TimeUnit};
     }
     pub mod device {
         pub use crate::device::*;
+    }
+    pub mod plan {
+        pub use crate::plan::*;
     }
     pub mod reach {
         pub mod this_host {
@@ -141,6 +148,10 @@ pub mod internals {
     }
     pub mod tune {
         pub use crate::tune::*;
+    }
+    pub mod types {
+        pub use crate::types::filter::{Filter, Selectable};
+        pub use crate::types::quantity::{Bytes, Elements};
     }
     pub mod wire {
         pub use crate::wire::*;

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Sub-communicators come from MPI by [`communicator`] too, or from an existing rsccl communicator:
-//! [`split`](crate::Communicator::split) with its short forms [`local`](crate::Communicator::local),
+//! [`split`](crate::Communicator::split) with its short forms [`on_my_host`](crate::Communicator::on_my_host),
 //! [`cross`](crate::Communicator::cross) and [`by_color`](crate::Communicator::by_color), and
 //! [`like`](crate::Communicator::like), which copies a sub-communicator of MPI rank by rank.
 //! [`check`](crate::Communicator::check) asserts that two communicators have the same ranks in the same order.

@@ -10,6 +10,7 @@ pub(crate) mod elsewhere;
 pub mod failure_watch;
 mod filters;
 pub mod peer_status;
+pub mod seats;
 pub mod settings;
 pub mod stall;
 
@@ -23,6 +24,7 @@ use crate::log;
 use crate::session::culprit::Culprit;
 use crate::session::elsewhere::OwnRank;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
+use crate::session::seats::HostSeats;
 use crate::session::settings::Settings;
 use crate::session::stall::{BegunMessages, ElsewhereStall, Stall};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, Weak};
@@ -46,6 +48,8 @@ pub(crate) struct Session {
     told: Mutex<ToldStall>,
     /// Whether the ranks are on more than one host.
     pub(crate) spans_hosts: bool,
+    /// What the ranks of this rank's host see of its GPUs.
+    pub(crate) seats: HostSeats,
     /// What the program wants called while a call waits.
     pub(crate) hook: HookSlot,
     /// The processes of the other ranks that this one can see.
@@ -157,6 +161,7 @@ impl Session {
             peers: Mutex::new(PeerStatus::new(world)),
             told: Mutex::default(),
             spans_hosts: false,
+            seats: HostSeats::default(),
             processes: Vec::new(),
             user: AtomicU64::new(thread::number()),
             collectives: Count::default(),

@@ -19,6 +19,7 @@ pub mod host;
 pub mod identity;
 mod inherited;
 pub mod interfaces;
+pub mod kept_thread;
 pub mod lending;
 pub mod library;
 pub mod limits;

@@ -27,7 +27,7 @@ mod shm;
 mod table;
 mod windows;
 
-pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
+pub use arena::{Arena, FLAG_LANES, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, LANE_FLAGS};
 pub use connect::{EndRequest, Receivers};
 pub use device_queues::{ConnectionMemory, QueueBytes, QueueMemory, QueuePart};
 pub use fabric::{Fabric, Setup, Sizes};

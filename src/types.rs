@@ -4,15 +4,16 @@
 
 mod collective;
 mod element;
-mod filter;
+pub(crate) mod filter;
 pub(crate) mod minifloat;
 mod operator;
 mod plain;
-mod quantity;
+pub(crate) mod quantity;
 
 pub use collective::{Algorithm, Collective, Protocol, TransportKind};
 pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
-pub use filter::{Filter, Selectable};
+pub(crate) use filter::Filter;
 pub use operator::{ReduceOp, Scalar};
 pub use plain::{bytes_of, bytes_of_mut, values_of};
-pub use quantity::{Bytes, Elements, NO_RANK, Rank, World};
+pub(crate) use quantity::{Bytes, Elements};
+pub use quantity::{NO_RANK, Rank, World};

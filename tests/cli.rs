@@ -109,7 +109,7 @@ fn env_prints_every_variable_with_value_and_source() {
         [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("NCCL_BUFSIZE", "x"), ("RANK", "1"), ("WORLD_SIZE", "2")];
     let table = Job::start(&["env"], &variables).outcome();
     assert_eq!(table.exit, Exit::Code(0), "{}", table.stderr);
-    for variable in rsccl::config::VARIABLES {
+    for variable in rsccl::internals::config::VARIABLES {
         assert!(table.stdout.contains(&variable.full_name()) && table.stdout.contains(variable.doc));
     }
     let algo = table.stdout.lines().find(|line| line.starts_with("NCCL_ALGO ")).unwrap();
@@ -125,7 +125,7 @@ fn env_prints_every_variable_with_value_and_source() {
 
     let json = Job::start(&["env", "--json"], &variables).outcome();
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!(json["variables"].as_array().unwrap().len(), rsccl::config::VARIABLES.len());
+    assert_eq!(json["variables"].as_array().unwrap().len(), rsccl::internals::config::VARIABLES.len());
     assert_eq!((&json["launch"]["rank"], &json["launch"]["launcher"]), (&1.into(), &"torchrun".into()));
     assert_eq!(json["notes"][0]["level"], "mistake");
 }

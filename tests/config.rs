@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rsccl::config::{Config, DebugLevel, Environment, Note, Secret, SocketFamily, Source, VARIABLES};
+use rsccl::config::{Config, DebugLevel, Environment, Secret, SocketFamily};
 use rsccl::error::Kind;
+use rsccl::internals::config::{Note, Source, VARIABLES};
 
 fn resolve(variables: &[(&str, &str)]) -> rsccl::Result<Config> {
     Config::default().resolve_in(&Environment::of(variables.iter().copied()))
@@ -201,7 +202,7 @@ fn mistakes(config: &Config) -> Vec<&str> {
 fn settings_of_the_log_are_never_errors() {
     use std::os::unix::ffi::OsStrExt;
     let log = VARIABLES.iter().filter(|variable| variable.name.starts_with("DEBUG"));
-    let names: Vec<String> = log.map(rsccl::config::Variable::full_name).collect();
+    let names: Vec<String> = log.map(rsccl::internals::config::Variable::full_name).collect();
     assert_eq!(names.len(), 5);
     let no_text = std::ffi::OsStr::from_bytes(b"\xff");
     let all = Environment::of(names.iter().map(|name| (&**name, no_text)));

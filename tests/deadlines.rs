@@ -41,8 +41,7 @@ const OPERATIONS: &[(&str, Body)] = &[
     ("exscan_in_place", |comm| comm.exscan_in_place(&mut [1u8], ReduceOp::Sum).and_then(|()| comm.barrier())),
     ("gather", |comm| comm.gather(&[1u8], &mut [0; 3], 0).and_then(|()| comm.barrier())),
     ("gather_v", |comm| comm.gather_v(&[1u8], &mut [0; 3], &[1; 3], 0).and_then(|()| comm.barrier())),
-    ("local", |comm| comm.local().map(drop)),
-    ("placement", |comm| comm.placement().map(drop)),
+    ("on_my_host", |comm| comm.on_my_host().map(drop)),
     ("recv", |comm| comm.recv(&mut [0u8], LATE)),
     ("reduce", |comm| comm.reduce(&[1u8], &mut [0], ReduceOp::Sum, 0).and_then(|()| comm.barrier())),
     ("reduce_in_place", |comm| comm.reduce_in_place(&mut [1u8], ReduceOp::Sum, 0).and_then(|()| comm.barrier())),
@@ -83,8 +82,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("init_all", "init"),
     ("init_scalable", "init"),
     ("like", "over MPI: tests/mpi"),
-    ("locality", "known from init"),
     ("on", "its calls are those of streams"),
+    ("placement", "known from init"),
     ("rank", "known from init"),
     ("register_window", "on devices: tests/devices"),
     ("set_progress", "of this rank alone"),
@@ -273,7 +272,7 @@ fn a_late_rank_is_waited_for_where_there_is_no_deadline() {
             poller::pause(TIMEOUT + TIMEOUT / 2);
         }
         comm.by_color(0, 0)?.barrier()?;
-        comm.local()?.barrier()
+        comm.on_my_host()?.barrier()
     })
     .expect("all come");
 }

@@ -65,6 +65,9 @@ fn three_hosts_of_two() {
     let places = [0, 0, 1, 1, 2, 2];
     let mut job = job(&network, &places, &[]);
     must_be_placed(&job, &places);
+    // Alone: the others make no call.
+    let told = job.ranks[3].must("placement");
+    assert!(told.contains("(1 of 3), local rank 1 of 2, "), "{told}");
     must_do_everything(&mut job);
     for rank in &job.ranks {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", rank.process())).unwrap();

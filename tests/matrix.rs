@@ -34,8 +34,9 @@ mod matrix {
 
 use std::time::Duration;
 
+use rsccl::internals::plan;
 use rsccl::types::Algorithm;
-use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local, plan};
+use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local};
 use testing::case::{Case, Placed, every_program};
 use testing::random;
 use testing::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};

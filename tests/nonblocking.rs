@@ -72,7 +72,7 @@ fn a_split_returned_only_when_all_ranks_had_come() {
 /// Regression: both asked all ranks where they are, although each knows that from init.
 #[test]
 fn local_and_cross_returned_only_when_all_ranks_had_come() {
-    for make in [Communicator::local, Communicator::cross] {
+    for make in [Communicator::on_my_host, Communicator::cross] {
         let other_is_back = Barrier::new(2);
         ranks(2, |comm| {
             if comm.rank() == 1 {

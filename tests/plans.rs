@@ -14,12 +14,13 @@ mod plans {
 
 use std::sync::Arc;
 
-use rsccl::plan::check::{Flaw, Proof, fits, prove};
-use rsccl::plan::{
+use rsccl::internals::plan::check::{Flaw, Proof, fits, prove};
+use rsccl::internals::plan::{
     Action, Buffer, Combine, Count, Lane, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Windows,
     algorithms,
 };
-use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Protocol, Rank, World};
 
 /// By default one case of this many is proved. The number is odd, so that the sample has cases with every property.
 const SAMPLE: u64 = 13;

@@ -207,12 +207,12 @@ fn a_cycle_through_a_request_and_a_group_is_told() {
 }
 
 #[test]
-fn a_placement_and_a_receive_are_told_as_a_cycle() {
+fn a_split_and_a_receive_are_told_as_a_cycle() {
     let ends = ends(2, |comm| match comm.rank() {
-        0 => comm.placement().map(drop),
+        0 => comm.split(Some(0), 0).map(drop),
         _ => comm.recv(&mut [0u8; 4], 0),
     });
-    all_say(&ends, &cycle(&[(0, 1, "placement"), (1, 0, "recv #0")]));
+    all_say(&ends, &cycle(&[(0, 1, "split"), (1, 0, "recv #0")]));
 }
 
 /// The second of two receives, where the peer sends once and computes.

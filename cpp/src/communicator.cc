@@ -277,10 +277,10 @@ Communicator Communicator::by_color(int color, std::int64_t key) const {
     return std::move(*child);
 }
 
-Communicator Communicator::local() const {
+Communicator Communicator::on_my_host() const {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::State& state = detail::use(state_.get());
-    detail::check(ffi::local(*state.comm, *child), *state.thrown);
+    detail::check(ffi::on_my_host(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
@@ -313,13 +313,6 @@ Placement detail::placement_of(const ffi::Place& place) {
     }
     found.printed = std::string(place.printed);
     return found;
-}
-
-Locality Communicator::locality() const {
-    ffi::Place place{};
-    const detail::State& state = detail::use(state_.get());
-    detail::check(ffi::locality(*state.comm, place), *state.thrown);
-    return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
 }
 
 Communicator Communicator::shrink(const std::vector<int>& excluded) const {

@@ -199,7 +199,7 @@ TEST_CASE("a moved-from, a finalized and an empty communicator: every call says 
         CHECK_THROWS_AS((void)gone->start().all_reduce_in_place(buffer), Usage);
         CHECK_THROWS_AS((void)gone->split(0), Usage);
         CHECK_THROWS_AS((void)gone->by_color(0), Usage);
-        CHECK_THROWS_AS((void)gone->local(), Usage);
+        CHECK_THROWS_AS((void)gone->on_my_host(), Usage);
         CHECK_THROWS_AS((void)gone->cross(), Usage);
         CHECK_THROWS_AS((void)gone->shrink({1}), Usage);
         CHECK_THROWS_AS(gone->placement(), Usage);

@@ -421,7 +421,7 @@ TEST_CASE("splits, placement and registering run beside requests") {
             Communicator half = comm.by_color(comm.rank() % 2);
             require(half.size() == 2 - comm.rank() % 2, "half");
             require(comm.split(comm.rank() == 0 ? std::optional<int>(0) : std::nullopt).has_value() == (comm.rank() == 0), "alone");
-            require(comm.placement().local_rank == comm.rank() && comm.local().size() == 3 && comm.cross().size() == 1, "placement");
+            require(comm.placement().local_rank == comm.rank() && comm.on_my_host().size() == 3 && comm.cross().size() == 1, "placement");
             rsccl::buffer<int> memory(large);
             comm.register_buffer(memory);
             half.barrier();
@@ -712,7 +712,7 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
             require_refused([&] { comm.send_recv(to_right, 3, from_left, 0); });
             comm.barrier();
             if (me == 2) { // the others take no part
-                const rsccl::Locality here = comm.locality();
+                const rsccl::Placement here = comm.placement();
                 require(here.local_rank == 2, "here.local_rank == 2");
                 require(here.local_size == 3, "here.local_size == 3");
                 require(here.hosts == 1, "here.hosts == 1");
@@ -786,7 +786,7 @@ TEST_CASE("a constant communicator makes every call") {
         const Communicator child = comm.by_color(0);
         comm.start().barrier().wait();
         rsccl::group([&](rsccl::Group& calls) { calls.on(child).barrier(); });
-        require(child.locality().local_size == 2 && comm.placement().hosts == 1, "its place");
+        require(child.placement().local_size == 2 && comm.placement().hosts == 1, "its place");
         rsccl::buffer<float> memory(4);
         child.register_buffer(memory);
         const Communicator again = child.shrink({1 - child.rank()});

@@ -106,12 +106,10 @@ std::vector<Refused> refused() {
         FORMS(recv, m.result, 1),
         {"split", {[](Communicator& comm) { (void)comm.split(0); }}},
         {"by_color", {[](Communicator& comm) { (void)comm.by_color(0); }}},
-        {"local", {[](Communicator& comm) { (void)comm.local(); }}},
+        {"on_my_host", {[](Communicator& comm) { (void)comm.on_my_host(); }}},
         {"cross", {[](Communicator& comm) { (void)comm.cross(); }}},
         {"exchange_counts", {[](Communicator& comm) { (void)comm.exchange_counts({1, 2}); }}},
         {"all_reduce_value", {[](Communicator& comm) { (void)comm.all_reduce_value(1.0F); }}},
-        {"placement", {[](Communicator& comm) { (void)comm.placement(); }}},
-        {"locality", {[](Communicator& comm) { (void)comm.locality(); }}},
         {"set_progress", {[](Communicator& comm) { comm.set_progress([] {}); }}},
         {"register_buffer", {[](Communicator& comm) {
              buffer<float> memory(16);
@@ -131,6 +129,7 @@ const std::vector<std::string> at_once = {
     "bool",          // below
     "start",         // below; the calls behind it are refused
     "shrink",        // below
+    "placement",     // below
     "abort",         // below
     "abort_handle",  // below
     "async_error",   // below
@@ -216,6 +215,8 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
                 }
             }
             (void)child->start();
+            require(comm.placement().local_size == 2, "known since init, also while a child is made");
+            must_be_in_progress("placement", [](Communicator& one) { (void)one.placement(); }, *child);
             for (Communicator* other : {&*child, &comm}) {
                 must_be_in_progress("finalize", [](Communicator& one) { one.finalize(); }, *other);
             }
@@ -224,6 +225,7 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
             require(child->rank() == 0 && child->size() == 2, "rank and size wait");
             settle(*child);
             settle(comm);
+            require(child->placement().local_rank == 0, "of the child, which no other rank is asked for");
             use(*child);
             use(comm);
             child->finalize();
@@ -238,8 +240,8 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
         });
 }
 
-TEST_CASE("non-blocking: local and cross return before a late rank has come") {
-    for (auto make : {&Communicator::local, &Communicator::cross}) {
+TEST_CASE("non-blocking: on_my_host and cross return before a late rank has come") {
+    for (auto make : {&Communicator::on_my_host, &Communicator::cross}) {
         beside_a_late_one(
             [make](Communicator& comm, std::promise<void>& done) {
                 Communicator child = (comm.*make)();

@@ -174,7 +174,7 @@ int process_rank(const std::vector<std::string>&) {
     require(second.rank() == comm.rank(), "a second communicator of the same processes");
     Communicator half = second.by_color(second.rank() % 2);
     require(half.rank() == comm.rank() / 2, "half");
-    require(comm.local().size() == comm.size(), "all on this host");
+    require(comm.on_my_host().size() == comm.size(), "all on this host");
     rsccl::buffer<float> shared(50'000);
     comm.register_buffer(shared);
     std::fill(shared.begin(), shared.end(), 1.0F);
@@ -552,7 +552,7 @@ TEST_CASE("ranks of different settings are told so") {
 
 // ---- parts of a communicator
 
-TEST_CASE("split, by_color, local, cross, placement, shrink") {
+TEST_CASE("split, by_color, on_my_host, cross, placement, shrink") {
     ranks::run(5, [](Communicator& comm) {
         const int rank = comm.rank();
         std::optional<int> color;
@@ -563,6 +563,9 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         require(half.has_value() == (rank != 4), "no color, no communicator");
         if (half) {
             require(half->size() == 2 && half->rank() == 1 - rank / 2, "ordered by key");
+            if (rank == 2) { // the others take no part
+                require(half->placement().local_size == 2 && half->placement().local_rank == 0, "a child's");
+            }
             require(sum_of_ranks(*half) == 1, "sum");
         }
         Communicator thirds = comm.by_color(rank / 2);
@@ -572,7 +575,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
             require(false, "a negative color");
         } catch (const rsccl::InvalidArgument&) {
         }
-        Communicator local = comm.local();
+        Communicator local = comm.on_my_host();
         require(local.size() == 5 && local.rank() == rank, "one host");
         Communicator cross = comm.cross();
         require(cross.size() == 1 && cross.rank() == 0, "one host: nobody else has my local rank");
@@ -587,6 +590,9 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         if (rank != 2) {
             Communicator rest = comm.shrink({2});
             comm.finalize();
+            if (rank == 3) { // alone
+                require(rest.placement().local_size == 4 && rest.placement().local_rank == 2, "the survivors'");
+            }
             require(rest.size() == 4 && sum_of_ranks(rest) == 6, "shrunk");
         } else {
             for (const std::vector<int>& wrong : {std::vector<int>{}, std::vector<int>{2}, std::vector<int>{5}, std::vector<int>{-1}}) {

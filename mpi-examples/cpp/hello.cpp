@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
         expect(leaders[0] == placement.hosts, "one leader for each host");
 
         // The ranks of a host, and those with one local rank, by rsccl; the odd and the even ones as MPI has split them.
-        rsccl::Communicator local = comm.local();
+        rsccl::Communicator local = comm.on_my_host();
         rsccl::Communicator cross = comm.cross();
         expect(local.size() == placement.local_size && local.rank() == placement.local_rank, "local");
         expect(cross.rank() == placement.host, "cross");

@@ -16,7 +16,7 @@ int main() {
     const int size = world.size(), rank = world.rank();
     const rsccl::Communicator row = world.by_color(rank / grid);
     const rsccl::Communicator column = world.by_color(rank % grid);
-    const rsccl::Communicator host = world.local();
+    const rsccl::Communicator host = world.on_my_host();
 
     std::vector<double> by_column(columns), by_row(rows), column_sums(columns);
     double squares = 0.0;

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
-use crate::comm::placement::{self, locality_of};
 use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{no_child, split_off};
 use crate::comm::waiting_hooks::WaitingHooks;
@@ -127,15 +126,15 @@ impl Detached {
         Ok(made.map_err(|error| self.communicator.at(error))?.map(Communicator::ready))
     }
 
-    /// [`Communicator::local`], beside the requests that are under way.
+    /// [`Communicator::on_my_host`], beside the requests that are under way.
     ///
     /// # Errors
-    /// As [`Communicator::local`].
-    pub fn local(&self) -> Result<Communicator> {
+    /// As [`Communicator::on_my_host`].
+    pub fn on_my_host(&self) -> Result<Communicator> {
         if self.is_home()? {
-            return self.communicator.local();
+            return self.communicator.on_my_host();
         }
-        let here = self.on_engine(|engine, _| locality_of(engine))?;
+        let here = self.placement()?;
         self.by_color(here.host, here.local_rank)
     }
 
@@ -147,7 +146,7 @@ impl Detached {
         if self.is_home()? {
             return self.communicator.cross();
         }
-        let here = self.on_engine(|engine, _| locality_of(engine))?;
+        let here = self.placement()?;
         self.by_color(here.local_rank, here.host)
     }
 
@@ -155,16 +154,12 @@ impl Detached {
         self.split(Some(color), i64::from(key))?.ok_or_else(|| no_child().at(self.communicator.me()))
     }
 
-    /// [`Communicator::placement`], beside the requests that are under way.
+    /// [`Communicator::placement`], which requests do not hinder.
     ///
     /// # Errors
     /// As [`Communicator::placement`].
     pub fn placement(&self) -> Result<Placement> {
-        if let Some(known) = self.communicator.placement.get() {
-            return Ok(known.clone());
-        }
-        let found = self.on_engine(placement::find)?.map_err(|error| self.communicator.at(error))?;
-        Ok(self.communicator.placement.get_or_init(|| found).clone())
+        self.communicator.placement()
     }
 
     /// [`Communicator::register`], beside the requests that are under way.

@@ -11,7 +11,7 @@ use crate::comm::{Call, Communicator, Message};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, DeviceStream, NoBackground, Order};
-use crate::sys::thread::{self, Unstarted};
+use crate::sys::kept_thread::{KeptThread, run_on};
 use crate::types::{NO_RANK, World};
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
@@ -193,8 +193,15 @@ impl<'a> Group<'a> {
             return part.comm.with_engine(|engine| run_part(engine, part.calls, part.order));
         }
         // A communicator is used by one thread at a time, so each engine goes to a thread of its own for the length of
-        // the group.
-        let engines = lend_all(&self.parts)?;
+        // the group. Communicators keep these threads.
+        let threads = threads_of(&self.parts)?;
+        let engines = match lend_all(&self.parts) {
+            Ok(engines) => engines,
+            Err(error) => {
+                self.parts.iter().zip(threads).for_each(|(part, thread)| part.comm.keep_thread(thread));
+                return Err(error);
+            }
+        };
         let hooks = WaitingHooks::of_all(engines.iter().map(|engine| &**engine));
         let (mut loans, mut work, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
         for (engine, part) in engines.into_iter().zip(self.parts) {
@@ -210,18 +217,8 @@ impl<'a> Group<'a> {
         };
         // Each thread returns how its part ended; until then the programs' hooks are called.
         let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&hooks)));
-        let results = match thread::side_by_side_or_back("rsccl group", work, run, meanwhile) {
-            Ok(results) => results,
-            // Nothing has begun: the communicators are as they were.
-            Err(Unstarted { error, work }) => {
-                let mut error = error.inside("group");
-                for (comm, (engine, ..)) in loans.into_iter().zip(work) {
-                    error = comm.at(error);
-                    comm.take_back(engine, Ok(()))?;
-                }
-                return Err(error);
-            }
-        };
+        let results = run_on(&threads, work, run, meanwhile);
+        loans.iter().zip(threads).for_each(|(comm, thread)| comm.keep_thread(thread));
         let mut first = Ok(());
         for (comm, (engine, result)) in loans.into_iter().zip(results) {
             let result = comm.take_back(engine, result);
@@ -320,6 +317,36 @@ impl<'g, 'a> Member<'g, 'a> {
     #[cfg(feature = "cpp")]
     pub(crate) fn add_steps(&mut self, steps: Steps<'a>) {
         self.calls.steps.0.extend(steps.0);
+    }
+}
+
+/// The threads on which the parts run: those that their communicators have kept, and new ones. Where one cannot be
+/// started, the others are kept for the next group.
+fn threads_of(parts: &[Part<'_>]) -> Result<Vec<KeptThread>> {
+    let mut threads = Vec::with_capacity(parts.len());
+    for part in parts {
+        match part.comm.thread_of_groups() {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                parts.iter().zip(threads).for_each(|(part, thread)| part.comm.keep_thread(thread));
+                return Err(part.comm.at(error.inside("group")));
+            }
+        }
+    }
+    Ok(threads)
+}
+
+impl Communicator {
+    /// The thread of its parts of groups over several communicators, for one group.
+    fn thread_of_groups(&self) -> Result<KeptThread> {
+        self.check_process()?;
+        let kept = self.thread_of_groups.lock().take();
+        kept.map_or_else(|| KeptThread::start("rsccl group"), Ok)
+    }
+
+    /// Keeps that thread for the next group.
+    fn keep_thread(&self, thread: KeptThread) {
+        *self.thread_of_groups.lock() = Some(thread);
     }
 }
 

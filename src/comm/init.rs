@@ -10,11 +10,13 @@ use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::Communicator;
 use crate::comm::launched;
 use crate::comm::origin::{Made, Origin};
+use crate::comm::placement;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::plan::Layout;
 use crate::session::Session;
+use crate::session::seats::{self, HostSeats};
 use crate::session::settings::Settings;
 use crate::session::settings::standing;
 use crate::session::settings::tuning::Tuning;
@@ -132,7 +134,7 @@ impl Communicator {
         join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
         let (is_blocking, limit) = (settings.blocking, settings.init_timeout);
-        let make_here = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), join);
+        let make_here = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), None, join);
         if is_blocking {
             make_here(&AbortFlag::new()).map(Communicator::ready)
         } else {
@@ -148,16 +150,18 @@ impl Communicator {
         join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
         let limit = settings.init_timeout;
-        let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), join);
+        let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort, limit), None, join);
         Communicator::start_thread("rsccl init", Some(world), begin)
     }
 }
 
-/// The engine over what `join` yields, within the limit of an init, or of a call that makes a child.
+/// The engine over what `join` yields, within the limit of an init, or of a call that makes a child, which has its
+/// `seats` from its parent.
 pub(super) fn make(
     world: World,
     settings: Settings,
     (origin, abort, limit): (&Origin, &AbortFlag, TimeLimit),
+    seats: Option<HostSeats>,
     join: impl FnOnce(&AbortFlag, TimeLimit) -> Result<Box<dyn Bootstrap>>,
 ) -> Result<Engine> {
     origin.log_start(world);
@@ -165,7 +169,7 @@ pub(super) fn make(
     let name = settings.name.clone();
     let made = join(abort, limit).and_then(|bootstrap| {
         times.bootstrap = times.lap();
-        assemble(bootstrap, settings, (abort, limit), &mut times)
+        assemble(bootstrap, (settings, seats), (abort, limit), &mut times)
     });
     if let (Err(_), Origin::Launcher { number }) = (&made, origin) {
         launched::give_back(*number);
@@ -223,14 +227,14 @@ impl fmt::Display for Times {
 /// Gathers what ranks must know of each other and builds the engine.
 fn assemble(
     bootstrap: Box<dyn Bootstrap>,
-    settings: Settings,
+    (settings, seats): (Settings, Option<HostSeats>),
     (abort, limit): (&AbortFlag, TimeLimit),
     times: &mut Times,
 ) -> Result<Engine> {
     let world = bootstrap.world();
-    let met = meet(&*bootstrap, &settings, limit.wait(abort)).map_err(limits::with_remedy);
+    let met = meet(&*bootstrap, &settings, seats, limit.wait(abort)).map_err(limits::with_remedy);
     let met = met.inspect_err(|error| bootstrap.give_up(error));
-    let peers = met?;
+    let (peers, seats) = met?;
     let mine = &peers[world.rank.index()];
     times.allgathers = times.lap();
     futex::register_barrier();
@@ -244,6 +248,7 @@ fn assemble(
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let mut session = Session::new(bootstrap, settings, abort.clone());
     session.watch_processes(mine, &peers);
+    session.seats = seats;
     let mut engine = Engine::new(session, fabric, (layout, patience, cores));
     engine.session.make_known();
     times.topology = times.lap();
@@ -258,11 +263,16 @@ fn assemble(
     Ok(engine)
 }
 
-/// What all ranks tell of themselves.
+/// What all ranks tell of themselves; their seats too, where those are not known from a parent.
 ///
 /// # Errors
 /// Of the exchange; [`crate::error::Kind::Mismatch`] where settings differ that must be equal.
-fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, wait: Wait) -> Result<Vec<PeerInfo>> {
+fn meet(
+    bootstrap: &dyn Bootstrap,
+    settings: &Settings,
+    known: Option<HostSeats>,
+    wait: Wait,
+) -> Result<(Vec<PeerInfo>, HostSeats)> {
     let world = bootstrap.world();
     let wait = wait.with_progress(settings.progress.clone());
     let mine = PeerInfo {
@@ -278,12 +288,16 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, wait: Wait) -> Result<Ve
         switches: settings.standing.switches(settings.host_id.as_deref())?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
-    let gathered = bootstrap.all_gather(&mine.encode(), &reading)?;
-    let peers = world.ranks().zip(&gathered).map(|(rank, bytes)| PeerInfo::decode(rank, bytes));
+    let seat = if known.is_none() { seats::encode(&placement::seat_of_thread()) } else { Vec::new() };
+    let gathered = bootstrap.all_gather(&[&mine.encode()[..], &seat].concat(), &reading)?;
+    let parts = gathered.iter().map(|bytes| bytes.split_at(PeerInfo::BYTES.min(bytes.len())));
+    let peers = world.ranks().zip(parts.clone()).map(|(rank, (peer, _))| PeerInfo::decode(rank, peer));
     let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
+    let told = peers.iter().zip(parts.map(|(_, seat)| seat));
+    let seats = known.map_or_else(|| HostSeats::gathered(&mine, told), Ok)?;
     let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else {
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
-        return Ok(peers);
+        return Ok((peers, seats));
     };
     Err(other_settings(settings, other.rank, &bootstrap.all_gather(&differing::told(settings), &wait)?))
 }

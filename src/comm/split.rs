@@ -96,14 +96,14 @@ impl Communicator {
     /// # Examples
     /// ```
     /// rsccl::local::run(3, |comm| {
-    ///     let here = comm.local()?; // threads of one process are on one host
+    ///     let here = comm.on_my_host()?; // threads of one process are on one host
     ///     assert_eq!((here.rank(), here.size()), (comm.rank(), 3));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), rsccl::Error>(())
     /// ```
-    pub fn local(&self) -> Result<Communicator> {
-        let here = self.locality()?;
+    pub fn on_my_host(&self) -> Result<Communicator> {
+        let here = self.placement()?;
         self.by_color(here.host, i64::from(here.local_rank))
     }
 
@@ -120,7 +120,7 @@ impl Communicator {
     /// use rsccl::ReduceOp;
     ///
     /// rsccl::local::run(3, |comm| {
-    ///     let (here, across) = (comm.local()?, comm.cross()?);
+    ///     let (here, across) = (comm.on_my_host()?, comm.cross()?);
     ///     let mut sum = [comm.rank()];
     ///     here.reduce_in_place(&mut sum, ReduceOp::Sum, 0)?;
     ///     if comm.placement()?.leader_rank.is_some() {
@@ -133,7 +133,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn cross(&self) -> Result<Communicator> {
-        let here = self.locality()?;
+        let here = self.placement()?;
         self.by_color(here.local_rank, i64::from(here.host))
     }
 
@@ -275,7 +275,8 @@ impl Birth<'_> {
         let _following = self.parent_abort.as_ref().map(|parent| abort.follow(parent));
         let settings = self.engine.settings_of_child();
         let limit = settings.timeout;
-        let made = init::make(bootstrap.world(), settings, (&origin, abort, limit), move |_, _| Ok(bootstrap));
+        let seats = Some(self.engine.session.seats.of_child(&members));
+        let made = init::make(bootstrap.world(), settings, (&origin, abort, limit), seats, move |_, _| Ok(bootstrap));
         let engine = made.map_err(|error| in_parent(&error, &members))?;
         *born = Some((engine, members));
         Ok(())

@@ -6,6 +6,7 @@ mod errors;
 mod forks;
 mod hooks;
 mod layouts;
+mod places;
 mod registrations;
 mod traffic;
 mod transports;

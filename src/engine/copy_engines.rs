@@ -8,6 +8,8 @@
 //! | a copy to or from each rank | |
 //! | the barrier again | all inputs have been read, and all outputs are there |
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use crate::device::records::{LaunchPart, Reduction};
 use crate::engine::device_call::{DeviceCall, Putting};
 use crate::engine::device_windows::Placed;
@@ -91,7 +93,18 @@ fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result
         Collective::Gather if is_root => with_all(&|rank| (from(rank), output + before(rank), block(rank))),
         Collective::Scatter if is_root => with_all(&|rank| (input + before(rank), to(rank), block(rank))),
         Collective::Broadcast | Collective::Gather | Collective::Scatter => Vec::new(),
-        _ => return Ok(None),
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::ReduceScatter
+        | Collective::ReduceScatterV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan
+        | Collective::Barrier
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV => return Ok(None),
     };
     moves.retain(|copy| copy.from != copy.to && copy.bytes > 0);
     Ok(Some(moves))

@@ -1,5 +1,7 @@
 //! Messages of device memory: how sends, receives and what is made of them become launches.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use crate::device::Home;
 use crate::device::records::{self, LaunchPart, Reduction};
 use crate::engine::beginning;

@@ -1,5 +1,7 @@
 //! One collective call, type-erased and checked.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use crate::device::Kernel;
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, DeviceStream, Operation};
@@ -84,7 +86,7 @@ impl CallCount {
     }
 
     /// The number that travels in labels: the count, or a hash of all counts.
-    pub fn label(&self) -> u64 {
+    pub(crate) fn label(&self) -> u64 {
         match self {
             CallCount::Each(count) => *count,
             CallCount::PerRank(counts) => {
@@ -103,7 +105,7 @@ pub fn wrong_counts(given: usize, ranks: u32) -> Error {
 
 impl Call<'_> {
     /// The part of the count that is the same on all ranks, for labels; 0 if only the root has the counts.
-    pub fn count_label(&self) -> u64 {
+    pub(crate) fn count_label(&self) -> u64 {
         if matches!(self.collective, Collective::GatherV | Collective::ScatterV) { 0 } else { self.count.label() }
     }
 
@@ -111,7 +113,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// Where a size does not fit the address space.
-    pub fn lengths(&self, world: World) -> Result<(Elements, Elements)> {
+    pub(crate) fn lengths(&self, world: World) -> Result<(Elements, Elements)> {
         let ranks = u64::from(world.size);
         let mine = self.count.of(world.rank);
         let total = match &self.count {
@@ -142,7 +144,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
-    pub fn check(&self, world: World) -> Result<(Elements, Elements)> {
+    pub(crate) fn check(&self, world: World) -> Result<(Elements, Elements)> {
         self.check_all(world).map_err(|error| error.during(self.collective.name()))
     }
 
@@ -237,7 +239,7 @@ impl Call<'_> {
     }
 
     /// Whether input and output are the one buffer that the collective's in-place form means.
-    pub fn in_place(&self, world: World) -> bool {
+    pub(crate) fn in_place(&self, world: World) -> bool {
         let size = self.data_type.size() as usize;
         let offset = |count: u64| usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(size);
         let before = |rank: Rank| match &self.count {

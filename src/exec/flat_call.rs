@@ -1,6 +1,8 @@
 //! Small collectives inside a host as calls: what a rank writes into its flat slot, and what each collective takes out
 //! of the other ranks' slots.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::ptr::NonNull;
 
 use crate::device::{Average, Pass, Store};

@@ -7,10 +7,12 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
-use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span};
+use crate::plan::{self, Action, Buffer, Combine, Lane, Operand, Plan, Span};
 use crate::sync::ring::Label;
-use crate::transport::{Channel, HostWindows, Links, Taken};
+use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, Taken};
 use crate::types::Rank;
+
+const _: () = assert!(plan::WINDOW_LANES <= FLAG_LANES && plan::FLAGS <= LANE_FLAGS, "arenas have a plan's flags");
 
 /// The user's buffers of one operation.
 #[derive(Debug, Clone, Copy)]

@@ -15,6 +15,8 @@
 //!
 //! [`Sender::offer`]: crate::sync::ring::Sender::offer
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -385,7 +387,8 @@ impl Task for MessageRun<'_> {
         let other = match (message.call, self.message.direction) {
             (Collective::Send | Collective::Recv, Direction::Send(_)) => "recv for",
             (Collective::Send | Collective::Recv, Direction::Recv(_)) => "send for",
-            _ => "part of",
+            // A part of a collective.
+            (_, Direction::Send(_) | Direction::Recv(_)) => "part of",
         };
         format!("rank {} (its {other} {message})", self.peer())
     }

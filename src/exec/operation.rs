@@ -1,5 +1,7 @@
 //! An operation and its label: what all ranks must agree on, how it travels, and the mismatch error where they differ.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::fmt;
 
 use crate::sync::ring::Label;
@@ -110,8 +112,27 @@ pub(super) fn describe_in(label: Label, windows: u64) -> String {
             vec![format!("counts with check sum {counted:016x}"), data_type.to_owned()]
         }
         Some(Collective::AllToAllV) => vec!["counts of each pair".to_owned(), data_type.to_owned()],
-        _ if !known => vec![format!("count and places with check sum {counted:016x}"), data_type.to_owned()],
-        _ => vec![format!("count {counted}"), data_type.to_owned()],
+        None
+        | Some(
+            Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::AllToAll
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::Barrier
+            | Collective::Send
+            | Collective::Recv
+            | Collective::GatherV
+            | Collective::ScatterV
+            | Collective::Scan
+            | Collective::Exscan,
+        ) => {
+            let sum = || format!("count and places with check sum {counted:016x}");
+            vec![if known { format!("count {counted}") } else { sum() }, data_type.to_owned()]
+        }
     };
     parts.extend(ReduceOp::name_of_code(byte(16)).map(str::to_owned));
     if label[0] >> DEVICE_BIT != 0 {

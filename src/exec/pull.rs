@@ -5,6 +5,8 @@
 //! begins. Each then reads its blocks, and all meet again: a rank returns when nobody reads its input any more. In that
 //! second meeting each rank says whether it has read everything. Where one has not, all go on by scratch.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::ptr::NonNull;
 
 use crate::device::{Average, Pass, Store};
@@ -110,7 +112,24 @@ fn blocks<'a>(call: &'a Call<'_>, world: World) -> impl Iterator<Item = Block> +
                 (call.root == Some(owner)).then_some(Block { owner, from: 0, to: 0, elements: mine })
             }
             Collective::AllToAll => Some(Block { owner, from: before(world.rank), to: before(owner), elements: mine }),
-            _ => Some(Block { owner, from: 0, to: before(owner), elements: call.count.of(owner) }),
+            Collective::AllGather | Collective::AllGatherV => {
+                Some(Block { owner, from: 0, to: before(owner), elements: call.count.of(owner) })
+            }
+            // `serves` has not named them.
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::ReduceScatter
+            | Collective::ReduceScatterV
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::GatherV
+            | Collective::ScatterV
+            | Collective::Scan
+            | Collective::Exscan
+            | Collective::Barrier
+            | Collective::Send
+            | Collective::Recv
+            | Collective::AllToAllV => None,
         }
     })
 }

@@ -3,6 +3,8 @@
 //! A call whose buffers are too long for a stage becomes several, its pieces: each takes a range of every block. A
 //! stage holds the blocks of a piece close together, those of the input first.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use crate::device::{Home, Place};
 use crate::exec::{Buffers, Call, CallCount};
 use crate::types::{Collective, Rank, World};

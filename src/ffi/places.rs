@@ -27,15 +27,3 @@ pub(super) fn place_of(found: Placement) -> Place {
         host_name: found.host_name,
     }
 }
-
-pub(super) fn locality(comm: &Comm, place: &mut Place) -> *mut Failure {
-    comm.on(|detached| {
-        let found = detached.at_rest()?.locality()?;
-        place.host = int_of(found.host);
-        place.hosts = int_of(found.hosts);
-        place.local_rank = int_of(found.local_rank);
-        place.local_size = int_of(found.local_size);
-        place.host_name = found.host_name;
-        Ok(())
-    })
-}

@@ -1,8 +1,8 @@
 //! Scans along a chain, for executors whose arithmetic is steps alone: rank after rank adds its input to what comes
 //! from below.
 //!
-//! The host's executor moves scans by messages (`exec::composed`): it doubles the reach in each round where that takes
-//! fewer messages behind each other, with folds between them that are no steps of a plan.
+//! The host's executor moves scans by messages, in the rounds of [`scan_rounds`](super::scan_rounds): it doubles the
+//! reach in each round where that takes fewer messages behind each other.
 
 use super::{Action, Block, Combine, Lane, LaneSizes, Operand, Span, Step};
 use crate::sync::primitive::Arc;

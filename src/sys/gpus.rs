@@ -53,8 +53,7 @@ pub fn list(root: &Path) -> Vec<Gpu> {
         Some((Gpu { bus_id, uuid: uuid_of(&text), node, parts }, file))
     };
     let of_kernel = |bus_id: String, folder: &Path| {
-        let node = node_of(&devices, &bus_id);
-        is_gpu(folder).then_some(Gpu { bus_id, uuid: None, node, parts: None })
+        is_gpu(folder).then(|| Gpu { node: node_of(&devices, &bus_id), bus_id, uuid: None, parts: None })
     };
     let mut told = scan(&root.join(DRIVER_GPUS), of_driver);
     // A container may hide the driver's files but show the bus.
@@ -207,9 +206,10 @@ fn is_gpu(folder: &Path) -> bool {
     };
     let driver = std::fs::read_link(folder.join("driver")).ok();
     let driver = driver.as_deref().and_then(Path::file_name);
-    number("vendor") == Some(NVIDIA)
+    // The driver first: every init asks this of all devices of the host, which mostly have others.
+    driver.is_some_and(|name| name == "nvidia")
+        && number("vendor") == Some(NVIDIA)
         && number("class").is_some_and(|class| CLASSES.contains(&(class >> 8)))
-        && driver.is_some_and(|name| name == "nvidia")
 }
 
 /// The NUMA node of the GPU with this UUID; `None` where the driver's files do not show it. `root` as in [`list`].

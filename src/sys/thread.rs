@@ -1,7 +1,6 @@
 //! Named threads with an owner that joins them.
 
 use std::cell::Cell;
-use std::fmt;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
@@ -41,7 +40,19 @@ static NEXT_NUMBER: statics::AtomicU64 = statics::AtomicU64::new(FIRST_NUMBER);
 /// # Errors
 /// [`crate::error::Kind::System`] if the system cannot start a thread.
 pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|error| refused(name, error))
+    builder(name).spawn(body).map_err(|error| refused(name, error))
+}
+
+fn builder(name: &str) -> std::thread::Builder {
+    #[cfg(test)]
+    STARTED.with(|started| started.set(started.get() + 1));
+    std::thread::Builder::new().name(name.to_owned())
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many threads this one has tried to start.
+    pub static STARTED: Cell<usize> = const { Cell::new(0) };
 }
 
 fn refused(name: &str, error: std::io::Error) -> Error {
@@ -50,25 +61,12 @@ fn refused(name: &str, error: std::io::Error) -> Error {
     if is_limit { error.advising(limits::MORE_THREADS) } else { limits::with_remedy(error) }
 }
 
-/// Work for threads, of which one could not be started: nothing of it has begun.
-pub struct Unstarted<W> {
-    /// Why not.
-    pub error: Error,
-    /// All of it, in its order.
-    pub work: Vec<W>,
-}
-
-impl<W> fmt::Debug for Unstarted<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
 /// Runs `body` on each element of `work`, each on its own thread, and `meanwhile` on this one; yields the results of
 /// `body` in order.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] if the system cannot start a thread; nothing has begun then.
+/// [`crate::error::Kind::System`] if the system cannot start a thread; nothing has begun then: no thread begins before
+/// all are there.
 ///
 /// # Panics
 /// If `body` panics.
@@ -78,23 +76,6 @@ pub fn side_by_side<W: Send, R: Send>(
     body: impl Fn(W) -> R + Sync,
     meanwhile: impl FnOnce(),
 ) -> Result<Vec<R>> {
-    side_by_side_or_back(name, work, body, meanwhile).map_err(|unstarted| unstarted.error)
-}
-
-/// [`side_by_side`] for work that its owner wants back if a thread cannot be started: no thread begins before all are
-/// there.
-///
-/// # Errors
-/// As there, with the work.
-///
-/// # Panics
-/// As there.
-pub fn side_by_side_or_back<W: Send, R: Send>(
-    name: &str,
-    work: Vec<W>,
-    body: impl Fn(W) -> R + Sync,
-    meanwhile: impl FnOnce(),
-) -> std::result::Result<Vec<R>, Unstarted<W>> {
     let body = &body;
     std::thread::scope(|scope| {
         let mut threads = Vec::with_capacity(work.len());
@@ -103,7 +84,7 @@ pub fn side_by_side_or_back<W: Send, R: Send>(
             // A hand that is dropped ends its thread.
             match spawn_in(scope, &format!("{name} {number}"), move || taken.recv().ok().map(body)) {
                 Ok(thread) => threads.push((hand, thread)),
-                Err(error) => return Err(Unstarted { error, work }),
+                Err(error) => return Err(error),
             }
         }
         for ((hand, _), work) in threads.iter().zip(work) {
@@ -128,6 +109,5 @@ pub fn spawn_in<'scope, 'env, T: Send + 'scope>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<std::thread::ScopedJoinHandle<'scope, T>> {
-    let builder = std::thread::Builder::new().name(name.to_owned());
-    builder.spawn_scoped(scope, body).map_err(|error| refused(name, error))
+    builder(name).spawn_scoped(scope, body).map_err(|error| refused(name, error))
 }

@@ -21,7 +21,6 @@ use crate::device::HostRegion;
 use crate::device::{HostMemory, Sharing};
 #[cfg(test)]
 use crate::error::Result;
-use crate::plan::{FLAGS, WINDOW_LANES};
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::ring::Label;
 use crate::sync::{Arrivals, Flag};
@@ -89,11 +88,11 @@ impl Arena {
         unsafe { self.memory.at(WITNESS_OFFSET, 8).cast::<AtomicU64>().as_ref() }
     }
 
-    /// Flag `index` of lane `lane` of plans.
+    /// Flag `index` of lane `lane`.
     #[inline]
     pub fn flag(&self, lane: usize, index: u8) -> &Flag {
-        assert!(lane < WINDOW_LANES && usize::from(index) < FLAGS, "plans with windows keep to WINDOW_LANES and FLAGS");
-        self.flag_at(FLAGS_OFFSET + (lane * FLAGS + usize::from(index)) * Flag::LINE)
+        assert!(lane < FLAG_LANES && usize::from(index) < LANE_FLAGS, "programs with windows keep to an arena's flags");
+        self.flag_at(FLAGS_OFFSET + (lane * LANE_FLAGS + usize::from(index)) * Flag::LINE)
     }
 
     /// Who may touch the rank's user buffers.
@@ -215,6 +214,10 @@ impl FlatSlot<'_> {
 pub const FLAT_SLOTS: u64 = if cfg!(all(loom, test)) { 2 } else { 64 };
 /// Bytes that a flat slot carries.
 pub const FLAT_BYTES: usize = 16 << 10;
+/// Lanes that have flags in an arena: programs whose ranks work in each other's memory have as many at most.
+pub const FLAG_LANES: usize = 4;
+/// Flags of such a lane.
+pub const LANE_FLAGS: usize = 8;
 /// Bytes that travel in the flag's own cache line.
 pub const INLINE_BYTES: usize = Flag::LINE - INLINE_OFFSET;
 
@@ -223,7 +226,7 @@ const DONE_OFFSET: usize = 0;
 const WITNESS_OFFSET: usize = Flag::BYTES;
 const LEASE_OFFSET: usize = 64;
 const FLAGS_OFFSET: usize = 128;
-const LINES_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
+const LINES_OFFSET: usize = FLAGS_OFFSET + FLAG_LANES * LANE_FLAGS * Flag::LINE;
 #[expect(clippy::cast_possible_truncation, reason = "a few slots")]
 const SLOTS: usize = FLAT_SLOTS as usize;
 const ARRIVALS_OFFSET: usize = LINES_OFFSET + SLOTS * Flag::LINE;

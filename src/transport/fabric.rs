@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::Bootstrap;
 use crate::device::{Home, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
-use crate::plan::FLAGS;
 use crate::sync::primitive::{Arc, Weak};
 use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Turn, Turned, Wait, Waiting};
@@ -612,5 +611,3 @@ const SETUP_PATIENCE: Patience = Patience::fixed(16, Duration::from_micros(200))
 const SETUP_NAP: Duration = Duration::from_micros(200);
 /// The same, of a wait that has lasted long.
 const LONG_SETUP_NAP: Duration = Duration::from_millis(5);
-
-const _: () = assert!(FLAGS <= 8, "an arena's layout has room for eight flags");

@@ -1,4 +1,4 @@
-//! A rank is killed at any moment of a split, `local`, a placement or a shrink. Every survivor that gets an error is
+//! A rank is killed at any moment of a split, `local` or a shrink. Every survivor that gets an error is
 //! told which rank died, by its number in the survivor's communicator, and long before any deadline.
 
 use crate::{NET, SHM, with};
@@ -8,7 +8,7 @@ use testing::ranks::{Answer, Job};
 const RANKS: usize = 4;
 
 /// What the ranks do; `N/2` in a command is half the rank's number.
-const COMMANDS: &[&str] = &["split 1", "split N/2", "local", "placement"];
+const COMMANDS: &[&str] = &["split 1", "split N/2", "local"];
 
 /// How often each command is killed over each transport.
 fn turns() -> u64 {

@@ -103,7 +103,6 @@ fn a_job_that_is_stopped_and_goes_on_misses_no_deadline() {
         ("call barrier 0", "call barrier 0"),
         ("call all_reduce 1000000", "call all_reduce 1000000"),
         ("split 0", "split 0"),
-        ("placement", "placement"),
         ("recv 5 1", "send 5 0"),
         ("request 5 1", "send 5 0"),
     ];

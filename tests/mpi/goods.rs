@@ -200,7 +200,7 @@ fn hosts(world: &SimpleCommunicator) {
     assert_eq!((placement.host, placement.hosts), (0, 1));
     assert_eq!((placement.local_rank, placement.local_size), (comm.rank(), comm.size()));
     assert_eq!(placement.leader_rank, (comm.rank() == 0).then_some(0));
-    must_be(&comm.local().unwrap(), &world.split_shared(world.rank()));
+    must_be(&comm.on_my_host().unwrap(), &world.split_shared(world.rank()));
     let across = comm.cross().unwrap();
     assert_eq!((across.rank(), across.size()), (0, 1));
 }
@@ -216,7 +216,7 @@ fn pretended_hosts(rank: &Rank, world: &SimpleCommunicator) {
     assert_eq!((placement.local_rank, placement.local_size), (rank.number % 2, local_size));
     assert_eq!(placement.leader_rank, (placement.local_rank == 0).then_some(placement.host));
     let by_mpi = |color: u32| world.split_by_color(Color::with_value(i32::try_from(color).unwrap())).unwrap();
-    must_be(&comm.local().unwrap(), &by_mpi(placement.host));
+    must_be(&comm.on_my_host().unwrap(), &by_mpi(placement.host));
     must_be(&comm.cross().unwrap(), &by_mpi(placement.local_rank));
     must_be(&comm.by_color(rank.number % 3, 0).unwrap(), &by_mpi(rank.number % 3));
 }

@@ -46,7 +46,7 @@ fn hosts(rank: &Rank) {
     assert_eq!((place.local_rank as usize, beside.len()), (local_rank, 2));
     assert_eq!(place.leader_rank, (local_rank == 0).then_some(place.host));
 
-    let local = comm.local().unwrap();
+    let local = comm.on_my_host().unwrap();
     must_be(&local, &world.split_shared(world.rank()));
     let color = Color::with_value(i32::try_from(place.local_rank).unwrap());
     let cross = comm.cross().unwrap();
@@ -65,7 +65,7 @@ fn hosts(rank: &Rank) {
 /// Shared memory inside a host, sockets between hosts. New communicators, since they open what they need at their first
 /// call.
 fn what_carries(comm: &Communicator) {
-    let (local, cross) = (comm.local().unwrap(), comm.cross().unwrap());
+    let (local, cross) = (comm.on_my_host().unwrap(), comm.cross().unwrap());
     let (memory, open) = (shared_memory(), connections());
     reduce_much(&local).unwrap();
     assert!(shared_memory() > memory, "no memory is shared inside a host");

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use rsccl::plan::check::{fits, prove, prove_repeated};
-use rsccl::plan::{Action, Block, Buffer, Count, Lane, Limits, Plan, Spec, Windows, algorithms};
-use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
+use rsccl::internals::plan::check::{fits, prove, prove_repeated};
+use rsccl::internals::plan::{Action, Block, Buffer, Count, Lane, Limits, Plan, Spec, Windows, algorithms};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Rank, World};
 
 use crate::{Dice, base, combine_of, hosts_of, layout, mapped_bases, plans, spans_of, steps_of, thrown};
 

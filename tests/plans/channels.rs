@@ -4,12 +4,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rsccl::internals::plan::{Count, Layout, Operand, Plan, Spec, Windows, algorithms};
 use rsccl::internals::topo::channels::{SystemChannels, rails};
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
-use rsccl::plan::{Count, Layout, Operand, Plan, Spec, Windows, algorithms};
-use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Rank, World};
 
 use crate::{Action, base, limits, plans, prove};
 

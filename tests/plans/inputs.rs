@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use rsccl::plan::{Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, Spec, Windows};
-use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
+use rsccl::internals::plan::{Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, Spec, Windows};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Rank, World};
 
 use crate::{Dice, base, hosts_of, layout, plans, thrown};
 

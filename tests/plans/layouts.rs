@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use rsccl::internals::plan::{Layout, Limits, Spec, Windows, algorithms};
 use rsccl::internals::topo::layout::RankPlace;
-use rsccl::plan::{Layout, Limits, Spec, Windows, algorithms};
-use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Rank, World};
 
 use crate::{base, bearable, counts, hosts_of, layout, limits, proof};
 

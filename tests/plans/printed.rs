@@ -1,7 +1,8 @@
 //! Plans as text.
 
-use rsccl::plan::{Count, Spec, Windows};
-use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
+use rsccl::internals::plan::{Count, Spec, Windows};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, Rank, World};
 
 use crate::{base, hosts_of, layout, plans};
 

@@ -1,7 +1,8 @@
 //! The steps of one plan serve other counts: a plan that is resized is the plan that would be built for that count.
 
-use rsccl::plan::{Count, Plan, Spec, Windows};
-use rsccl::types::{Algorithm, Collective, Elements, World};
+use rsccl::internals::plan::{Count, Plan, Spec, Windows};
+use rsccl::internals::types::Elements;
+use rsccl::types::{Algorithm, Collective, World};
 
 use crate::{Dice, base, exhaustive, thrown};
 

@@ -321,7 +321,7 @@ impl Worker {
                 self.adopt_made(child)
             }
             ["local"] => {
-                let here = self.comm().local()?;
+                let here = self.comm().on_my_host()?;
                 self.adopt_made(here)
             }
             ["rounds", kind, count, folder] => {

@@ -121,6 +121,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("sync/flag.rs", "futex::wait(", 1, SYSTEM),
     ("sync/lock.rs", ".wait_timeout(", 1, SYSTEM),
     ("sync/seen.rs", ".wait_timeout(", 1, SYSTEM),
+    ("sys/kept_thread.rs", ".recv()", 2, "a thread of its own that has no work; its caller, for that of a group"),
     ("sys/futex.rs", "FUTEX_WAIT,", 1, SYSTEM),
     ("sys/futex_model.rs", "changed.wait(", 1, SYSTEM),
     ("sys/poller.rs", "libc::epoll_wait(", 1, SYSTEM),

@@ -144,7 +144,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
-    /// meanwhile, here as in by_color(), local(), cross(), placement() and register_buffer(). Where the configuration says non-blocking
+    /// meanwhile, here as in by_color(), on_my_host(), cross() and register_buffer(). Where the configuration says non-blocking
     /// and no request is under way, it returns at once: async_error() of the child tells when that can be used, and that of this
     /// communicator when it can be used again; rank() and size() of the child wait for it. If one rank cannot make its part of a
     /// child, for want of descriptors, memory or threads, no rank gets a child: all have that rank's error, and this communicator is
@@ -154,7 +154,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// split() where every rank has a color.
     Communicator by_color(int color, std::int64_t key = 0) const;
     /// The ranks of my host, in rank order. Collective over all ranks; non-blocking as split() is.
-    Communicator local() const;
+    Communicator on_my_host() const;
     /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks;
     /// non-blocking as split() is.
     Communicator cross() const;
@@ -190,11 +190,10 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidArgument where this rank or no rank is excluded
     /// @throws InvalidUsage while requests are under way: wait for them first. Those of a communicator that has failed have ended.
     Communicator shrink(const std::vector<int>& excluded) const;
-    /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
+    /// Where this rank is among the hosts, and the GPU that it is meant to use. Not collective: the ranks have told each other in init
+    /// what they see, and a child of split() or shrink() has that from its parent. Any rank may ask at any time, also while requests are
+    /// under way. The GPU is chosen by what the threads that called init saw then: their processors, their CUDA_VISIBLE_DEVICES.
     Placement placement() const;
-    /// Which ranks share a host with this one, as far as it is known since init. Not collective: any rank may ask at any time but while
-    /// requests are under way.
-    Locality locality() const;
 
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
     /// other ranks, whose calls then end likewise. Any thread may call it. Nothing happens on an empty communicator.

@@ -16,15 +16,6 @@ struct DeviceChoice {
     int shared_by = 0;  ///< ranks that are meant to use the same device
 };
 
-/// The part of a Placement that every rank knows since it joined: no other rank has to be asked.
-struct Locality {
-    std::string host_name; ///< the host's name
-    int host = 0;          ///< the number of the host, from 0
-    int hosts = 0;         ///< how many hosts there are
-    int local_rank = 0;    ///< my rank among those of my host
-    int local_size = 0;    ///< the ranks of my host
-};
-
 /// Where a rank is among the hosts of its communicator.
 struct Placement {
     std::string host_name;            ///< the host's name

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use rsccl::Result;
-use rsccl::config::{CONF_FILE_DOC, Config, Environment, Kind, Launch, Note, Setting, StoreAddress, Variable};
+use rsccl::config::{Config, Environment, Launch, StoreAddress};
+use rsccl::internals::config::{CONF_FILE_DOC, Kind, Note, Setting, Variable};
 use rsccl::internals::session::settings;
 use serde_json::{Value, json};
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rsccl::internals::plan::Windows;
 use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::channels::SystemChannels;
 use rsccl::internals::topo::description::{Function, Machine, Nic, walk};
@@ -13,8 +14,8 @@ use rsccl::internals::topo::system::{NodeId, System};
 use rsccl::internals::tune::{
     Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, RingSizes, Simulated, Terrain,
 };
-use rsccl::plan::Windows;
-use rsccl::types::{Algorithm, Collective, Filter, Rank};
+use rsccl::internals::types::Filter;
+use rsccl::types::{Algorithm, Collective, Rank};
 use rsccl::{Config, Error, Result};
 use serde_json::{Value, json};
 

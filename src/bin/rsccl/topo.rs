@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rsccl::config::Note;
+use rsccl::internals::config::Note;
 use rsccl::internals::reach::this_host;
 use rsccl::internals::session::settings;
 use rsccl::internals::sys::{nvml, open, text_file};

@@ -108,7 +108,7 @@ fn set_ups_run_beside_requests_and_what_is_under_way_goes_on_meanwhile() {
                 let half = detached.split(Some(rank % 2), 0)?.ok_or_else(|| Error::internal("no child"))?;
                 assert_eq!((half.rank(), half.size()), (rank / 2, 2 - rank % 2));
                 assert_eq!(
-                    (detached.placement()?.local_rank, detached.local()?.size(), detached.cross()?.size()),
+                    (detached.placement()?.local_rank, detached.on_my_host()?.size(), detached.cross()?.size()),
                     (rank, size, 1)
                 );
                 assert!(detached.split((rank == 1).then_some(0), 0)?.is_some() == (rank == 1));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::comm::{Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
 use crate::error::{Kind, Result};
+use crate::sys::thread;
 use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, values_of};
 
 /// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
@@ -268,6 +269,28 @@ fn messages_to_and_from_nobody_do_nothing() {
         let error = comm.broadcast(&mut from_left, NO_RANK).expect_err("nobody is no root");
         assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
         comm.barrier()
+    })
+    .unwrap();
+}
+
+/// Regression: a group over several communicators started a thread for each of them, each time.
+#[test]
+fn groups_over_communicators_keep_their_threads() {
+    local::run(2, |comm| {
+        let (child, other) = (comm.by_color(0, 0)?, 1 - comm.rank());
+        let before = thread::STARTED.get();
+        for turn in 0..100_u32 {
+            let (mine, mut theirs, mut sum) = ([turn + comm.rank()], [0], [turn]);
+            crate::group(|group| {
+                let mut on = group.on(&comm);
+                on.recv(&mut theirs, other)?;
+                on.send(&mine, other)?;
+                group.on(&child).all_reduce_in_place(&mut sum, ReduceOp::Sum)
+            })?;
+            assert_eq!((theirs, sum), ([turn + other], [2 * turn]));
+        }
+        assert_eq!(thread::STARTED.get() - before, 2, "threads of 100 groups over two communicators");
+        Ok(())
     })
     .unwrap();
 }

@@ -71,18 +71,15 @@ fn at_odds(one: Attempt, others: Attempt) -> Vec<Error> {
     local::run_with(3, &config, call).unwrap()
 }
 
-/// Regression: a rank in a placement or a split and ranks in a collective waited for each other until the deadline.
+/// Regression: a rank in a split and ranks in a collective waited for each other until the deadline.
 #[test]
-fn an_exchange_beside_a_collective_is_a_mismatch_that_names_both() {
-    let exchanges: [(Attempt, &str); 2] =
-        [(|comm| comm.placement().map(drop), "placement"), (|comm| comm.split(Some(0), 0).map(drop), "split")];
-    for (exchange, name) in exchanges {
-        for errors in [at_odds(exchange, Communicator::barrier), at_odds(Communicator::barrier, exchange)] {
-            for error in errors {
-                assert_eq!(error.kind(), Kind::Mismatch, "{error}");
-                let text = error.to_string();
-                assert!(text.contains(&format!("called {name}")) && text.contains("called barrier"), "{text}");
-            }
+fn a_split_beside_a_collective_is_a_mismatch_that_names_both() {
+    let split: Attempt = |comm| comm.split(Some(0), 0).map(drop);
+    for errors in [at_odds(split, Communicator::barrier), at_odds(Communicator::barrier, split)] {
+        for error in errors {
+            assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("called split") && text.contains("called barrier"), "{text}");
         }
     }
 }
@@ -91,11 +88,8 @@ fn an_exchange_beside_a_collective_is_a_mismatch_that_names_both() {
 #[test]
 fn a_register_beside_another_call_is_a_mismatch_that_names_both() {
     let register: Attempt = |comm| comm.register(&crate::comm::Buffer::<u32>::new(100)?);
-    let others: [(Attempt, &str); 3] = [
-        (Communicator::barrier, "barrier"),
-        (|comm| comm.split(Some(0), 0).map(drop), "split"),
-        (|comm| comm.placement().map(drop), "placement"),
-    ];
+    let others: [(Attempt, &str); 2] =
+        [(Communicator::barrier, "barrier"), (|comm| comm.split(Some(0), 0).map(drop), "split")];
     for (other, name) in others {
         for errors in [at_odds(register, other), at_odds(other, register)] {
             for error in errors {
@@ -124,16 +118,6 @@ fn differing_lists_of_a_shrink_are_a_mismatch_that_names_both() {
     assert!(matches!(first.peer(), Some(1 | 2)) && first.message().contains(lists), "{first}");
     assert_eq!(second.peer(), Some(0), "{second}");
     assert!(second.message().contains("rank 0 excludes 2-3, this rank excludes 3"), "{second}");
-}
-
-/// Regression: a rank in a split took what others told of their places for their parts of the split.
-#[test]
-fn a_split_beside_a_placement_is_a_mismatch() {
-    let errors = at_odds(|comm| comm.split(Some(0), 0).map(drop), |comm| comm.placement().map(drop));
-    for error in errors {
-        assert_eq!(error.kind(), Kind::Mismatch, "{error}");
-        assert!(error.to_string().contains("split"), "{error}");
-    }
 }
 
 #[test]

@@ -53,8 +53,11 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
         let id = Communicator::unique_id(&config).unwrap();
         let rank = |rank: u32| {
             let mut comm = Some(Communicator::init(&id, rank, 2, &config).unwrap());
+            let beside = comm.as_ref().unwrap().by_color(0, 0).unwrap();
             for turn in 0..4u32 {
                 let own = comm.as_ref().unwrap();
+                // Both communicators keep a thread, which the child does not have.
+                crate::group(|group| group.on(own).barrier().and_then(|()| group.on(&beside).barrier())).unwrap();
                 let (mut word, mut many) = ([turn + rank], vec![turn + rank; 50_000]);
                 own.all_reduce_in_place(&mut word, ReduceOp::Sum).unwrap();
                 own.all_reduce_in_place(&mut many, ReduceOp::Sum).unwrap();

@@ -16,7 +16,7 @@ const TWO_NODES: &str = r#"<system version="1">
 "#;
 
 /// What `body` returns on ranks with these configurations.
-fn each<T: Send>(configs: &[Config], body: impl Fn(&Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
+pub(super) fn each<T: Send>(configs: &[Config], body: impl Fn(&Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
     let id = &Communicator::unique_id(&configs[0])?;
     let world = u32::try_from(configs.len()).unwrap();
     let body = &body;

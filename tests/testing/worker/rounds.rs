@@ -84,7 +84,7 @@ fn round(comm: &Communicator, kind: &str, folder: &Path, stream: Option<&DeviceS
             let child = comm.split((comm.rank() != 1).then_some(0), 0)?;
             child.as_ref().map_or(Ok(()), use_it)
         }
-        "local" => use_it(&comm.local()?),
+        "local" => use_it(&comm.on_my_host()?),
         "shrink" if comm.rank() + 1 == comm.size() => comm.barrier(),
         "shrink" => {
             let rest = comm.shrink(&[comm.size() - 1])?;

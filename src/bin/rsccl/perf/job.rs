@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rsccl::{Config, DataType, Error, Result, plan};
+use rsccl::internals::plan;
+use rsccl::{Config, DataType, Error, Result};
 
 use super::verify::{Op, Program};
 use super::{Arguments, Transport, device, plot};

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rsccl::Result;
-use rsccl::config::{Config, Environment, Setting};
+use rsccl::config::{Config, Environment};
+use rsccl::internals::config::Setting;
 use rsccl::internals::sys::{cpu, host};
 use serde_json::{Value, json};
 

@@ -18,8 +18,8 @@ use super::verify::{Op, Placement, Program, Shape};
 /// # Errors
 /// Of the collectives, and of writing the files.
 pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
-    let locality = comm.locality()?;
-    let of_rank = || device::of_rank(&job.devices, locality.local_rank, locality.local_size);
+    let place = comm.placement()?;
+    let of_rank = || device::of_rank(&job.devices, place.local_rank, place.local_size);
     let device = (!job.devices.is_empty()).then(of_rank);
     let stream = device.map(DeviceStream::new).transpose()?;
     let this = Rank { comm, job, device, stream };
