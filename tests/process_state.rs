@@ -498,3 +498,19 @@ fn run_names_a_program_of_the_current_folder_with_its_path() {
     assert_eq!(output.status.code(), Some(127));
     assert!(told.contains("cannot start simulation") && told.contains("write ./simulation"), "{told}");
 }
+
+/// The store that a user has named is not where these ranks meet; what an outer run has set is nobody's wish.
+#[test]
+fn run_says_that_its_ranks_meet_elsewhere_than_at_the_store_that_is_set() {
+    let told = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.env_remove("RSCCL_STORE").env_remove("RSCCL_RUN").envs(variables.iter().copied());
+        let output = command.args(["run", "-n", "1", "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(told(&[]), "");
+    let set = told(&[("RSCCL_STORE", "file:///no/such/folder")]);
+    assert_eq!(set, "rsccl run: RSCCL_STORE is set, but these ranks meet at a store of their own\n");
+    assert_eq!(told(&[("RSCCL_STORE", "tcp://127.0.0.1:9"), ("RSCCL_RUN", "7")]), "");
+}

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use rsccl::config::Environment;
 use rsccl::internals::sys::limits::OpenFiles;
 use rsccl::internals::sys::process::{Group, Signals};
 use rsccl::internals::sys::random;
@@ -89,7 +90,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
     // Where an outer `rsccl run` has set it, it is nobody's wish.
-    if std::env::var_os("RSCCL_STORE").is_some() && std::env::var_os("RSCCL_RUN").is_none() {
+    let environment = Environment::capture();
+    if environment.has("RSCCL_STORE") && !environment.has("RSCCL_RUN") {
         print::complain("rsccl run: RSCCL_STORE is set, but these ranks meet at a store of their own");
     }
     let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
