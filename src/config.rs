@@ -357,8 +357,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Sets the field of the variable `name` (with its prefix, as `rsccl env` prints it) to the value that `text` has for
-    /// that variable. The environment still overrides it, as it does any field that the program sets.
+    /// Sets the field of the variable `name` (with its prefix, as `rsccl env` prints it) to the value that `text` has
+    /// for that variable. The environment still overrides it, as it does any field that the program sets.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for an unknown name, and for a text that the variable does not allow.
