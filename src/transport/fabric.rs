@@ -1,27 +1,27 @@
 //! The connections of one communicator: made when a plan first needs them, kept until the end.
 //!
-//! Here: which ranks share a host, and the memory that they map of each other. Rings are made in `connect`.
+//! Here: which ranks share a host, the memory that they map of each other, and what drives the making of rings
+//! (`connect`) and of queues on devices (`device_queues`).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::Bootstrap;
-use crate::device::{Home, HostRegion, Sharing};
+use crate::bootstrap::{Bootstrap, Sources};
+use crate::device::{Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Weak};
-use crate::sync::ring::Shape;
-use crate::sync::{Backoff, Deadline, Patience, Turn, Turned, Wait, Waiting};
-use crate::sys::{clock, futex, limits};
+use crate::sync::{Backoff, Chime, Deadline, Patience, Turn, Turned, Wait, Waiting};
+use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
-use crate::transport::connect::Connecting;
-use crate::transport::device_queues::DeviceQueues;
-use crate::transport::links::{Channel, Links, Need};
-use crate::transport::net::SocketOptions;
+use crate::transport::connect::{Connecting, EndRequest, Receivers, TAG_ASK};
+use crate::transport::device_queues::{ASKS_TO_RECEIVE, ASKS_TO_SEND, ConnectionMemory, DeviceQueues, QueueMemory};
+use crate::transport::fabric_handles;
+use crate::transport::kernel_slots::FarEnd;
+use crate::transport::links::{Channel, Links, Need, Way};
 use crate::transport::peer_reads::PeerReads;
-use crate::transport::table::{
-    self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, memory_for_peers, refusals,
-};
+use crate::transport::routes::{Routes, Sizes, unbounded, unreachable};
+use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Setup<'_> {
 impl Setup<'_> {
     /// [`Bootstrap::send`], with turns meanwhile: a first message leaves only when `peer` is in a call of its own, and
     /// after a failure, of which others have told, it may come to none.
-    pub(super) fn send(&mut self, fabric: &mut Fabric, peer: Rank, (tag, bytes): (u32, &[u8])) -> Result<()> {
+    fn send(&mut self, fabric: &mut Fabric, peer: Rank, (tag, bytes): (u32, &[u8])) -> Result<()> {
         self.bootstrap.post(peer, tag, bytes, self.wait)?;
         let what = "to make this call: the two are not connected yet";
         self.turn_until(fabric, (peer, what), |setup, slice| {
@@ -55,7 +55,7 @@ impl Setup<'_> {
     }
 
     /// [`Bootstrap::recv`], with turns meanwhile: what `peer` waits for may never come, and others may say so.
-    pub(super) fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
+    fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         self.turn_until(fabric, (peer, what), |setup, slice| {
             if slice.is_zero() {
                 return setup.bootstrap.try_recv(peer, tag);
@@ -103,55 +103,27 @@ fn in_time<T>(ended: Result<T>) -> Result<Option<T>> {
 /// The connections of one communicator.
 #[derive(Debug)]
 pub struct Fabric {
-    pub(super) world: World,
-    /// One side of each transport, in the order of the table.
-    pub(super) transports: Vec<Box<dyn Transport>>,
-    /// By rank: the place of the transport between us.
-    places: Vec<u8>,
+    routes: Routes,
     topology: Topology,
     hosts: Topology,
     near: TransportKind,
-    pub(super) sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
-    pub(super) links: Links,
-    pub(super) connecting: Connecting,
-    pub(super) queues: DeviceQueues,
+    links: Links,
+    connecting: Connecting,
+    queues: DeviceQueues,
     /// See [`Fabric::owes`].
     owes: bool,
-}
-
-/// Sizes of a fabric's memory; equal on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// Of every ring but the next two.
-    pub shape: Shape,
-    /// Of the rings in memory that messages between two ranks go by: each message takes several slots, so that its
-    /// receiver copies one while the sender fills the next.
-    pub messages_in_memory: Shape,
-    /// Of the rings behind sockets that messages between two ranks go by: fewer and larger pieces take fewer system
-    /// calls and wake-ups. Shared memory loses by them, since they leave the caches; so would plans, whose pieces have
-    /// one size on all connections.
-    pub messages_over_sockets: Shape,
-    /// Of every arena's scratch, in bytes.
-    pub scratch_bytes: usize,
-    /// Of the sockets of the NET transport.
-    pub sockets: SocketOptions,
 }
 
 impl Fabric {
     /// A fabric with nothing connected yet.
     pub fn new(world: World, peers: &[PeerInfo], policy: Policy, sizes: Sizes) -> Fabric {
         let mine = &peers[world.rank.index()];
-        let place = |peer: &PeerInfo| u8::try_from(table::choose(mine, peer, policy)).expect("a short table");
-        log_refusals(mine, peers, policy);
         Fabric {
-            world,
-            transports: TABLE.iter().map(|entry| (entry.open)(world.rank, sizes.sockets)).collect(),
-            places: peers.iter().map(place).collect(),
+            routes: Routes::new(world, peers, policy, sizes),
             near: nearest(peers, policy),
             topology: Topology::new(peers.iter().map(|peer| neighbourhood(peer, policy))),
             hosts: Topology::new(peers.iter().map(|peer| peer.host)),
-            sizes,
             windows: None,
             links: Links::new(PeerReads::new(mine, peers, policy)),
             connecting: Connecting::default(),
@@ -160,57 +132,12 @@ impl Fabric {
         }
     }
 
-    /// The place of the transport between `peer` and me.
-    pub(super) fn place(&self, peer: Rank) -> usize {
-        usize::from(self.places[peer.index()])
-    }
-
-    /// The shape of the ring of `need`, the same at both ends.
-    pub(super) fn shape(&self, need: &Need) -> Shape {
-        let over_sockets = self.transports[self.place(need.peer)].sharing().is_none();
-        match need.channel {
-            Channel::PointToPoint if over_sockets => self.sizes.messages_over_sockets,
-            Channel::PointToPoint => self.sizes.messages_in_memory,
-            Channel::Collective(_) => self.sizes.shape,
-        }
-    }
-
-    /// The transport between `peer` and me.
-    pub(super) fn transport(&mut self, peer: Rank) -> &mut dyn Transport {
-        let place = self.place(peer);
-        &mut *self.transports[place]
-    }
-
-    /// An offer for `peer`, behind the code of the transport that this rank has chosen.
-    pub(super) fn write_offer(&self, peer: Rank, offer: &[u8]) -> Vec<u8> {
-        let mut written = Vec::with_capacity(1 + offer.len());
-        written.push(TABLE[self.place(peer)].kind.code());
-        written.extend_from_slice(offer);
-        written
-    }
-
-    /// The offer of `peer`, which must be for the transport that this rank has chosen too.
-    pub(super) fn read_offer<'a>(&self, peer: Rank, written: &'a [u8]) -> Result<&'a [u8]> {
-        let kind = TABLE[self.place(peer)].kind;
-        match written.split_first() {
-            Some((code, offer)) if *code == kind.code() && offer.len() <= MOST_OFFER_BYTES => Ok(offer),
-            Some((code, _)) if *code != kind.code() => {
-                let theirs = TransportKind::from_code(*code).map_or("an unknown transport", TransportKind::name);
-                Err(Error::mismatch(format!(
-                    "rank {peer} selected {theirs} for a connection where this rank selected {kind}"
-                ))
-                .about(peer))
-            }
-            _ => Err(Error::remote(peer, format!("rank {peer} sent a broken offer"))),
-        }
-    }
-
     /// Answers peers that connect to this rank, or import its memory. It never blocks.
     ///
     /// # Errors
     /// Of a listener of this rank.
     pub fn serve(&mut self, now: Instant) -> Result<()> {
-        self.transports.iter_mut().try_for_each(|transport| transport.serve(now))
+        self.routes.serve(now)
     }
 
     /// Whether an offer of this rank has not been taken, or a connection for which a sender asked is under way, so that
@@ -225,31 +152,17 @@ impl Fabric {
     /// # Errors
     /// As [`Fabric::serve`] and [`Fabric::progress_connect`].
     pub fn pay(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        let before = self.outstanding().len();
+        let before = self.routes.outstanding().len();
         self.serve(clock::now())?;
         let moved = self.progress_asked_for(bootstrap)?;
         Ok((self.note_debt() < before) | moved)
     }
 
     /// Looks how many offers have not been taken.
-    pub(super) fn note_debt(&mut self) -> usize {
-        let debt = self.outstanding().len();
-        self.owes = debt > 0 || self.is_asked_for_any();
+    fn note_debt(&mut self) -> usize {
+        let debt = self.routes.outstanding().len();
+        self.owes = debt > 0 || (self.connecting.is_asked_for_any() || self.queues.is_opening());
         debt
-    }
-
-    /// The offers that have not been taken. An offer ends with its rank, so a rank waits for its peers to take it.
-    pub(super) fn outstanding(&mut self) -> Vec<(usize, u64)> {
-        let of = |(place, transport): (usize, &mut Box<dyn Transport>)| {
-            transport.outstanding().into_iter().map(move |ticket| (place, ticket))
-        };
-        self.transports.iter_mut().enumerate().flat_map(of).collect()
-    }
-
-    /// Whether all was taken but what was `outstanding` before: that is for peers which may come later, and whoever
-    /// offered it serves them.
-    pub(super) fn settled_since(&mut self, before: &[(usize, u64)]) -> bool {
-        self.outstanding().iter().all(|offer| before.contains(offer))
     }
 
     /// The ranks of each host, whether or not they may map each other's memory.
@@ -269,7 +182,7 @@ impl Fabric {
 
     /// The ranks of my host, me among them.
     pub fn my_host(&self) -> &[Rank] {
-        self.topology.local_ranks(self.world.rank)
+        self.topology.local_ranks(self.routes.world.rank)
     }
 
     /// The mapped memory of my host, once opened.
@@ -300,9 +213,9 @@ impl Fabric {
             return Ok(());
         }
         let ranks = self.my_host().to_vec();
-        let me = ranks.binary_search(&self.world.rank).expect("my host has me");
+        let me = ranks.binary_search(&self.routes.world.rank).expect("my host has me");
         let sharing = self.widest_sharing(&ranks);
-        let (arena_bytes, stride) = (Arena::memory_bytes(self.sizes.scratch_bytes), self.arena_stride());
+        let (arena_bytes, stride) = (Arena::memory_bytes(self.routes.sizes.scratch_bytes), self.arena_stride());
         let pieces: Vec<&[Rank]> = ranks.chunks(PIECE_RANKS).collect();
         let owners: Vec<(Rank, Option<usize>)> =
             pieces.iter().map(|piece| (piece[0], Some(piece.len() * stride))).collect();
@@ -326,15 +239,15 @@ impl Fabric {
         let boards = (boards.len() == ranks.len()).then_some(boards);
         // A process says who it is. A rank that says it wrongly, from another container, reads nothing here; before it
         // works in a registered buffer, the system says who it is, when the buffer's descriptor is handed over.
-        let neighbour = |rank: &Rank| match self.transports[self.place(*rank)].sharing() {
+        let neighbour = |rank: &Rank| match self.routes.sharing(*rank) {
             Some(Sharing::Threads) => Neighbour::Thread,
             Some(Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts) | None => {
                 Neighbour::Process(self.links.reads.process(*rank))
             }
         };
         let neighbours = ranks.iter().map(neighbour).collect();
-        let (rank, count) = (self.world.rank, ranks.len());
-        if let Some(transport) = self.transports.iter().find(|transport| transport.sharing() == Some(sharing)) {
+        let (rank, count) = (self.routes.world.rank, ranks.len());
+        if let Some(transport) = self.routes.transports.iter().find(|transport| transport.sharing() == Some(sharing)) {
             transport.log_mapping(rank, &format!("Mapped {arena_bytes} bytes of each of {count} local ranks"));
         }
         self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() }));
@@ -343,7 +256,7 @@ impl Fabric {
 
     /// Bytes from one arena to the next: large pages hold no two.
     fn arena_stride(&self) -> usize {
-        Arena::memory_bytes(self.sizes.scratch_bytes).next_multiple_of(LARGE_PAGE)
+        Arena::memory_bytes(self.routes.sizes.scratch_bytes).next_multiple_of(LARGE_PAGE)
     }
 
     /// Memory for the arenas of so many ranks; between threads, also for what they tell of their users' buffers.
@@ -356,7 +269,7 @@ impl Fabric {
 
     /// How memory is allocated that all of `ranks` can map: for processes as soon as one of them is in another.
     fn widest_sharing(&self, ranks: &[Rank]) -> Sharing {
-        let threads = |rank: &Rank| self.transports[self.place(*rank)].sharing() == Some(Sharing::Threads);
+        let threads = |rank: &Rank| self.routes.sharing(*rank) == Some(Sharing::Threads);
         if ranks.iter().all(threads) { Sharing::Threads } else { Sharing::Processes }
     }
 
@@ -392,7 +305,7 @@ impl Fabric {
             });
         }
         let (mut registered, rank, length, count) =
-            (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
+            (windows.registered.clone(), self.routes.world.rank, mine.bytes(), peers.len());
         let fresh = Some(Registered { memory, generation, life: buffer.life.clone() });
         match registered.get_mut(number) {
             Some(place) => *place = fresh,
@@ -435,26 +348,26 @@ impl Fabric {
 
     /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so
     /// many bytes where that is known; `None` at my own place.
-    pub(super) fn exchange_memory(
+    fn exchange_memory(
         &mut self,
         (owners, takers): (&[(Rank, Option<usize>)], &[Rank]),
         mine: Option<Offered<'_>>,
         (tag, home): (u32, Home),
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Option<Imported>>> {
-        let (before, me) = (self.outstanding(), self.world.rank);
+        let (before, me) = (self.routes.outstanding(), self.routes.world.rank);
         if let Some(mine) = mine {
             self.offer_memory(takers, mine, tag, setup)?;
         }
         let mut importing = Vec::with_capacity(owners.len());
         for (place, (peer, bytes)) in owners.iter().enumerate().filter(|(_, (peer, _))| *peer != me) {
             let written = setup.recv(self, *peer, (tag, "to make this call: its memory is not mapped yet"))?;
-            let (length, offer) = read_length(*peer, self.read_offer(*peer, &written)?)?;
+            let (length, offer) = read_length(*peer, self.routes.read_offer(*peer, &written)?)?;
             if bytes.is_some_and(|bytes| bytes != length) {
                 return Err(Error::remote(*peer, format!("rank {peer} offered memory of another size")));
             }
             let wanted = PeerOffer { owner: *peer, home, bytes: length };
-            let import = self.transport(*peer).import(wanted, offer, setup.bootstrap)?;
+            let import = self.routes.transport(*peer).import(wanted, offer, setup.bootstrap)?;
             importing.push((place, *peer, import));
         }
         let mut imported: Vec<Option<Imported>> = owners.iter().map(|_| None).collect();
@@ -465,7 +378,7 @@ impl Fabric {
             }
             importing.retain(|(place, ..)| imported[*place].is_none());
             let waiting = importing.first().map(|(_, peer, _)| *peer);
-            let done = importing.is_empty() && fabric.settled_since(&before);
+            let done = importing.is_empty() && fabric.routes.settled_since(&before);
             Ok(Served { done, moved: importing.len() < all, waiting })
         })?;
         Ok(imported)
@@ -474,12 +387,15 @@ impl Fabric {
     /// Offers `mine` to all other ranks of `ranks`, once by each transport that reaches some of them.
     fn offer_memory(&mut self, ranks: &[Rank], mine: Offered<'_>, tag: u32, setup: &mut Setup<'_>) -> Result<()> {
         let length = u64::try_from(mine.0.bytes()).expect("lengths are at most 64 bits").to_le_bytes();
-        for place in 0..self.transports.len() {
-            let others = ranks.iter().copied().filter(|rank| *rank != self.world.rank && self.place(*rank) == place);
+        for place in 0..self.routes.transports.len() {
+            let others = ranks
+                .iter()
+                .copied()
+                .filter(|rank| *rank != self.routes.world.rank && self.routes.place(*rank) == place);
             let takers: Vec<Rank> = others.collect();
             let Some(first) = takers.first() else { continue };
-            let offer = self.transports[place].offer(mine, &takers, setup.bootstrap)?;
-            let written = self.write_offer(*first, &[&length, &offer[..]].concat());
+            let offer = self.routes.transports[place].offer(mine, &takers, setup.bootstrap)?;
+            let written = self.routes.write_offer(*first, &[&length, &offer[..]].concat());
             for peer in takers {
                 setup.send(self, peer, (tag, &written))?;
             }
@@ -487,15 +403,273 @@ impl Fabric {
         Ok(())
     }
 
+    /// Opens the connections of `needs` that are not open yet. The peers of each need call it with the matching need.
+    ///
+    /// # Errors
+    /// Of memory or sockets, or of a peer that does not come by the deadline.
+    pub fn connect(&mut self, needs: &[Need], receivers: Receivers, setup: &mut Setup<'_>) -> Result<()> {
+        let before = self.routes.outstanding();
+        self.begin_connect(needs, receivers, (setup.bootstrap, setup.wait))?;
+        let bootstrap = setup.bootstrap;
+        self.serve_until(setup, |fabric| {
+            let moved = fabric.progress_connect(bootstrap)?;
+            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.routes.settled_since(&before);
+            Ok(Served { done, moved, waiting: fabric.connecting.waiting() })
+        })
+    }
+
+    /// Begins to open the connections of `needs` that are neither open nor under way.
+    ///
+    /// # Errors
+    /// Of memory, or of the bootstrap that carries the offers.
+    pub fn begin_connect(&mut self, needs: &[Need], receivers: Receivers, of: (&dyn Bootstrap, &Wait)) -> Result<()> {
+        self.connecting.begin(needs, receivers, (&mut self.routes, &mut self.links), of)?;
+        self.note_debt();
+        Ok(())
+    }
+
+    /// Whether the connection of `need` is open at both ends.
+    pub fn is_connected(&self, need: &Need) -> bool {
+        self.connecting.is_connected(need, &self.links)
+    }
+
+    /// Whether any connection is under way.
+    pub fn is_connecting(&mut self) -> bool {
+        self.connecting.waiting().is_some() || !self.routes.outstanding().is_empty()
+    }
+
+    /// A rank that waits for this rank's end of a connection.
+    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<EndRequest> {
+        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
+    }
+
+    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on
+    /// the rank [owes](Fabric::owes).
+    ///
+    /// # Errors
+    /// As [`Fabric::begin_connect`].
+    pub fn open_for(&mut self, ask: EndRequest, bootstrap: &dyn Bootstrap) -> Result<()> {
+        let sender = ask.peer;
+        if let Some(word) = ask.device {
+            if let Some(need) = self.queues.asked_end((sender, word), &self.routes)? {
+                self.queues.begin(need, &mut self.routes, (bootstrap, &unbounded()))?;
+                self.note_debt();
+            }
+            return Ok(());
+        }
+        let need = Need { way: Way::Receive, peer: sender, channel: Channel::PointToPoint };
+        if sender == self.routes.world.rank || self.links.has(&need) || self.connecting.has(&need) {
+            return Ok(());
+        }
+        self.connecting.note_asked(need);
+        self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
+    }
+
+    /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest
+    /// `chime` rings, and the flags of rings rise. `None` where there is work, or something has to be looked at.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub fn sources(&mut self, bootstrap: &dyn Bootstrap, chime: &Arc<Chime>) -> Result<Option<Sources>> {
+        if self.connecting.is_opening() || self.queues.is_opening() {
+            return Ok(None);
+        }
+        let Some(mut sources) = bootstrap.await_news(chime, TAG_ASK)? else { return Ok(None) };
+        // Nobody else comes to the listeners, and what nobody looks at would end each sleep at once.
+        let serves = self.owes() || self.is_connecting();
+        let mut found = Vec::new();
+        for transport in self.routes.transports.iter().filter(|_| serves) {
+            let Some(descriptors) = transport.sources() else { return Ok(None) };
+            found.extend(descriptors);
+        }
+        let Some(pumps) = self.links.sources()? else { return Ok(None) };
+        let more = Sources::of(found.into_iter().chain(pumps), sources.at_most)?;
+        sources.descriptors.extend(more.descriptors);
+        Ok(Some(sources))
+    }
+
+    /// What may let the pumps move; `None` as in [`Fabric::sources`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sources_of_pumps(&mut self) -> Result<Option<Sources>> {
+        let Some(pumps) = self.links.sources()? else { return Ok(None) };
+        Sources::of(pumps, Duration::MAX).map(Some)
+    }
+
+    /// Moves the connections on for which peers have asked. True where one moved.
+    fn progress_asked_for(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let moved = self.progress_queues(bootstrap)?;
+        if !self.connecting.is_asked_for_any() {
+            return Ok(moved);
+        }
+        let moved = self.progress_connect(bootstrap)? | moved;
+        self.connecting.forget_open(&self.links);
+        Ok(moved)
+    }
+
+    /// Moves the connections under way on. True where one moved.
+    ///
+    /// # Errors
+    /// Of a peer's offer, a socket, or a peer that has gone.
+    pub fn progress_connect(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        self.serve(clock::now())?;
+        let mut moved = self.connecting.collect_offers(&mut self.routes, bootstrap)?;
+        moved |= self.connecting.take_open((&mut self.routes, &mut self.links), bootstrap)?;
+        moved |= self.take_accepted()?;
+        Ok(self.connecting.hear_confirmations(bootstrap)? | moved)
+    }
+
+    /// Moves the queues under way on. True where one moved.
+    ///
+    /// # Errors
+    /// Of a peer's offer, or of a peer that has gone.
+    fn progress_queues(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        if !self.queues.is_opening() {
+            return Ok(false);
+        }
+        self.serve(clock::now())?;
+        let moved = self.take_accepted()?;
+        Ok(self.queues.progress(&mut self.routes, bootstrap)? | moved)
+    }
+
+    /// Takes the receiving ends whose senders have connected: of rings, and of queues on devices.
+    fn take_accepted(&mut self) -> Result<bool> {
+        let Fabric { routes, links, connecting, queues, .. } = self;
+        let mut moved = false;
+        for place in 0..routes.transports.len() {
+            for (ticket, wire) in routes.transports[place].accept() {
+                moved = true;
+                let of_queue = connecting.take_accepted(((place, ticket), wire), (&mut *routes, &mut *links))?;
+                if let Some(wire) = of_queue {
+                    queues.take_wire((place, ticket), wire, routes);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand
+    /// beside them, for that device. All peers make the same call. Queues of connections are as `queues` says from now
+    /// on.
+    ///
+    /// # Errors
+    /// Of memory, or of a peer that does not come by the deadline.
+    pub fn share_with_processes(
+        &mut self,
+        mine: &Region,
+        (peers, queues): (&[(Rank, usize)], QueueMemory),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        let home = mine.home();
+        self.queues.here = Some((home, queues));
+        let takers: Vec<Rank> = peers.iter().map(|(peer, _)| *peer).collect();
+        let taken = self.exchange_memory((&wanted(peers), &takers), Some((mine, None)), (TAG_SIDE, home), setup)?;
+        taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
+    }
+
+    /// The same with `peers` of other hosts, which the queues name as such: after [`Fabric::share_with_processes`]. The
+    /// memory must stay until all have mapped it.
+    ///
+    /// # Errors
+    /// Of memory, of a peer that does not come by the deadline, and where a handle does not lead here.
+    pub fn share_with_hosts(
+        &mut self,
+        mine: &Region,
+        peers: &[(Rank, usize)],
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        if peers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let offer = fabric_handles::offer(mine)?;
+        for (peer, _) in peers {
+            setup.send(self, *peer, (TAG_FABRIC_SIDE, &offer))?;
+        }
+        let mut taken = Vec::with_capacity(peers.len());
+        for (owner, bytes) in peers.iter().copied() {
+            let theirs =
+                setup.recv(self, owner, (TAG_FABRIC_SIDE, "to make this call: its memory is not mapped yet"))?;
+            taken.push(fabric_handles::import(PeerOffer { owner, home: mine.home(), bytes }, &theirs)?);
+        }
+        Ok(taken)
+    }
+
+    /// The same for memory that is shared later, if this rank has some, and that of `owners`, for the work of the
+    /// device `home`; queues stay as they were said to be.
+    ///
+    /// # Errors
+    /// As [`Fabric::share_with_processes`].
+    pub fn share_window(
+        &mut self,
+        (mine, home): (Option<&Region>, Home),
+        (owners, takers): (&[(Rank, usize)], &[Rank]),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        let mine = mine.map(|mine| (mine, None));
+        let taken = self.exchange_memory((&wanted(owners), takers), mine, (TAG_WINDOW, home), setup)?;
+        taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
+    }
+
+    /// The same for memory of the host: hands `mine`, if this rank has some, to `takers`, and maps that of `owners`.
+    ///
+    /// # Errors
+    /// As [`Fabric::share_with_processes`].
+    pub fn share_of_host(
+        &mut self,
+        mine: Option<&HostRegion>,
+        (owners, takers): (&[(Rank, usize)], &[Rank]),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<HostRegion>> {
+        let mine = mine.map(|mine| (mine.as_region(), None));
+        let taken = self.exchange_memory((&wanted(owners), takers), mine, (TAG_STAGE, Home::Host), setup)?;
+        let on_host = |(imported, (owner, _)): (Option<Imported>, &(Rank, usize))| {
+            imported.ok_or_else(own_memory)?.on_host(*owner)
+        };
+        taken.into_iter().zip(owners).map(on_host).collect()
+    }
+
+    /// The queue of a connection that is open.
+    pub fn queue(&self, need: &Need) -> Option<ConnectionMemory> {
+        self.queues.queue(need)
+    }
+
+    /// The connection of `need` with a rank that is reached by wires, open; `None` where it was taken before.
+    pub fn take_far_end(&mut self, need: &Need) -> Option<FarEnd> {
+        self.queues.take_far_end(need)
+    }
+
+    /// Opens the queues of `needs` that are not open yet. The peers of each come to the matching need in a call of
+    /// theirs, or in a wait: those of messages are asked to.
+    ///
+    /// # Errors
+    /// Of memory, or of a peer that does not come by the deadline.
+    pub fn open_queues(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
+        let (before, bootstrap) = (self.routes.outstanding(), setup.bootstrap);
+        for need in needs.iter().filter(|need| !self.queues.has(need)).copied().collect::<Vec<_>>() {
+            self.queues.begin(need, &mut self.routes, (bootstrap, setup.wait))?;
+            if need.channel == Channel::PointToPoint {
+                let theirs = if need.way == Way::Send { ASKS_TO_RECEIVE } else { ASKS_TO_SEND };
+                bootstrap.post(need.peer, TAG_ASK, &[theirs], setup.wait)?;
+            }
+        }
+        self.serve_until(setup, |fabric| {
+            let moved = fabric.progress_queues(bootstrap)?;
+            let done =
+                needs.iter().all(|need| fabric.queues.is_connected(need)) && fabric.routes.settled_since(&before);
+            Ok(Served { done, moved, waiting: fabric.queues.waiting() })
+        })
+    }
+
     /// How far connections under way have come, and what transports have refused, for the error of a set-up.
     #[cold]
     fn told_of_connections(&self) -> Vec<String> {
-        let refused = self.transports.iter().filter_map(|transport| transport.refused());
+        let refused = self.routes.transports.iter().filter_map(|transport| transport.refused());
         self.connecting.standing().take(MOST_TOLD).chain(refused).collect()
     }
 
     /// Answers peers until `step` says that all is done.
-    pub(super) fn serve_until(
+    fn serve_until(
         &mut self,
         setup: &mut Setup<'_>,
         mut step: impl FnMut(&mut Fabric) -> Result<Served>,
@@ -525,10 +699,10 @@ impl Fabric {
 }
 
 /// What a look while serving found.
-pub(super) struct Served {
-    pub(super) done: bool,
-    pub(super) moved: bool,
-    pub(super) waiting: Option<Rank>,
+struct Served {
+    done: bool,
+    moved: bool,
+    waiting: Option<Rank>,
 }
 
 /// What a set-up waits for.
@@ -560,13 +734,14 @@ impl Waiting for Serving {
 /// Connections under way that an error tells of.
 const MOST_TOLD: usize = 4;
 
-/// A connection that cannot be set up, most often because `peer` has just died: this side may see that first. What this
-/// side has run out of is no fault of the peer.
-pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
-    if limits::is_shortage(error) {
-        return error.duplicate();
-    }
-    Error::remote(peer, format!("cannot set up a connection with rank {peer}: {}", error.message()))
+/// Owners as [`Fabric::exchange_memory`] takes them.
+fn wanted(owners: &[(Rank, usize)]) -> Vec<(Rank, Option<usize>)> {
+    owners.iter().map(|(owner, bytes)| (*owner, Some(*bytes))).collect()
+}
+
+#[cold]
+fn own_memory() -> Error {
+    Error::internal("a rank shares no memory with itself")
 }
 
 /// The length before an offer of memory, and the offer.
@@ -574,16 +749,6 @@ fn read_length(peer: Rank, written: &[u8]) -> Result<(usize, &[u8])> {
     let broken = || Error::remote(peer, format!("rank {peer} offered memory of a broken length"));
     let (length, offer) = written.split_first_chunk().ok_or_else(broken)?;
     Ok((usize::try_from(u64::from_le_bytes(*length)).map_err(|_| broken())?, offer))
-}
-
-/// Says for each rank of my host why no better transport connects us.
-fn log_refusals(mine: &PeerInfo, peers: &[PeerInfo], policy: Policy) {
-    for peer in peers.iter().filter(|peer| peer.host == mine.host && peer.rank != mine.rank) {
-        let (me, kind) = (mine.rank, select(mine, peer, policy));
-        if kind != TABLE[0].kind {
-            crate::log::trace!(Graph @ me, "{me} -> {} by {kind}, not by {}", peer.rank, refusals(mine, peer, policy));
-        }
-    }
 }
 
 /// What connects ranks of one host, the slowest where hosts differ.
@@ -598,6 +763,10 @@ fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
 
 const TAG_ARENA: u32 = 0x5243_0000;
 const TAG_BUFFER: u32 = 0x5246_0000;
+const TAG_SIDE: u32 = 0x5248_0000;
+const TAG_STAGE: u32 = 0x524b_0000;
+const TAG_WINDOW: u32 = 0x524c_0000;
+const TAG_FABRIC_SIDE: u32 = 0x524f_0000;
 
 /// Ranks whose arenas are one piece of memory.
 const PIECE_RANKS: usize = 32;

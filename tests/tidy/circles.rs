@@ -11,10 +11,6 @@ type Arrows = &'static [(&'static str, &'static str)];
 /// Circles to be opened: their files cannot be read one after the other. `src/` and `.rs` are left out.
 pub(crate) const KNOTS: &[(&str, Arrows)] = &[
     (
-        "two set-ups of connections, one for rings and one for queues of devices, and one `impl Fabric` over both",
-        &[("transport/connect", "transport/fabric"), ("transport/fabric", "transport/device_queues")],
-    ),
-    (
         "the table, what it lists and the pumps share their types: the keys of connections have no file of their own",
         &[
             ("transport/net/connector", "transport/net"),
