@@ -109,6 +109,9 @@ impl CallTurn<'_> {
     /// whether a peer asks for a connection.
     #[inline]
     pub(super) fn look(&mut self, backoff: &mut Backoff, waiting_for: &dyn Waiting) -> Result<Looked> {
+        if backoff.spin() {
+            return Ok(Looked::Awake);
+        }
         let tired = backoff.turn(self.watch, waiting_for)?;
         self.after_look(tired, backoff)
     }

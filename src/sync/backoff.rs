@@ -256,17 +256,27 @@ impl Backoff {
         (self.waited / NAP_SHARE).clamp(least, most)
     }
 
+    /// Spins once where the wait does not do more yet; otherwise nothing. Most turns of short waits are these.
+    #[inline]
+    pub fn spin(&mut self) -> bool {
+        let spins = self.turns < self.patience.spins;
+        if spins {
+            self.turns += 1;
+            cpu::relax();
+        }
+        spins
+    }
+
     /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough, returns how
     /// long to park.
     ///
     /// # Errors
     /// The error of `watch`.
     pub fn turn(&mut self, watch: &mut dyn Watch, waiting_for: &dyn Waiting) -> Result<Option<Duration>> {
-        self.turns += 1;
-        if self.turns <= self.patience.spins {
-            cpu::relax();
+        if self.spin() {
             return Ok(None);
         }
+        self.turns += 1;
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
         self.waited = now.duration_since(started);
