@@ -19,7 +19,7 @@ pub mod masks;
 pub mod notes;
 pub mod overlay;
 pub mod paths;
-pub mod reach;
+pub mod transport_choice;
 pub mod search;
 pub mod switches;
 pub mod system;

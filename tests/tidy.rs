@@ -139,7 +139,7 @@ const OPENED: &str = "open it by sys::open: a program may have its standard stre
 const KINDS: &[&str] = &[
     "src/types/",
     "src/tune",
-    "src/topo/reach/",
+    "src/topo/transport_choice/",
     "src/engine/choose.rs",
     "src/transport/local.rs",
     "src/transport/shm.rs",
@@ -195,7 +195,7 @@ const WIDE: &[&str] = &[
     "src/topo/graphs.rs",
     "src/topo/layout.rs",
     "src/topo/overlay.rs",
-    "src/topo/reach.rs",
+    "src/topo/transport_choice.rs",
     "src/topo/xml.rs",
     "src/transport/device_queues.rs",
     "src/transport/net/listener.rs",

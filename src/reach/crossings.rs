@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::sync::Wait;
 use crate::sys::random;
-use crate::topo::reach::ladder::OTHER_CLIQUE;
+use crate::topo::transport_choice::ladder::OTHER_CLIQUE;
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
 

@@ -25,7 +25,7 @@ use crate::sync::ring::Shape;
 use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::topo::Topology;
-use crate::topo::reach::ladder::LeavesBy;
+use crate::topo::transport_choice::ladder::LeavesBy;
 use crate::transport::{Channel, ConnectionMemory, Need, QueuePart, process_token};
 use crate::types::{Rank, World};
 use crate::wire;

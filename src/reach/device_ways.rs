@@ -11,7 +11,7 @@ use crate::reach::staging::Staged;
 use crate::session::Session;
 use crate::sync::Wait;
 use crate::topo::paths::PathKind;
-use crate::topo::reach::ladder::{
+use crate::topo::transport_choice::ladder::{
     Access, FarFacts, LeavesBy, PairAgreement, PairFacts, PeerDecision, PeerWay, Saying, WaySettings,
 };
 use crate::types::{Rank, World};
@@ -164,8 +164,8 @@ mod tests {
     use crate::reach::staging::tell;
     use crate::topo::bandwidth::GpuGeneration;
     use crate::topo::paths::Paths;
-    use crate::topo::reach::described::{Described, assumed_unreached, no_driver, ranked};
     use crate::topo::system::{NodeKind, System};
+    use crate::topo::transport_choice::described::{Described, assumed_unreached, no_driver, ranked};
     use crate::topo::{machine_file, machines};
 
     /// Every machine with GPUs in tests/data.

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceIdentity;
 use crate::error::Result;
-use crate::topo::reach::ladder::LeavesBy;
+use crate::topo::transport_choice::ladder::LeavesBy;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -48,7 +48,7 @@ impl Facts {
 #[cfg(not(loom))]
 pub(super) mod tests {
     use super::*;
-    use crate::topo::reach::ladder::WaySettings;
+    use crate::topo::transport_choice::ladder::WaySettings;
 
     pub(in crate::reach) fn facts(process: u64, device: u8, together: bool) -> Facts {
         let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);

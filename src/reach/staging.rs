@@ -18,7 +18,7 @@ use crate::session::Session;
 use crate::sync::Wait;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
-use crate::topo::reach::ladder::{Saying, Sayings, ToldAccess};
+use crate::topo::transport_choice::ladder::{Saying, Sayings, ToldAccess};
 use crate::transport::{Channel, Need, Way};
 use crate::types::{Rank, World};
 use crate::wire;

@@ -19,7 +19,7 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
-use crate::topo::reach::{self, ladder::WaySettings};
+use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
@@ -192,7 +192,7 @@ pub fn check(config: &Config) -> Result<()> {
 /// # Errors
 /// [`crate::error::Kind::InvalidArgument`] that names the variable.
 pub fn ways(config: &Config) -> Result<WaySettings> {
-    let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
+    let level = |text: &String| transport_choice::level("NCCL_P2P_LEVEL", text);
     Ok(WaySettings {
         no_p2p: config.p2p_disable,
         no_shm: config.shm_disable,

@@ -267,9 +267,9 @@ mod tests {
     use super::*;
     use crate::topo::layout::{Layout, Level};
     use crate::topo::paths::{PathKind, Paths};
-    use crate::topo::reach::{self, Verdict};
     use crate::topo::search::{self, domain::Domain};
     use crate::topo::system::{NodeId, NodeKind, System};
+    use crate::topo::transport_choice::{self, Verdict};
     use crate::types::Rank;
 
     /// Numbers of a folder may be anything; 255 lanes are what the kernel writes for a width that it does not know.
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(ways.to(&system, ports[0]).bandwidth.gigabytes(), 48.0);
         assert_eq!(ways.to(&system, ports[1]).bandwidth.gigabytes(), 1.25);
         // Near enough for RDMA, and both ends can; an interface without it goes through host memory.
-        let direct = |port: usize| reach::direct(&system, &ways.to(&system, ports[port]), None);
+        let direct = |port: usize| transport_choice::direct(&system, &ways.to(&system, ports[port]), None);
         assert_eq!(direct(0), Verdict::Yes("PIX is within NCCL_NET_GDR_LEVEL=PXB".to_owned()));
         assert!(matches!(direct(1), Verdict::No(reason) if reason.starts_with("eth0 cannot reach memory of GPUs")));
     }

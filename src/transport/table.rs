@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender, Shape};
 use crate::sys::limits;
-use crate::topo::reach::ladder::HostFacts;
+use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
 use crate::transport::links::Way;
 use crate::transport::local::Local;

@@ -261,8 +261,8 @@ mod tests {
     use super::*;
     use crate::topo::channels::SystemChannels;
     use crate::topo::machines;
-    use crate::topo::reach::ladder::WaySettings;
     use crate::topo::search::between::CrossNic;
+    use crate::topo::transport_choice::ladder::WaySettings;
     use crate::types::Filter;
 
     const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);

@@ -7,10 +7,10 @@ use super::Costs;
 use super::cost::Link;
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::share_of_links;
-use crate::topo::reach::described::{Described, no_driver};
-use crate::topo::reach::ladder::WaySettings;
 use crate::topo::search::domain::{Domain, Ways};
 use crate::topo::system::{NodeId, NodeKind, System};
+use crate::topo::transport_choice::described::{Described, no_driver};
+use crate::topo::transport_choice::ladder::WaySettings;
 use crate::types::{Rank, TransportKind};
 use crate::{Error, Result};
 

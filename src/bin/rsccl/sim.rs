@@ -8,9 +8,9 @@ use rsccl::internals::plan::Windows;
 use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::channels::SystemChannels;
 use rsccl::internals::topo::description::{Function, Machine, Nic, walk};
-use rsccl::internals::topo::reach::described::NETWORK_AS_BUILT;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, System};
+use rsccl::internals::topo::transport_choice::described::NETWORK_AS_BUILT;
 use rsccl::internals::tune::{
     Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, RingSizes, Simulated, Terrain,
 };

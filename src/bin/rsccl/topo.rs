@@ -17,11 +17,11 @@ use rsccl::internals::sys::{nvml, open, text_file};
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::graphs::Graph;
 use rsccl::internals::topo::paths::PathKind;
-use rsccl::internals::topo::reach;
-use rsccl::internals::topo::reach::described::NETWORK_AS_BUILT;
-use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
+use rsccl::internals::topo::transport_choice;
+use rsccl::internals::topo::transport_choice::described::NETWORK_AS_BUILT;
+use rsccl::internals::topo::transport_choice::ladder::WaySettings;
 use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, xml};
 use rsccl::{Config, Error, Result};
 
@@ -260,7 +260,7 @@ impl ToldByNvml {
 
 /// By which ways ranks may reach each other, and how far GPUs and NICs may be apart.
 pub(crate) fn way_settings(config: &Config) -> Result<(WaySettings, Option<PathKind>)> {
-    let level = |text: &String| reach::level("NCCL_NET_GDR_LEVEL", text);
+    let level = |text: &String| transport_choice::level("NCCL_NET_GDR_LEVEL", text);
     Ok((settings::ways(config)?, config.net_gdr_level.as_ref().map(level).transpose()?))
 }
 

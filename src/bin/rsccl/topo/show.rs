@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 use rsccl::internals::topo::bandwidth::{Bandwidth, GpuGeneration};
 use rsccl::internals::topo::description::{Cpu, Function, Machine, Pci, Port};
 use rsccl::internals::topo::paths::{PathKind, Paths};
-use rsccl::internals::topo::reach::described::{self, DriverSays};
-use rsccl::internals::topo::reach::ladder::WaySettings;
 use rsccl::internals::topo::search::between::Hop;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
+use rsccl::internals::topo::transport_choice::described::{self, DriverSays};
+use rsccl::internals::topo::transport_choice::ladder::WaySettings;
 use serde_json::{Value, json};
 
 use super::found::Found;

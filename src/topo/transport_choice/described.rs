@@ -8,13 +8,13 @@ use std::collections::HashMap;
 
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
 use crate::topo::paths::{PathKind, Paths};
-use crate::topo::reach::ladder::{
+use crate::topo::search::domain::Ways;
+use crate::topo::system::{Node, NodeId, NodeKind, System};
+use crate::topo::transport_choice::ladder::{
     FarFacts, HostFacts, LeavesBy, OTHER_CLIQUE, PairAgreement, PairFacts, PeerDecision, PeerWay, Saying, Sayings,
     WaySettings,
 };
-use crate::topo::reach::{Verdict, direct, flush};
-use crate::topo::search::domain::Ways;
-use crate::topo::system::{Node, NodeId, NodeKind, System};
+use crate::topo::transport_choice::{Verdict, direct, flush};
 use crate::types::{Rank, TransportKind};
 
 /// What the driver says of two GPUs of a host: why the first does not reach the second's memory; `None` where it does
