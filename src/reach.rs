@@ -1,9 +1,9 @@
 //! Whose memory of devices a rank reaches, and how: found out once, when a communicator first works on devices.
 //!
 //! Ranks tell each other what they see ([`this_host`], [`channel_search`], [`device_sharing`]); from equal facts each
-//! decides the same way for every pair (`device_ways`), by the ladder that the tools ask too (`topo::transport_choice::ladder`).
-//! What memory a way needs is made here too: in place ([`side_layout`]), in pinned memory of the host ([`staging`]),
-//! across hosts (`crossings`), or behind the thread of a [`proxy`].
+//! decides the same way for every pair (`device_ways`), by the ladder that the tools ask too
+//! (`topo::transport_choice::ladder`). What memory a way needs is made here too: in place ([`side_layout`]), in pinned
+//! memory of the host ([`staging`]), across hosts (`crossings`), or behind the thread of a [`proxy`].
 
 pub mod channel_search;
 mod crossings;

@@ -2,8 +2,8 @@
 //!
 //! Every transport yields the same two things: a ring of slots for a pair of ranks, and, where memory can be mapped,
 //! windows on the peers' arenas and registered buffers. The table in `table` says which transport a pair uses, by the
-//! ladder in `topo::transport_choice::ladder`, and what a transport must offer: `listen`, `connect`, `accept`. [`Fabric`] sets
-//! connections up when a plan first needs them.
+//! ladder in `topo::transport_choice::ladder`, and what a transport must offer: `listen`, `connect`, `accept`.
+//! [`Fabric`] sets connections up when a plan first needs them.
 //!
 //! Transports never see the algorithm, and the executor never sees the transport.
 

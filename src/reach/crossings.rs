@@ -99,7 +99,7 @@ impl Crossings {
     }
 
     /// Ranks of which those of one clique have mapped each other's memory, and those without one offer none.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn of_cliques(
         devices: &[DeviceIdentity],
         hosts: &[usize],

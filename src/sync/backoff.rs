@@ -112,7 +112,7 @@ impl Patience {
     }
 
     /// One that has just found other processors.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub fn on_other_processors() -> Patience {
         Patience { changed: true, ..Patience::fixed(1, Duration::ZERO) }
     }
