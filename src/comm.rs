@@ -93,7 +93,7 @@ use status::{Making, Status};
 /// [`Kind::Internal`]. From then on calls give that error again; [`Communicator::shrink`] makes a new communicator of
 /// the ranks that are left. The docs of each call name only what is its own.
 ///
-/// A split, a shrink or a placement that one rank cannot take part in, such as one without descriptors, memory or a
+/// A split or a shrink that one rank cannot take part in, such as one without descriptors, memory or a
 /// thread to spare, ends nothing: all ranks agree on that rank's error, whatever its kind, and the communicator is as
 /// before. [`Communicator::async_error`] tells the two apart: it is `None` then.
 ///

@@ -93,10 +93,12 @@ impl Communicator {
     /// time; where requests are under way, too.
     ///
     /// The GPU is chosen by what the threads that called init saw then: their processors, their `CUDA_VISIBLE_DEVICES`.
+    /// A child chooses anew, among its own ranks: its GPU may be another than its parent's.
     ///
     /// # Errors
     /// [`crate::error::Kind::InProgress`] while the communicator is being made by a non-blocking init, split or shrink;
-    /// the error with which that has failed.
+    /// the error with which that has failed; [`crate::error::Kind::System`] if the host has no name;
+    /// [`crate::error::Kind::InvalidUsage`] in a forked child.
     ///
     /// # Examples
     /// ```

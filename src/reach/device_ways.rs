@@ -168,7 +168,7 @@ mod tests {
     use crate::topo::transport_choice::described::{Described, assumed_unreached, no_driver, ranked};
     use crate::topo::{machine_file, machines};
 
-    /// Every machine with GPUs in tests/data.
+    /// Every machine with GPUs: those of `topo::machines`, and those in tests/data.
     fn systems() -> Vec<(String, System)> {
         let parsed = |name: &str, text: &str| {
             let (machine, _) = machine_file::parse(name, text).unwrap();

@@ -74,7 +74,7 @@ pub struct Group {
 ///
 /// # Examples
 /// ```
-/// use rsccl::plan::Layout;
+/// use rsccl::internals::plan::Layout;
 /// use rsccl::types::Rank;
 ///
 /// let hosts = [vec![0, 1, 2, 3, 4], vec![5]].map(|host| host.into_iter().map(Rank::new).collect());

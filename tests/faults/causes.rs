@@ -1,4 +1,4 @@
-//! A rank is killed at any moment of a split, `local` or a shrink. Every survivor that gets an error is
+//! A rank is killed at any moment of a split, `on_my_host` or a shrink. Every survivor that gets an error is
 //! told which rank died, by its number in the survivor's communicator, and long before any deadline.
 
 use crate::{NET, SHM, with};

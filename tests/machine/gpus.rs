@@ -1,5 +1,5 @@
-//! Whether a test has the GPUs that it needs: the one place where a test of GPUs may have nothing to do. The tests of the
-//! library use this file too.
+//! Whether a test has the GPUs that it needs: the one place where a test of GPUs may have nothing to do. The unit tests of
+//! the library use it too.
 //!
 //! Outside of virtual machines a computer without a GPU skips such tests, and one with fewer GPUs than a test needs skips
 //! that test. On a virtual machine a test that finds fewer GPUs than it needs fails. Each test that has its GPUs says so in a line, and [`all_have_seen`]

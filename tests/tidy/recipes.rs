@@ -1,5 +1,5 @@
-//! What documents tell the reader to run or to look at is there: the programs, features, packages and modules that a
-//! command of cargo names, and the files of the tree. So a recipe that is out of date is found before its reader does.
+//! What the documents below tell the reader between backticks to run or to look at is there: the programs, features,
+//! packages and modules that a command of cargo names, and the files of the tree. Blocks of code are not read. So a recipe that is out of date is found before its reader does.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-// The loop that every peer of the contest runs; ../rsccl.rs is the same loop in Rust, on the library's public interface.
+// The loop that every peer of the contest runs; ../../contest.rs is the same loop in Rust, on the library's public interface.
 //
 //   driver MODE KEY=VALUE...      prints a JSON object a line, on rank 0
 //

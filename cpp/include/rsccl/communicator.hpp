@@ -193,6 +193,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// Where this rank is among the hosts, and the GPU that it is meant to use. Not collective: the ranks have told each other in init
     /// what they see, and a child of split() or shrink() has that from its parent. Any rank may ask at any time, also while requests are
     /// under way. The GPU is chosen by what the threads that called init saw then: their processors, their CUDA_VISIBLE_DEVICES.
+    /// A child chooses anew, among its own ranks: its GPU may be another than its parent's.
+    /// @throws InProgress while this communicator is being made by a non-blocking init, split or shrink; the error with which that has failed
+    /// @throws InvalidUsage in a forked child
     Placement placement() const;
 
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the

@@ -25,7 +25,7 @@ struct Config {
     std::optional<bool> blocking = {};
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     std::optional<std::string> name = {};
-    /// The deadline of each operation of a communicator that stands: also of splits, shrinks, placements and registrations.
+    /// The deadline of each operation of a communicator that stands: also of splits, shrinks and registrations.
     /// 0: wait for ever. `RSCCL_TIMEOUT_MS`; 10 minutes.
     std::optional<std::chrono::milliseconds> timeout = {};
     /// The deadline of a communicator's init. 0: wait for ever. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.

@@ -34,7 +34,7 @@ int nccl_code(ErrorCode code) noexcept;
 ///
 /// Each kind of failure has a class of its own, so that a program catches what it can mend and lets the rest pass. After
 /// InvalidArgument, InvalidUsage and InProgress the communicator is as before; every other error ends it on all ranks,
-/// except one of a split, shrink or placement in which a rank could not do its part: see Communicator::split().
+/// except one of a split or shrink in which a rank could not do its part: see Communicator::split().
 class RSCCL_PUBLIC Error : public std::runtime_error {
   public:
     /// An error for a program's own use, as in a store or a progress hook that it wrote.

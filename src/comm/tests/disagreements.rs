@@ -128,8 +128,7 @@ fn exchanges_between_collectives_are_no_mismatch() {
             let child = comm.split(Some(comm.rank() % 2), 0)?.expect("a color was passed");
             let mut sum = [round];
             comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
-            child.placement()?;
-            child.barrier()?;
+            child.on_my_host()?.barrier()?;
         }
         Ok(())
     })
