@@ -11,6 +11,7 @@ use crate::comm::{Call, Communicator, Message};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exec::{Background, DeviceStream, NoBackground, Order};
+use crate::sys::float_mode;
 use crate::sys::kept_thread::{KeptThread, run_on};
 use crate::types::{NO_RANK, World};
 
@@ -210,7 +211,10 @@ impl<'a> Group<'a> {
             work.push((engine, (part.calls, part.order), promise));
             outcomes.push(outcome);
         }
+        let mode = float_mode::of_this_thread();
         let run = |(mut engine, (calls, order), promise): (Box<Engine>, (Calls<'_>, Order<'_>), Promise)| {
+            // A call computes in its caller's mode, which a thread that was kept does not have from it.
+            let _as_here = float_mode::in_place_of(mode);
             let result = as_error("a call of a group", || run_part(&mut engine, calls, order));
             promise.set(Ok(()));
             (engine, result)
@@ -329,7 +333,7 @@ fn threads_of(parts: &[Part<'_>]) -> Result<Vec<KeptThread>> {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 parts.iter().zip(threads).for_each(|(part, thread)| part.comm.keep_thread(thread));
-                return Err(part.comm.at(error.inside("group")));
+                return Err(error);
             }
         }
     }
@@ -337,16 +341,20 @@ fn threads_of(parts: &[Part<'_>]) -> Result<Vec<KeptThread>> {
 }
 
 impl Communicator {
-    /// The thread of its parts of groups over several communicators, for one group.
+    /// The thread of its parts of groups over several communicators, for one group. A caller on other processors gets
+    /// a new one.
     fn thread_of_groups(&self) -> Result<KeptThread> {
         self.check_process()?;
         let kept = self.thread_of_groups.lock().take();
-        kept.map_or_else(|| KeptThread::start("rsccl group"), Ok)
+        let kept = kept.filter(KeptThread::has_my_processors);
+        kept.map_or_else(|| KeptThread::start("rsccl group").map_err(|error| self.at(error.inside("group"))), Ok)
     }
 
     /// Keeps that thread for the next group.
     fn keep_thread(&self, thread: KeptThread) {
-        *self.thread_of_groups.lock() = Some(thread);
+        // One that another group has left here ends after the lock.
+        let before = self.thread_of_groups.lock().replace(thread);
+        drop(before);
     }
 }
 

@@ -288,9 +288,12 @@ fn meet(
         switches: settings.standing.switches(settings.host_id.as_deref())?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
-    let seat = if known.is_none() { seats::encode(&placement::seat_of_thread()) } else { Vec::new() };
+    let seat =
+        if known.is_none() { seats::encode(&placement::seat_of_thread(&settings.visible_devices)) } else { Vec::new() };
     let gathered = bootstrap.all_gather(&[&mine.encode()[..], &seat].concat(), &reading)?;
-    let parts = gathered.iter().map(|bytes| bytes.split_at(PeerInfo::BYTES.min(bytes.len())));
+    // Where the seats are known nobody tells one, and what stands behind is refused.
+    let most = if known.is_some() { usize::MAX } else { PeerInfo::BYTES };
+    let parts = gathered.iter().map(|bytes| bytes.split_at(most.min(bytes.len())));
     let peers = world.ranks().zip(parts.clone()).map(|(rank, (peer, _))| PeerInfo::decode(rank, peer));
     let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
     let told = peers.iter().zip(parts.map(|(_, seat)| seat));

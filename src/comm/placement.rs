@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::comm::{Communicator, Home};
-use crate::config::{Environment, VisibleDevices};
+use crate::config::VisibleDevices;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::reach::visible_gpus::{SplitGpus, visible};
@@ -141,12 +141,11 @@ fn placement_of(engine: &Engine) -> Result<Placement> {
     place(engine.hosts(), engine.session.world.rank, &engine.session.seats.seats(), host::hostname()?)
 }
 
-/// What this thread sees of its host's GPUs.
-pub(super) fn seat_of_thread() -> Seat {
+/// What this thread sees of its host's GPUs, of which the program's environment leaves it the `wanted` ones.
+pub(super) fn seat_of_thread(wanted: &VisibleDevices) -> Seat {
     let root = Path::new("/");
-    let wanted = VisibleDevices::read(&Environment::capture());
     let shown = SplitGpus::of_driver(gpus::driver_branch(root));
-    let devices = visible(&gpus::list_or_ask(root), shown, &wanted);
+    let devices = visible(&gpus::list_or_ask(root), shown, wanted);
     Seat { node: numa::node_of_thread(root), devices }
 }
 

@@ -128,7 +128,8 @@ impl Grounds {
         Chosen { algorithm: choice.algorithm, protocol: choice.protocol, channels }
     }
 
-    /// Bytes of a flat call at most. Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
+    /// Bytes of a flat call at most. Threads reach each other's buffers at once, so that less is worth a copy into the
+    /// flat slot.
     #[inline]
     pub(super) fn most_flat_bytes(&self) -> usize {
         if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }

@@ -102,8 +102,8 @@ impl DeviceChooser {
             .find(|left| !left.is_empty())
     }
 
-    /// The protocol of a call: of those that the user asks for and that all ranks can use the
-    /// quickest for that much, where a rank sends its block to the others of so many `ranks`.
+    /// The protocol of a call: of those that the user asks for and that all ranks can use the quickest for that much,
+    /// where a rank sends its block to the others of so many `ranks`.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
@@ -124,8 +124,7 @@ impl DeviceChooser {
         Ok(tune::device_protocol(&left, Bytes(self.grounds.longest_block_bytes(asked)), ranks))
     }
 
-    /// The protocol of a scan, whose ranks are a chain: each sends to the next one alone. The
-    /// same on all ranks.
+    /// The protocol of a scan, whose ranks are a chain: each sends to the next one alone. The same on all ranks.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
@@ -133,9 +132,9 @@ impl DeviceChooser {
         self.protocol(asked, 2)
     }
 
-    /// By what a message travels that belongs to a collective, or is one by itself (`Send`):
-    /// small ones as lines, where both ends can and the user's filters, of the collective and of `send`, allow it. Both
-    /// ends find the same. Longer ones always go by Simple, which filters cannot take away.
+    /// By what a message travels that belongs to a collective, or is one by itself (`Send`): small ones as lines, where
+    /// both ends can and the user's filters, of the collective and of `send`, allow it. Both ends find the same. Longer
+    /// ones always go by Simple, which filters cannot take away.
     pub(super) fn message_way(&self, message: &Message<'_>, collective: Collective) -> MessageWay {
         let between = self.line_ways.between.get(message.peer().index()).map_or(&[][..], Vec::as_slice);
         let left = self.protocols_left(between, &[Collective::Send, collective]).unwrap_or_default();

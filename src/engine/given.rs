@@ -76,7 +76,7 @@ impl Given<'_> {
         body(fabric, &mut Setup { bootstrap, wait, turn: &mut turn })
     }
 
-    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
+    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, shrink). Such a call
     /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
     /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
     /// stuck in another call or has failed. What follows in the call has a moment at least, since the last rank may

@@ -262,7 +262,7 @@ fn compare(history: &History, from: Rank, theirs: Label) -> Result<()> {
     }
 }
 
-/// A call of the user's that is a collective call of the bootstrap (split, placement), and its place in this rank's
+/// A call of the user's that is a collective call of the bootstrap (split, shrink), and its place in this rank's
 /// program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BootstrapCall {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
-use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily};
+use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::exec::PROMISED_MESSAGES;
@@ -84,6 +84,9 @@ pub(crate) struct Settings {
     pub(crate) progress: Option<Progress>,
     /// Whether the communicator was made from one of MPI's: the program may have messages of MPI under way.
     pub(crate) beside_mpi: bool,
+    /// The GPUs that the program's environment leaves it. Read here, on the program's own thread: while a non-blocking
+    /// init goes on, the program may change its environment.
+    pub(crate) visible_devices: VisibleDevices,
 }
 
 impl Settings {
@@ -143,6 +146,7 @@ impl Settings {
             connect_late: config.runtime_connect,
             progress: None,
             beside_mpi: false,
+            visible_devices: VisibleDevices::read(&Environment::capture()),
         })
     }
 

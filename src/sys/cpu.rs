@@ -2,19 +2,44 @@
 
 use crate::error::{Error, Result};
 
+/// The processors that a thread may run on.
+#[derive(Clone, Copy)]
+pub struct Allowed(libc::cpu_set_t);
+
+impl Allowed {
+    /// Those of this thread; `None` where the system does not tell.
+    pub fn here() -> Option<Allowed> {
+        let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
+        // SAFETY: the kernel writes at most the size given into the set, which is as large.
+        let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) };
+        // SAFETY: zeroed is a valid set, and the kernel has filled it in.
+        (result == 0).then(|| Allowed(unsafe { set.assume_init() }))
+    }
+
+    fn count(&self) -> usize {
+        // SAFETY: CPU_COUNT only reads the set.
+        let count = unsafe { libc::CPU_COUNT(&self.0) };
+        usize::try_from(count).unwrap_or(1).max(1)
+    }
+}
+
+impl std::fmt::Debug for Allowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Allowed").field("count", &self.count()).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Allowed {
+    fn eq(&self, other: &Allowed) -> bool {
+        // SAFETY: CPU_EQUAL only reads the sets.
+        unsafe { libc::CPU_EQUAL(&self.0, &other.0) }
+    }
+}
+
 /// How many processors this thread may run on, at least 1.
 pub fn allowed() -> usize {
-    let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
-    // SAFETY: the kernel writes at most the size given into the set, which is as large.
-    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) };
-    if result != 0 {
-        return std::thread::available_parallelism().map_or(1, usize::from);
-    }
-    // SAFETY: zeroed is a valid set, and the kernel has filled it in.
-    let set = unsafe { set.assume_init() };
-    // SAFETY: CPU_COUNT only reads the set.
-    let count = unsafe { libc::CPU_COUNT(&set) };
-    usize::try_from(count).unwrap_or(1).max(1)
+    let unknown = || std::thread::available_parallelism().map_or(1, usize::from);
+    Allowed::here().map_or_else(unknown, |allowed| allowed.count())
 }
 
 /// Lets this thread run on one processor only.

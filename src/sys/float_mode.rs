@@ -35,6 +35,20 @@ pub fn standard() -> Mode {
     set(0)
 }
 
+/// The mode of a thread, for another one that computes in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OtherMode(Word);
+
+/// The mode of this thread.
+pub fn of_this_thread() -> OtherMode {
+    OtherMode(control::read() & MODE)
+}
+
+/// Sets the mode of the thread for which this one computes, until the result is dropped.
+pub fn in_place_of(thread: OtherMode) -> Mode {
+    set(thread.0)
+}
+
 /// Rounds towards positive infinity and takes subnormal numbers for zero, in operands and results: for tests. Between
 /// the call and the drop, code of this crate may compute with another mode than the compiler assumes.
 #[doc(hidden)]
@@ -93,8 +107,8 @@ mod control {
     pub(super) fn write(word: Word) {
         let word = word as u32;
         // SAFETY: the word is one that was read from the register, with other bits of the mode: none is reserved. The
-        // mode that the compiler assumes is the standard one. Only `Mode::drop` leaves it, for the one that the program
-        // had set before, and no computation of this crate's that counts on the mode comes after.
+        // mode that the compiler assumes is the standard one. Only `Mode::drop` and `in_place_of` leave it, for one that
+        // the program had set, and no computation of this crate's that counts on the mode comes after.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
     }
 }

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::fork::PerProcess;
 use super::{numa, nvml, open};
 
 /// A GPU.
@@ -68,19 +69,22 @@ pub fn list(root: &Path) -> Vec<Gpu> {
 }
 
 /// The same, where the driver's files show nothing, as its management library tells them: of a container that hides the
-/// files, or of a virtual machine of GPUs.
+/// files, or of a virtual machine of GPUs. The library is asked once in a process: it takes its time.
 pub fn list_or_ask(root: &Path) -> Vec<Gpu> {
     let listed = list(root);
     if listed.iter().any(|gpu| gpu.uuid.is_some()) {
         return listed;
     }
-    let Some(told) = nvml::gpus().filter(|told| !told.is_empty()) else { return listed };
+    static TOLD: PerProcess<Vec<nvml::Gpu>> = PerProcess::new();
+    // Nothing is not kept: the driver may come later.
+    let ask = || nvml::gpus().filter(|told| !told.is_empty()).ok_or(());
+    let Ok(told) = TOLD.get_or_try_init(ask) else { return listed };
     let devices = root.join(PCI_DEVICES);
-    let gpu = |gpu: nvml::Gpu| {
+    let gpu = |gpu: &nvml::Gpu| {
         let (node, uuid) = (node_of(&devices, &gpu.bus_id), gpu.uuid.map(name_of));
-        Some((place_of(&gpu.bus_id)?, Gpu { bus_id: gpu.bus_id, uuid, node, parts: None }))
+        Some((place_of(&gpu.bus_id)?, Gpu { bus_id: gpu.bus_id.clone(), uuid, node, parts: None }))
     };
-    let mut found: Vec<_> = told.into_iter().filter_map(gpu).collect();
+    let mut found: Vec<_> = told.iter().filter_map(gpu).collect();
     found.sort_by_key(|(place, _)| *place);
     found.truncate(MAX_GPUS);
     found.into_iter().map(|(_, gpu)| gpu).collect()

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::error::Result;
+use crate::sys::cpu::Allowed;
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 
@@ -18,6 +19,8 @@ pub struct KeptThread(Box<Kept>);
 
 struct Kept {
     birthplace: Birthplace,
+    /// Those of the thread that has started it, and so its own.
+    processors: Option<Allowed>,
     hand: ManuallyDrop<Sender<Piece>>,
     thread: ManuallyDrop<JoinHandle<()>>,
 }
@@ -29,10 +32,15 @@ impl KeptThread {
     /// [`crate::error::Kind::System`] if the system cannot start a thread.
     pub fn start(name: &str) -> Result<KeptThread> {
         let (hand, taken) = channel::<Piece>();
-        let birthplace = Birthplace::here();
+        let (birthplace, processors) = (Birthplace::here(), Allowed::here());
         let thread = thread::spawn(name, move || serve(&taken))?;
         let (hand, thread) = (ManuallyDrop::new(hand), ManuallyDrop::new(thread));
-        Ok(KeptThread(Box::new(Kept { birthplace, hand, thread })))
+        Ok(KeptThread(Box::new(Kept { birthplace, processors, hand, thread })))
+    }
+
+    /// Whether it may run on the processors of this thread, and on no others, as one that is started now.
+    pub fn has_my_processors(&self) -> bool {
+        self.0.processors == Allowed::here()
     }
 }
 
@@ -170,7 +178,22 @@ mod tests {
 
     use super::*;
     use crate::sync::Deadline;
-    use crate::sys::{clock, fork, host};
+    use crate::sys::{clock, cpu, fork, host, numa};
+
+    /// Regression: what a thread was started with stayed with it, however its caller was bound later.
+    #[test]
+    fn a_caller_on_other_processors_is_told_apart() {
+        let all = numa::allowed_processors(Path::new("/"));
+        if all.len() < 2 {
+            return println!("skipped: one processor cannot be taken away");
+        }
+        let kept = KeptThread::start("kept").unwrap();
+        assert!(kept.has_my_processors());
+        cpu::bind_to_all(&all[..1]).unwrap();
+        let bound = kept.has_my_processors();
+        cpu::bind_to_all(&all).unwrap();
+        assert!(!bound && kept.has_my_processors());
+    }
 
     fn two() -> [KeptThread; 2] {
         [0, 1].map(|_| KeptThread::start("kept").unwrap())

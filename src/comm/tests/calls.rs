@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::comm::{Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
-use crate::error::{Kind, Result};
-use crate::sys::thread;
+use crate::error::{Error, Kind, Result};
+use crate::sys::{float_mode, thread};
 use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, values_of};
 
 /// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
@@ -269,6 +269,34 @@ fn messages_to_and_from_nobody_do_nothing() {
         let error = comm.broadcast(&mut from_left, NO_RANK).expect_err("nobody is no root");
         assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
         comm.barrier()
+    })
+    .unwrap();
+}
+
+/// Regression: the thread that a communicator keeps computed in the mode that the caller of its first group had.
+#[test]
+fn groups_over_communicators_compute_in_their_callers_mode() {
+    local::run(2, |comm| {
+        let child = comm.by_color(0, 0)?;
+        let sums = || {
+            // The smallest numbers: a thread that takes them for zero has another sum.
+            let (mut first, mut second) = ([f32::from_bits(1)], [f32::from_bits(1)]);
+            crate::group(|group| {
+                group.on(&comm).all_reduce_in_place(&mut first, ReduceOp::Sum)?;
+                group.on(&child).all_reduce_in_place(&mut second, ReduceOp::Sum)
+            })?;
+            let mut alone = [f32::from_bits(1)];
+            comm.all_reduce_in_place(&mut alone, ReduceOp::Sum)?;
+            Ok::<_, Error>([first, second, alone].map(|sum| sum[0].to_bits()))
+        };
+        assert_eq!(sums()?, [2; 3]);
+        let unusual = float_mode::unusual();
+        let found = sums();
+        drop(unusual);
+        let found = found?;
+        assert!(found.iter().all(|bits| *bits == found[2]), "{found:?}");
+        assert_eq!(sums()?, [2; 3]);
+        Ok(())
     })
     .unwrap();
 }
