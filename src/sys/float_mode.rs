@@ -107,8 +107,8 @@ mod control {
     pub(super) fn write(word: Word) {
         let word = word as u32;
         // SAFETY: the word is one that was read from the register, with other bits of the mode: none is reserved. The
-        // mode that the compiler assumes is the standard one. Only `Mode::drop` and `in_place_of` leave it, for one that
-        // the program had set, and no computation of this crate's that counts on the mode comes after.
+        // mode that the compiler assumes is the standard one. Only `Mode::drop` and `in_place_of` leave it, for one
+        // that the program had set, and no computation of this crate's that counts on the mode comes after.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
     }
 }
