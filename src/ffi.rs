@@ -30,7 +30,7 @@ use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
-use places::placement;
+use places::{cross, on_my_host, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
     store_remove, store_set, store_wait,
@@ -574,20 +574,6 @@ fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
         let rank = |rank: &i32| call::unsigned("rank", i64::from(*rank));
         let excluded = excluded.iter().map(rank).collect::<Result<Vec<_>>>()?;
         child.0 = Some(Detached::new(detached.at_rest()?.shrink(&excluded)?));
-        Ok(())
-    })
-}
-
-fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.on_my_host()?));
-        Ok(())
-    })
-}
-
-fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.cross()?));
         Ok(())
     })
 }

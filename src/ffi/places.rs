@@ -1,12 +1,26 @@
-//! Where ranks are, on the way to C++.
+//! Where ranks are, and the communicators of those places, on the way to C++.
 
 use super::bridge::Place;
 use super::{Comm, Failure, int_of};
-use crate::comm::Placement;
+use crate::comm::{Detached, Placement};
 
 pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
     comm.on(|detached| {
         *place = place_of(detached.placement()?);
+        Ok(())
+    })
+}
+
+pub(super) fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|detached| {
+        child.0 = Some(Detached::new(detached.on_my_host()?));
+        Ok(())
+    })
+}
+
+pub(super) fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|detached| {
+        child.0 = Some(Detached::new(detached.cross()?));
         Ok(())
     })
 }
