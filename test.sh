@@ -217,9 +217,8 @@ run_long_tests() {
     step tests/sanitize.sh thread
     step tests/sanitize.sh address
     step tests/miri.sh
-    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix mismatches::
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix
     step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
-    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix -- weak_memory captured_calls_of_two
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test topo_search no_more
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case
     step long "$LONG_LIMIT_S" RSCCL_TEST_ROUNDS=all -- --test faults_processes given_back

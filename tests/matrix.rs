@@ -32,13 +32,15 @@ mod matrix {
     mod rounding;
 }
 
+use std::borrow::Cow;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use rsccl::internals::plan;
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, DataType, ReduceOp, Result, local};
 use testing::case::{Case, Placed, every_program};
-use testing::random;
+use testing::random::{self, Luck};
 use testing::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
@@ -68,6 +70,7 @@ fn run(ranks: u32, cases: &[Case]) {
 fn run_with(ranks: u32, config: Config, cases: &[Case]) {
     let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
     let name = format!("{ranks} ranks, {:?}, seed {seed}", config.algo);
+    let cases = &*tried(cases);
     let failures = local::run_with(ranks, &config, |comm| run_rank(comm, &Placed::Slices, cases, seed));
     judge(&name, failures.expect("ranks start and end").concat());
 }
@@ -77,6 +80,7 @@ fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
     let seed = seed();
     let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
     let config = config.clone().with_socket_interfaces("lo").with_timeout(TIMEOUT);
+    let cases = &*tried(cases);
     let failures = on_hosts(hosts, &config, |comm| run_rank(comm, &Placed::Slices, cases, seed));
     judge(&name, failures.expect("ranks start and end").concat());
 }
@@ -106,6 +110,22 @@ fn each_with<T: Send>(configs: &[Config], body: impl Fn(Communicator) -> Result<
 fn judge(name: &str, failures: Vec<String>) {
     let shown: Vec<&str> = failures.iter().take(SHOWN_FAILURES).map(String::as_str).collect();
     assert!(failures.is_empty(), "{name}: {} wrong:\n{}", failures.len(), shown.join("\n"));
+}
+
+/// The cases that this run tries: all of a short list, and of a long one each with a chance of one in three, by a seed
+/// that changes with each run and is printed. All of them with `RSCCL_EXHAUSTIVE=1`.
+fn tried(cases: &[Case]) -> Cow<'_, [Case]> {
+    static SEED: LazyLock<u64> = LazyLock::new(|| random::changing_seed("matrix"));
+    if cases.len() <= SHORT_LIST || is_exhaustive() {
+        return Cow::Borrowed(cases);
+    }
+    let mut luck = Luck::new(&[*SEED, cases.len() as u64]);
+    Cow::Owned(cases.iter().filter(|_| *luck.pick(&[true, false, false])).copied().collect())
+}
+
+fn is_exhaustive() -> bool {
+    #![expect(clippy::disallowed_methods, reason = "what a test shall do is no configuration of the library")]
+    std::env::var_os("RSCCL_EXHAUSTIVE").is_some()
 }
 
 fn seed() -> u64 {
@@ -501,4 +521,6 @@ fn slot_sizes(ranks: u32) -> &'static [usize] {
 /// A hang becomes an error that says who waits for whom.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const USUAL_SEED: u64 = 20_260_101;
+/// Cases that a run tries all of.
+const SHORT_LIST: usize = 60;
 const SHOWN_FAILURES: usize = 12;

@@ -9,7 +9,7 @@ use crate::matrix::averages::{Agreed, averages_in};
 use crate::matrix::extremes::extremes_in;
 use crate::matrix::floats::Memory;
 use crate::{
-    KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
+    KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed, tried,
 };
 use testing::case::{Case, Placed};
 use testing::far::Far;
@@ -19,6 +19,7 @@ fn run_on_devices(ranks: u32, devices: u32, config: Config, cases: &[Case]) {
     Far::add(0..devices);
     let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
     let name = format!("{ranks} ranks on {devices} devices, {:?}, seed {seed}", config.algo);
+    let cases = &*tried(cases);
     let failures = local::run_with(ranks, &config, |comm| {
         let kind = Placed::Device(DeviceStream::new(comm.rank() * devices / ranks)?);
         run_rank(comm, &kind, cases, seed)

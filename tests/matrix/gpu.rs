@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use testing::random;
 
+use crate::is_exhaustive;
+
 /// Runs the tests of this program whose names have `filter` in them on a virtual machine: whether all is well, what
 /// was printed.
 fn on_machine(name: &str, filter: &str, environment: &[(&str, &str)]) -> machine::Run {
@@ -69,11 +71,6 @@ pub(crate) fn seeds_of_weak_memory(test: &str) -> Vec<u64> {
     }
     let first = random::changing_seed(&format!("matrix {test}"));
     (0..SEEDS).step_by(SEEDS_APART).map(|step| 1 + (first % SEEDS + step) % SEEDS).collect()
-}
-
-fn is_exhaustive() -> bool {
-    #![expect(clippy::disallowed_methods, reason = "what a test shall do is no configuration of the library")]
-    std::env::var_os("RSCCL_EXHAUSTIVE").is_some()
 }
 
 pub(crate) const SEEDS: u64 = 20;
@@ -232,6 +229,7 @@ mod alone {
 
     use crate::{
         KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
+        tried,
     };
     use machine::gpus::enough;
     use testing::case::{Case, Placed};
@@ -251,7 +249,7 @@ mod alone {
     }
 
     fn run(ranks: u32, config: &Config, cases: &[Case]) {
-        let seed = seed();
+        let (seed, cases) = (seed(), &*tried(cases));
         let failures = on_gpu(ranks, config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
         judge(&format!("{ranks} ranks on a GPU, {:?}, seed {seed}", config.algo), failures.concat());
     }
@@ -417,7 +415,9 @@ pub(crate) mod several {
     use rsccl::types::Algorithm;
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, local};
 
-    use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed};
+    use crate::{
+        KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed, tried,
+    };
     use machine::gpus::enough;
     use testing::case::{Case, Placed};
 
@@ -442,7 +442,7 @@ pub(crate) mod several {
     }
 
     pub(crate) fn run((gpus, ranks): (u32, u32), config: &Config, cases: &[Case]) {
-        let seed = seed();
+        let (seed, cases) = (seed(), &*tried(cases));
         let failures =
             on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
         let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
