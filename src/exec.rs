@@ -48,7 +48,7 @@ pub use cohort::{Cohort, DeviceStream, Last, launch_alone};
 pub use cudarc_slice::{CudarcSlice, CudarcSliceMut};
 pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
-pub use drive::{Blocked, FlagWait, Progress, Task, drive, drive_one};
+pub use drive::{Blocked, FlagWait, Progress, Task, drive, drive_one, drive_pair};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};
 pub use last_call::{Accepted, LastCall};

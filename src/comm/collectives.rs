@@ -30,6 +30,11 @@ pub(super) trait Submit<'a>: Sized {
     /// Takes messages that run side by side.
     fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<Self::Output>;
 
+    /// Takes the messages of a `send_recv`.
+    fn submit_send_recv(self, (sent, received): (Option<Message<'a>>, Option<Message<'a>>)) -> Result<Self::Output> {
+        self.submit_messages(sent.into_iter().chain(received).collect())
+    }
+
     /// Takes an `all_to_all_v`, described as one message to and one from each rank.
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<Self::Output>;
 
@@ -677,7 +682,7 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 source: u32,
             ) -> Result<$output> {
-                self.submit_messages(typed::send_recv(send, target, recv, source))
+                self.submit_send_recv(typed::send_recv((send, target), (recv, source)))
             }
         }
     };
@@ -709,6 +714,14 @@ impl<'a> Submit<'a> for &Communicator {
 
     fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
         self.messages(messages)
+    }
+
+    #[inline]
+    fn submit_send_recv(self, messages: (Option<Message<'a>>, Option<Message<'a>>)) -> Result<()> {
+        match messages {
+            (Some(sent), Some(received)) => self.send_and_receive(sent, received),
+            (sent, received) => self.messages(sent.into_iter().chain(received).collect()),
+        }
     }
 
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {

@@ -108,6 +108,12 @@ impl Communicator {
         self.with_engine(|engine| engine.messages(messages))
     }
 
+    /// Runs a send and a receive side by side.
+    #[inline]
+    pub(super) fn send_and_receive(&self, sent: Message<'_>, received: Message<'_>) -> Result<()> {
+        self.with_engine(|engine| engine.send_and_receive([sent, received]))
+    }
+
     /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
     pub(super) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
         self.with_engine(|engine| engine.exchange(messages))

@@ -241,21 +241,15 @@ pub(super) fn recv<'a, T: Element>(recv: impl WriteBuffer<'a, T>, peer: u32) -> 
     Message::receiving(recv, Rank::new(peer))
 }
 
-/// The two messages of a `send_recv`, of which those with nobody are none.
+/// The two messages of a `send_recv`; to or from nobody there is none.
+#[inline]
 pub(super) fn send_recv<'a, T: Element>(
-    send: impl ReadBuffer<'a, T>,
-    target: u32,
-    recv: impl WriteBuffer<'a, T>,
-    source: u32,
-) -> Vec<Message<'a>> {
-    let mut messages = Vec::with_capacity(2);
-    if target != NO_RANK {
-        messages.push(self::send(send, target));
-    }
-    if source != NO_RANK {
-        messages.push(self::recv(recv, source));
-    }
-    messages
+    (send, target): (impl ReadBuffer<'a, T>, u32),
+    (recv, source): (impl WriteBuffer<'a, T>, u32),
+) -> (Option<Message<'a>>, Option<Message<'a>>) {
+    let sent = (target != NO_RANK).then(|| self::send(send, target));
+    let received = (source != NO_RANK).then(|| self::recv(recv, source));
+    (sent, received)
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.

@@ -182,6 +182,22 @@ impl Engine {
             .map_err(|error| error.during(name))
     }
 
+    /// A message to a rank and one from a rank, side by side. What `messages` does for several, with nothing allocated
+    /// on the way.
+    pub(crate) fn send_and_receive(&mut self, messages: [Message<'_>; 2]) -> Result<()> {
+        let world = self.session.world;
+        if messages.iter().any(|message| message.peer() == world.rank || message.home() != Home::Host) {
+            return self.messages(messages.into());
+        }
+        self.session.begin_call();
+        let [sent, received] = messages;
+        sent.check(world)?;
+        received.check(world)?;
+        let needs = [sent.need(), received.need()];
+        let mut runs = [self.begin_message(sent), self.begin_message(received)];
+        host_side::drive_pair(self.given(), needs, &mut runs).map_err(|error| error.during(GROUP_OF_MESSAGES))
+    }
+
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
     pub(crate) fn message(&mut self, message: Message<'_>) -> Result<()> {
         if message.peer() == self.session.world.rank || message.home() != Home::Host {

@@ -310,6 +310,22 @@ pub(super) fn drive_message(mut given: Given<'_>, need: Need, run: &mut MessageR
     exec::drive_one(run, &mut wait_context)
 }
 
+/// Runs a message to a rank and one from a rank. What [`drive_messages`] does for several, with nothing allocated on the
+/// way.
+pub(super) fn drive_pair(mut given: Given<'_>, needs: [Need; 2], runs: &mut [MessageRun<'_>; 2]) -> Result<()> {
+    let awaited = [runs[0].awaited(), runs[1].awaited()];
+    let both = || awaited.to_vec();
+    given.connect((&needs, Receivers::AreAsked), WaitingFor::Messages(&both), &mut NoBackground)?;
+    // The tasks know better which of them has not ended.
+    let unknown = Vec::new;
+    let mut watch = FailureWatch::of_call(given.session, WaitingFor::Messages(&unknown));
+    let waits_for = if awaited[0].peer == awaited[1].peer { Awaited::OneRank } else { Awaited::Ranks };
+    let mut nothing = NoBackground;
+    let mut wait_context = given.wait_context(waits_for, &mut watch, &mut nothing);
+    let [first, second] = runs;
+    exec::drive_pair([first, second], &mut wait_context)
+}
+
 #[cold]
 fn no_windows() -> Error {
     Error::internal("the host's windows are not open")

@@ -145,6 +145,26 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
     }
 }
 
+/// [`drive`] for two tasks of which one often ends at once, as the sending end of a message that finds room: then the
+/// other one is left alone with [`drive_one`].
+///
+/// # Errors
+/// As [`drive`].
+pub fn drive_pair<T: Task>(tasks: [&mut T; 2], wait_context: &mut WaitContext<'_>) -> Result<()> {
+    let [first, second] = tasks;
+    let WaitContext { turn, fabric } = wait_context;
+    if fabric.links().has_pumps() || !turn.is_alone(fabric) {
+        return drive(&mut [first, second], wait_context);
+    }
+    if first.progress(fabric.links())? == Progress::Done {
+        return drive_one(second, wait_context);
+    }
+    if second.progress(fabric.links())? == Progress::Done {
+        return drive_one(first, wait_context);
+    }
+    drive(&mut [first, second], wait_context)
+}
+
 /// Runs all tasks to their ends, side by side.
 ///
 /// # Errors
