@@ -19,7 +19,7 @@ use crate::device::records::{SLOT_HEADER, SlotQueue};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::ring::{Label, Message, Shape};
-use crate::transport::links::{Need, Way};
+use crate::transport::connection::{Need, Way};
 use crate::transport::pump::{SlotSink, SlotSource, Wire};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
@@ -217,7 +217,7 @@ const _: () = assert!(WORDS * size_of::<u64>() <= HEADER);
 mod tests {
     use super::*;
     use crate::device::{HostMemory, Sharing};
-    use crate::transport::links::Channel;
+    use crate::transport::connection::Channel;
 
     const SHAPE: Shape = Shape { slots: 2, slot_bytes: 64 };
 
