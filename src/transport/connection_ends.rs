@@ -5,8 +5,8 @@
 //! bootstrap.
 //!
 //! In a collective both ranks come by themselves. The receiver of a plain send may be in any other call, and may itself
-//! wait in a send: the sender asks it over the bootstrap to open its end, and the receiver does that in whatever wait it
-//! is (`Fabric::open_for`, in each slow turn). On devices either end of a message may come first, and asks the other.
+//! wait in a send: the sender asks it over the bootstrap to open its end, and the receiver does that in whatever wait
+//! it is (`Fabric::open_for`, in each slow turn). On devices either end of a message may come first, and asks the other.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::transport::connection::{Channel, EndKey, EndPart, EndRequest, Need, Q
 use crate::transport::device_queues::DeviceQueues;
 use crate::transport::fabric_handles;
 use crate::transport::links::Links;
-use crate::transport::opening::{Expected, HandshakeWord, Made, OpeningSide, Ticket};
+use crate::transport::opening::{Expected, HandshakeWord, MadeEnd, OpeningSide, Ticket};
 use crate::transport::pump::{ReceiveEnd, SendEnd, Wire};
 use crate::transport::routes::{Routes, unreachable};
 use crate::transport::table::{Here, Imported, Opening, PeerOffer, memory_for_peers, on_host};
@@ -133,12 +133,15 @@ impl OpeningSide for ConnectionEnds<'_> {
         }
     }
 
-    fn make(&mut self, key: EndKey) -> Result<Made<OpenEnd>> {
+    fn make(&mut self, key: EndKey) -> Result<MadeEnd<OpenEnd>> {
         let EndKey { need: Need { peer, .. }, part } = key;
         let place = self.routes.place(peer);
         if self.is_over_wire(key) {
             let (ticket, offer) = self.routes.transports[place].listen(peer, self.bootstrap)?;
-            return Ok(Made { offer: self.routes.write_offer(peer, &offer), end: Expected::Ticket((place, ticket)) });
+            return Ok(MadeEnd {
+                offer: self.routes.write_offer(peer, &offer),
+                end: Expected::Ticket((place, ticket)),
+            });
         }
         let memory = match part {
             EndPart::Ring => {
@@ -153,7 +156,7 @@ impl OpeningSide for ConnectionEnds<'_> {
             let offer = self.routes.transports[place].offer((&memory, None), &[peer], self.bootstrap)?;
             self.routes.write_offer(peer, &offer)
         };
-        Ok(Made { offer, end: Expected::Open(OpenEnd::Memory(memory)) })
+        Ok(MadeEnd { offer, end: Expected::Open(OpenEnd::Memory(memory)) })
     }
 
     fn take(&mut self, key: EndKey, written: &[u8]) -> Result<Box<dyn Opening<OpenEnd>>> {

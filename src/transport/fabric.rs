@@ -156,7 +156,9 @@ impl Fabric {
     pub fn pay(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let before = self.routes.outstanding().len();
         self.serve(clock::now())?;
-        let moved = self.progress_openings(bootstrap)?;
+        let wait = unbounded();
+        let (openings, mut ends) = self.openings(bootstrap, &wait);
+        let moved = openings.is_any() && openings.progress(&mut ends)?;
         Ok((self.note_debt() < before) | moved)
     }
 
@@ -452,13 +454,13 @@ impl Fabric {
         receivers: Receivers,
         setup: &mut Setup<'_>,
     ) -> Result<()> {
-        let (before, bootstrap) = (self.routes.outstanding(), setup.bootstrap);
-        let keys = self.begin(connections, receivers, (bootstrap, setup.wait))?;
+        let before = self.routes.outstanding();
+        let keys = self.begin(connections, receivers, (setup.bootstrap, setup.wait))?;
+        // The turns of this wait move them on, as those of any other wait do: this rank owes them.
         self.serve_until(setup, |fabric| {
-            let moved = fabric.progress_openings(bootstrap)?;
             let is_open = !keys.iter().any(|key| fabric.openings.has(*key));
             let waiting = fabric.openings.first().map(|key| key.need.peer);
-            Ok(Served { done: is_open && fabric.routes.settled_since(&before), moved, waiting })
+            Ok(Served { done: is_open && fabric.routes.settled_since(&before), moved: false, waiting })
         })
     }
 
@@ -494,16 +496,6 @@ impl Fabric {
     ) -> (&'a mut Openings<EndKey, OpenEnd>, ConnectionEnds<'a>) {
         let Fabric { routes, links, queues, openings, .. } = self;
         (openings, ConnectionEnds { routes, links, queues, bootstrap, wait })
-    }
-
-    /// Moves the connections under way on. True where one moved.
-    fn progress_openings(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        if !self.openings.is_any() {
-            return Ok(false);
-        }
-        let wait = unbounded();
-        let (openings, mut ends) = self.openings(bootstrap, &wait);
-        openings.progress(&mut ends)
     }
 
     /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest

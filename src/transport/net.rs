@@ -152,11 +152,11 @@ struct Sockets {
 }
 
 impl Wire for Sockets {
-    fn send(self: Box<Self>, source: SlotSource) -> Box<dyn Pump> {
+    fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
         Box::new(SendPump::new(self.peer, source, self.sockets))
     }
 
-    fn receive(self: Box<Self>, sink: SlotSink) -> Box<dyn Pump> {
+    fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
         Box::new(ReceivePump::new(self.peer, sink, self.sockets))
     }
 }

@@ -9,8 +9,8 @@
 //!                  ◄────── taken ──────────────── has opened its end, and says so
 //! ```
 //! A part is open on the owner's side when its own end is, and the taker has said that it has one: a rank whose set-up
-//! has returned knows that its peers can reach it. Both ranks come to a hand-shake by themselves, or one asks the other:
-//! the machine does not care who comes first. Over a wire "taken" may come before the sockets do.
+//! has returned knows that its peers can reach it. Both ranks come to a hand-shake by themselves, or one asks the
+//! other: the machine does not care who comes first. Over a wire "taken" may come before the sockets do.
 //!
 //! What goes wrong with an offer, or with a peer, is an error, which ends the communicator. So no offer is refused or
 //! withdrawn alone: those of a rank that has failed end with it, and whoever waits for them hears why by its watch.
@@ -49,7 +49,7 @@ pub(super) trait OpeningSide {
     ///
     /// # Errors
     /// Of memory, or of a listener.
-    fn make(&mut self, key: Self::Key) -> Result<Made<Self::End>>;
+    fn make(&mut self, key: Self::Key) -> Result<MadeEnd<Self::End>>;
 
     /// Begins to open the taker's end by the owner's `offer`.
     ///
@@ -96,7 +96,7 @@ pub(super) enum HandshakeWord {
 
 /// What [`OpeningSide::make`] made.
 #[derive(Debug)]
-pub(super) struct Made<E> {
+pub(super) struct MadeEnd<E> {
     /// For the taker.
     pub(super) offer: Vec<u8>,
     pub(super) end: Expected<E>,
@@ -148,7 +148,7 @@ impl<K: Copy + Ord + Debug, E: Debug> Openings<K, E> {
             return Ok(false);
         }
         let stage = if side.owns(key) {
-            let Made { offer, end } = side.make(key)?;
+            let MadeEnd { offer, end } = side.make(key)?;
             let ticket = match end {
                 Expected::Open(end) => side.keep(key, end).map(|()| None)?,
                 Expected::Ticket(ticket) => Some(ticket),

@@ -39,9 +39,10 @@ pub struct Policy {
 
 /// One way to get bytes from rank to rank, as one rank uses it.
 ///
-/// A transport whose ranks can map each other's memory has a [`Transport::sharing`]: one rank [offers](Transport::offer)
-/// memory, the other one [imports](Transport::import) it. Another transport has wires: the receiver of a connection
-/// [listens](Transport::listen), the sender [dials](Transport::dial), and the receiver [accepts](Transport::accept).
+/// A transport whose ranks can map each other's memory has a [`Transport::sharing`]: one rank
+/// [offers](Transport::offer) memory, the other one [imports](Transport::import) it. Another transport has wires: the
+/// receiver of a connection [listens](Transport::listen), the sender [dials](Transport::dial), and the receiver
+/// [accepts](Transport::accept).
 pub(super) trait Transport: Debug + Send {
     /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
     fn sharing(&self) -> Option<Sharing>;

@@ -144,12 +144,12 @@ impl OpeningSide for Side<'_> {
         self.open.contains(&key)
     }
 
-    fn make(&mut self, key: Key) -> Result<Made<()>> {
+    fn make(&mut self, key: Key) -> Result<MadeEnd<()>> {
         let end = match key.part {
             Part::Memory(_) => Expected::Open(()),
             Part::Wire(number) => Expected::Ticket((number.into(), key.peer as u64)),
         };
-        Ok(Made { offer: vec![1], end })
+        Ok(MadeEnd { offer: vec![1], end })
     }
 
     fn take(&mut self, key: Key, offer: &[u8]) -> Result<Box<dyn Opening<()>>> {
