@@ -2,13 +2,14 @@
 //!
 //! Every transport yields the same two things: a ring of slots for a pair of ranks, and, where memory can be mapped,
 //! windows on the peers' arenas and registered buffers. The table in `table` says which transport a pair uses, by the
-//! ladder in `topo::transport_choice::ladder`, and what a transport must offer: `listen`, `connect`, `accept`.
-//! [`Fabric`] sets connections up when a plan first needs them.
+//! ladder in `topo::transport_choice::ladder`, and what a transport must offer: memory that peers map, or wires.
+//! [`Fabric`] sets connections up when a plan first needs them, by the one hand-shake of `opening`.
 //!
 //! Transports never see the algorithm, and the executor never sees the transport.
 
 mod arena;
-mod connect;
+mod connection;
+mod connection_ends;
 mod data_handshake;
 mod device_queues;
 mod fabric;
@@ -19,6 +20,7 @@ mod lease;
 mod links;
 mod local;
 mod net;
+mod opening;
 mod peer;
 mod peer_reads;
 mod pump;
@@ -29,13 +31,13 @@ mod table;
 mod windows;
 
 pub use arena::{Arena, FLAG_LANES, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, LANE_FLAGS};
-pub use connect::{EndRequest, Receivers};
-pub use device_queues::{ConnectionMemory, QueueBytes, QueueMemory, QueuePart};
+pub use connection::{Channel, EndRequest, Need, QueuePart, Receivers, Way};
+pub use device_queues::{ConnectionMemory, QueueBytes, QueueMemory};
 pub use fabric::{Fabric, Setup};
 pub use identity::{host_id, process_space, process_token};
 pub use kernel_slots::{FarEnd, KernelSlots};
 pub use lease::{Lease, LeaseGuard};
-pub use links::{Channel, Links, Need, Way};
+pub use links::Links;
 pub use net::SocketOptions;
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;

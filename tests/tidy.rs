@@ -197,7 +197,6 @@ const WIDE: &[&str] = &[
     "src/topo/overlay.rs",
     "src/topo/transport_choice.rs",
     "src/topo/xml.rs",
-    "src/transport/device_queues.rs",
     "src/transport/net/listener.rs",
     "src/types/element.rs",
 ];

@@ -133,8 +133,8 @@ impl Background for UnderWay<'_> {
         self.messages.is_empty()
     }
 
-    fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        let mut moved = fabric.is_connecting() && fabric.progress_connect(bootstrap)?;
+    fn turn(&mut self, fabric: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
+        let mut moved = false;
         let mut blocked: Vec<Need> = Vec::new();
         let mut still = Vec::with_capacity(self.messages.len());
         let mut messages = std::mem::take(&mut self.messages).into_iter();

@@ -425,6 +425,8 @@ mod tests {
             };
             let mut wait_context = WaitContext { turn, fabric: &mut fabric };
             wait_context.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();
+            // That rank has said so before it raised the flag.
+            fabric.pay(&bootstrap).unwrap();
             assert!(!fabric.owes());
         };
         thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), run, || ()).unwrap();

@@ -1,7 +1,7 @@
 //! The connections of one communicator: made when a plan first needs them, kept until the end.
 //!
-//! Here: which ranks share a host, the memory that they map of each other, and what drives the making of rings
-//! (`connect`) and of queues on devices (`device_queues`).
+//! Here: which ranks share a host, the memory that they map of each other, and what drives the hand-shakes (`opening`)
+//! for rings and for queues on devices (`connection_ends`).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,11 +14,13 @@ use crate::sync::{Backoff, Chime, Deadline, Patience, Turn, Turned, Wait, Waitin
 use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
-use crate::transport::connect::{Connecting, EndRequest, Receivers, TAG_ASK};
-use crate::transport::device_queues::{ASKS_TO_RECEIVE, ASKS_TO_SEND, ConnectionMemory, DeviceQueues, QueueMemory};
+use crate::transport::connection::{EndKey, EndPart, EndRequest, Need, Receivers};
+use crate::transport::connection_ends::{ConnectionEnds, ConnectionKind, OpenEnd, TAG_ASK};
+use crate::transport::device_queues::{ConnectionMemory, DeviceQueues, QueueMemory};
 use crate::transport::fabric_handles;
 use crate::transport::kernel_slots::FarEnd;
-use crate::transport::links::{Channel, Links, Need, Way};
+use crate::transport::links::Links;
+use crate::transport::opening::{Openings, ROUND_PEERS};
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::routes::{Routes, Sizes, unbounded, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
@@ -109,8 +111,8 @@ pub struct Fabric {
     near: TransportKind,
     windows: Option<Arc<HostWindows>>,
     links: Links,
-    connecting: Connecting,
     queues: DeviceQueues,
+    openings: Openings<EndKey, OpenEnd>,
     /// See [`Fabric::owes`].
     owes: bool,
 }
@@ -126,8 +128,8 @@ impl Fabric {
             hosts: Topology::new(peers.iter().map(|peer| peer.host)),
             windows: None,
             links: Links::new(PeerReads::new(mine, peers, policy)),
-            connecting: Connecting::default(),
             queues: DeviceQueues::default(),
+            openings: Openings::new(ROUND_PEERS),
             owes: false,
         }
     }
@@ -140,28 +142,30 @@ impl Fabric {
         self.routes.serve(now)
     }
 
-    /// Whether an offer of this rank has not been taken, or a connection for which a sender asked is under way, so that
-    /// whoever waits must [pay](Fabric::pay) meanwhile. It costs nothing to ask.
+    /// Whether an offer of this rank has not been taken, or a connection is under way, so that whoever waits must
+    /// [pay](Fabric::pay) meanwhile. It costs nothing to ask.
     #[inline]
     pub fn owes(&self) -> bool {
         self.owes
     }
 
-    /// Hands out what is still owed; true where a peer took something.
+    /// Hands out what is still owed, and moves the connections under way on; true where something moved.
     ///
     /// # Errors
-    /// As [`Fabric::serve`] and [`Fabric::progress_connect`].
+    /// Of a listener of this rank, a peer's offer, a socket, or a peer that has gone.
     pub fn pay(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let before = self.routes.outstanding().len();
         self.serve(clock::now())?;
-        let moved = self.progress_asked_for(bootstrap)?;
+        let wait = unbounded();
+        let (openings, mut ends) = self.openings(bootstrap, &wait);
+        let moved = openings.is_any() && openings.progress(&mut ends)?;
         Ok((self.note_debt() < before) | moved)
     }
 
     /// Looks how many offers have not been taken.
     fn note_debt(&mut self) -> usize {
         let debt = self.routes.outstanding().len();
-        self.owes = debt > 0 || (self.connecting.is_asked_for_any() || self.queues.is_opening());
+        self.owes = debt > 0 || self.openings.is_any();
         debt
     }
 
@@ -408,34 +412,21 @@ impl Fabric {
     /// # Errors
     /// Of memory or sockets, or of a peer that does not come by the deadline.
     pub fn connect(&mut self, needs: &[Need], receivers: Receivers, setup: &mut Setup<'_>) -> Result<()> {
-        let before = self.routes.outstanding();
-        self.begin_connect(needs, receivers, (setup.bootstrap, setup.wait))?;
-        let bootstrap = setup.bootstrap;
-        self.serve_until(setup, |fabric| {
-            let moved = fabric.progress_connect(bootstrap)?;
-            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.routes.settled_since(&before);
-            Ok(Served { done, moved, waiting: fabric.connecting.waiting() })
-        })
+        self.open((needs, ConnectionKind::Rings), receivers, setup)
     }
 
-    /// Begins to open the connections of `needs` that are neither open nor under way.
+    /// Begins to open the connections of `needs` that are neither open nor under way. From then on the rank
+    /// [owes](Fabric::owes).
     ///
     /// # Errors
     /// Of memory, or of the bootstrap that carries the offers.
     pub fn begin_connect(&mut self, needs: &[Need], receivers: Receivers, of: (&dyn Bootstrap, &Wait)) -> Result<()> {
-        self.connecting.begin(needs, receivers, (&mut self.routes, &mut self.links), of)?;
-        self.note_debt();
-        Ok(())
+        self.begin((needs, ConnectionKind::Rings), receivers, of).map(drop)
     }
 
     /// Whether the connection of `need` is open at both ends.
     pub fn is_connected(&self, need: &Need) -> bool {
-        self.connecting.is_connected(need, &self.links)
-    }
-
-    /// Whether any connection is under way.
-    pub fn is_connecting(&mut self) -> bool {
-        self.connecting.waiting().is_some() || !self.routes.outstanding().is_empty()
+        self.links.has(need) && !self.openings.has(EndKey { need: *need, part: EndPart::Ring })
     }
 
     /// A rank that waits for this rank's end of a connection.
@@ -443,26 +434,68 @@ impl Fabric {
         bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
     }
 
-    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on
-    /// the rank [owes](Fabric::owes).
+    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before, or can open
+    /// none. From then on the rank [owes](Fabric::owes).
     ///
     /// # Errors
     /// As [`Fabric::begin_connect`].
     pub fn open_for(&mut self, ask: EndRequest, bootstrap: &dyn Bootstrap) -> Result<()> {
-        let sender = ask.peer;
-        if let Some(word) = ask.device {
-            if let Some(need) = self.queues.asked_end((sender, word), &self.routes)? {
-                self.queues.begin(need, &mut self.routes, (bootstrap, &unbounded()))?;
-                self.note_debt();
+        let wait = unbounded();
+        match self.openings(bootstrap, &wait).1.asked(ask)? {
+            Some((need, kind)) => self.begin((&[need], kind), Receivers::Come, (bootstrap, &wait)).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the connections of `needs` that are not open yet.
+    fn open(
+        &mut self,
+        connections: (&[Need], ConnectionKind),
+        receivers: Receivers,
+        setup: &mut Setup<'_>,
+    ) -> Result<()> {
+        let before = self.routes.outstanding();
+        let keys = self.begin(connections, receivers, (setup.bootstrap, setup.wait))?;
+        // The turns of this wait move them on, as those of any other wait do: this rank owes them.
+        self.serve_until(setup, |fabric| {
+            let is_open = !keys.iter().any(|key| fabric.openings.has(*key));
+            let waiting = fabric.openings.first().map(|key| key.need.peer);
+            Ok(Served { done: is_open && fabric.routes.settled_since(&before), moved: false, waiting })
+        })
+    }
+
+    /// Begins to open what of the connections of `needs` is neither open nor under way, and asks peers to do the same;
+    /// returns all ends of the connections.
+    fn begin(
+        &mut self,
+        (needs, kind): (&[Need], ConnectionKind),
+        receivers: Receivers,
+        (bootstrap, wait): (&dyn Bootstrap, &Wait),
+    ) -> Result<Vec<EndKey>> {
+        let (openings, mut ends) = self.openings(bootstrap, wait);
+        let mut keys = Vec::with_capacity(needs.len());
+        for need in needs {
+            let (first, mut has_begun) = (keys.len(), false);
+            keys.extend(ends.keys(*need, kind)?);
+            for key in &keys[first..] {
+                has_begun |= openings.begin(*key, &mut ends)?;
             }
-            return Ok(());
+            if has_begun && receivers == Receivers::AreAsked {
+                ends.ask(*need, kind)?;
+            }
         }
-        let need = Need { way: Way::Receive, peer: sender, channel: Channel::PointToPoint };
-        if sender == self.routes.world.rank || self.links.has(&need) || self.connecting.has(&need) {
-            return Ok(());
-        }
-        self.connecting.note_asked(need);
-        self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
+        self.note_debt();
+        Ok(keys)
+    }
+
+    /// The hand-shakes, and what they need.
+    fn openings<'a>(
+        &'a mut self,
+        bootstrap: &'a dyn Bootstrap,
+        wait: &'a Wait,
+    ) -> (&'a mut Openings<EndKey, OpenEnd>, ConnectionEnds<'a>) {
+        let Fabric { routes, links, queues, openings, .. } = self;
+        (openings, ConnectionEnds { routes, links, queues, bootstrap, wait })
     }
 
     /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest
@@ -471,12 +504,12 @@ impl Fabric {
     /// # Errors
     /// [`crate::error::Kind::System`] where no descriptor is left.
     pub fn sources(&mut self, bootstrap: &dyn Bootstrap, chime: &Arc<Chime>) -> Result<Option<Sources>> {
-        if self.connecting.is_opening() || self.queues.is_opening() {
+        if self.openings.is_busy() {
             return Ok(None);
         }
         let Some(mut sources) = bootstrap.await_news(chime, TAG_ASK)? else { return Ok(None) };
         // Nobody else comes to the listeners, and what nobody looks at would end each sleep at once.
-        let serves = self.owes() || self.is_connecting();
+        let serves = self.openings.is_any() || !self.routes.outstanding().is_empty();
         let mut found = Vec::new();
         for transport in self.routes.transports.iter().filter(|_| serves) {
             let Some(descriptors) = transport.sources() else { return Ok(None) };
@@ -495,58 +528,6 @@ impl Fabric {
     pub fn sources_of_pumps(&mut self) -> Result<Option<Sources>> {
         let Some(pumps) = self.links.sources()? else { return Ok(None) };
         Sources::of(pumps, Duration::MAX).map(Some)
-    }
-
-    /// Moves the connections on for which peers have asked. True where one moved.
-    fn progress_asked_for(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        let moved = self.progress_queues(bootstrap)?;
-        if !self.connecting.is_asked_for_any() {
-            return Ok(moved);
-        }
-        let moved = self.progress_connect(bootstrap)? | moved;
-        self.connecting.forget_open(&self.links);
-        Ok(moved)
-    }
-
-    /// Moves the connections under way on. True where one moved.
-    ///
-    /// # Errors
-    /// Of a peer's offer, a socket, or a peer that has gone.
-    pub fn progress_connect(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        self.serve(clock::now())?;
-        let mut moved = self.connecting.collect_offers(&mut self.routes, bootstrap)?;
-        moved |= self.connecting.take_open((&mut self.routes, &mut self.links), bootstrap)?;
-        moved |= self.take_accepted()?;
-        Ok(self.connecting.hear_confirmations(bootstrap)? | moved)
-    }
-
-    /// Moves the queues under way on. True where one moved.
-    ///
-    /// # Errors
-    /// Of a peer's offer, or of a peer that has gone.
-    fn progress_queues(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        if !self.queues.is_opening() {
-            return Ok(false);
-        }
-        self.serve(clock::now())?;
-        let moved = self.take_accepted()?;
-        Ok(self.queues.progress(&mut self.routes, bootstrap)? | moved)
-    }
-
-    /// Takes the receiving ends whose senders have connected: of rings, and of queues on devices.
-    fn take_accepted(&mut self) -> Result<bool> {
-        let Fabric { routes, links, connecting, queues, .. } = self;
-        let mut moved = false;
-        for place in 0..routes.transports.len() {
-            for (ticket, wire) in routes.transports[place].accept() {
-                moved = true;
-                let of_queue = connecting.take_accepted(((place, ticket), wire), (&mut *routes, &mut *links))?;
-                if let Some(wire) = of_queue {
-                    queues.take_wire((place, ticket), wire, routes);
-                }
-            }
-        }
-        Ok(moved)
     }
 
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand
@@ -645,27 +626,15 @@ impl Fabric {
     /// # Errors
     /// Of memory, or of a peer that does not come by the deadline.
     pub fn open_queues(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
-        let (before, bootstrap) = (self.routes.outstanding(), setup.bootstrap);
-        for need in needs.iter().filter(|need| !self.queues.has(need)).copied().collect::<Vec<_>>() {
-            self.queues.begin(need, &mut self.routes, (bootstrap, setup.wait))?;
-            if need.channel == Channel::PointToPoint {
-                let theirs = if need.way == Way::Send { ASKS_TO_RECEIVE } else { ASKS_TO_SEND };
-                bootstrap.post(need.peer, TAG_ASK, &[theirs], setup.wait)?;
-            }
-        }
-        self.serve_until(setup, |fabric| {
-            let moved = fabric.progress_queues(bootstrap)?;
-            let done =
-                needs.iter().all(|need| fabric.queues.is_connected(need)) && fabric.routes.settled_since(&before);
-            Ok(Served { done, moved, waiting: fabric.queues.waiting() })
-        })
+        self.open((needs, ConnectionKind::Queues), Receivers::AreAsked, setup)
     }
 
     /// How far connections under way have come, and what transports have refused, for the error of a set-up.
     #[cold]
     fn told_of_connections(&self) -> Vec<String> {
         let refused = self.routes.transports.iter().filter_map(|transport| transport.refused());
-        self.connecting.standing().take(MOST_TOLD).chain(refused).collect()
+        let standing = self.openings.standing().map(|(key, told)| format!("to rank {}: {told}", key.need.peer));
+        standing.take(MOST_TOLD).chain(refused).collect()
     }
 
     /// Answers peers until `step` says that all is done.
@@ -685,7 +654,7 @@ impl Fabric {
             if moved {
                 backoff.reset();
             }
-            let unconnected = self.connecting.peers().collect();
+            let unconnected = self.openings.keys().map(|key| key.need.peer).collect();
             // Words are made where the wait is slow enough for somebody to read them.
             let told = if backoff.started().is_some() { self.told_of_connections() } else { Vec::new() };
             let waiting_for = Serving { waiting, unconnected, told };
@@ -780,3 +749,7 @@ const SETUP_PATIENCE: Patience = Patience::fixed(16, Duration::from_micros(200))
 const SETUP_NAP: Duration = Duration::from_micros(200);
 /// The same, of a wait that has lasted long.
 const LONG_SETUP_NAP: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

@@ -19,7 +19,7 @@ use crate::device::records::{SLOT_HEADER, SlotQueue};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::ring::{Label, Message, Shape};
-use crate::transport::links::{Need, Way};
+use crate::transport::connection::{Need, Way};
 use crate::transport::pump::{SlotSink, SlotSource, Wire};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
@@ -120,18 +120,15 @@ impl FarEnd {
     pub fn join(self, slots: KernelSlots, pumps: &mut Pumps) -> Result<()> {
         let FarEnd { need, wire } = self;
         pumps.add(match need.way {
-            Way::Send => wire.send(SlotSource::Kernels(FromKernels { slots, next: 0 })),
-            Way::Receive => wire.receive(SlotSink::Kernels(ToKernels { slots, from: need.peer, next: 0 })),
+            Way::Send => wire.send(Box::new(FromKernels { slots, next: 0 })),
+            Way::Receive => wire.receive(Box::new(ToKernels { slots, from: need.peer, next: 0 })),
         })
     }
 }
 
-impl FromKernels {
-    /// The next message, where one has come. The same one until `release`.
-    ///
-    /// # Errors
-    /// Where the kernel claims more bytes than a slot has: something has overwritten the slot.
-    pub(super) fn peek(&mut self) -> Result<Option<Message>> {
+impl SlotSource for FromKernels {
+    /// The kernel claims more bytes than a slot has where something has overwritten the slot.
+    fn peek(&mut self) -> Result<Option<Message>> {
         if !self.has_more() {
             return Ok(None);
         }
@@ -151,35 +148,34 @@ impl FromKernels {
         Ok(Some(Message { payload, bytes, label: [first, second, third], is_offer: false }))
     }
 
-    /// Gives the slot of the last peeked message back.
-    pub(super) fn release(&mut self) {
+    fn release(&mut self) {
         self.next += 1;
         // Pairs with the kernel's acquire: this end has read the slot.
         self.slots.word(HEAD).store(self.next, Ordering::Release);
     }
 
-    /// Whether a message has come.
-    pub(super) fn has_more(&self) -> bool {
+    fn has_more(&self) -> bool {
         // Pairs with the kernel's release: header and payload are read after it.
         self.slots.word(TAIL).load(Ordering::Acquire) > self.next
     }
 }
 
-impl ToKernels {
-    /// Whether a slot is free.
-    pub(super) fn has_credit(&self) -> bool {
+impl SlotSink for ToKernels {
+    fn has_credit(&mut self) -> bool {
+        self.is_open()
+    }
+
+    fn is_open(&self) -> bool {
         // Pairs with the kernel's release: it has read the slot.
         let taken = self.slots.word(HEAD).load(Ordering::Acquire);
         self.next < taken.saturating_add(u64::from(self.slots.shape.slots))
     }
 
-    /// The payload of the next free slot; `None` where none is free.
-    pub(super) fn reserve(&mut self) -> Option<NonNull<u8>> {
-        self.has_credit().then(|| self.slots.payload(self.next))
+    fn reserve(&mut self, _: usize) -> Option<NonNull<u8>> {
+        self.is_open().then(|| self.slots.payload(self.next))
     }
 
-    /// Hands the reserved slot over.
-    pub(super) fn publish(&mut self, bytes: usize, label: Label) {
+    fn publish(&mut self, bytes: usize, label: Label) {
         let words = [bytes as u64, label[0], label[1], label[2], u64::from(self.from.get())];
         for (place, word) in words.into_iter().enumerate() {
             // SAFETY: inside the header of a slot that is this end's.
@@ -192,8 +188,7 @@ impl ToKernels {
         self.slots.word(TAIL).store(self.next, Ordering::Release);
     }
 
-    /// Bytes of a payload at most.
-    pub(super) fn slot_bytes(&self) -> usize {
+    fn slot_bytes(&self) -> usize {
         self.slots.shape.slot_bytes as usize
     }
 }
@@ -217,7 +212,7 @@ const _: () = assert!(WORDS * size_of::<u64>() <= HEADER);
 mod tests {
     use super::*;
     use crate::device::{HostMemory, Sharing};
-    use crate::transport::links::Channel;
+    use crate::transport::connection::Channel;
 
     const SHAPE: Shape = Shape { slots: 2, slot_bytes: 64 };
 
@@ -236,12 +231,12 @@ mod tests {
         for turn in 0..6u64 {
             assert!(from.peek().unwrap().is_none());
             for message in [2 * turn, 2 * turn + 1] {
-                let place = to.reserve().expect("a free slot");
+                let place = to.reserve(1).expect("a free slot");
                 // SAFETY: a reserved byte.
                 unsafe { place.as_ptr().write(u8::try_from(message).unwrap()) };
                 to.publish(1, [message, 8, 9]);
             }
-            assert!(to.reserve().is_none());
+            assert!(to.reserve(1).is_none());
             for message in [2 * turn, 2 * turn + 1] {
                 let found = from.peek().unwrap().expect("a message");
                 assert_eq!((found.bytes, found.label), (1, [message, 8, 9]));

@@ -8,39 +8,11 @@ use crate::device::StorePolicy;
 use crate::error::Result;
 use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::unanswered::Unanswered;
+use crate::transport::connection::{Channel, Need, Way};
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
-
-/// Which of the connections of a pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Channel {
-    /// For collectives: the plan's channel.
-    Collective(u8),
-    /// For send and recv.
-    PointToPoint,
-}
-
-/// Which end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Way {
-    /// I receive. Before `Send`, so that sorted needs make offers before they wait for any.
-    Receive,
-    /// I send.
-    Send,
-}
-
-/// A connection that a plan needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Need {
-    /// Which end.
-    pub way: Way,
-    /// The other rank.
-    pub peer: Rank,
-    /// Which of the pair's connections.
-    pub channel: Channel,
-}
 
 /// The rings that are open.
 #[derive(Debug, Default)]
@@ -103,16 +75,6 @@ impl<E> Ends<E> {
         of_peer[channel.place()] = place;
         self.open.push(end);
         self.pumps.push(pump);
-    }
-}
-
-impl Channel {
-    /// Its place among the connections of a pair.
-    fn place(self) -> usize {
-        match self {
-            Channel::PointToPoint => 0,
-            Channel::Collective(number) => usize::from(number) + 1,
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::sys::fork::PerProcess;
 use crate::sys::random;
-use crate::transport::links::Way;
+use crate::transport::connection::Way;
 use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::transport::{PeerInfo, SocketOptions};

@@ -22,19 +22,16 @@ use crate::bootstrap::auth::Purpose;
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sync::ring::Shape;
 use crate::sys::limits::OpenFiles;
 use crate::transport::PeerInfo;
+use crate::transport::connection::Way;
 use crate::transport::data_handshake::terms;
-use crate::transport::links::Way;
 use crate::transport::net::connector::DataConnector;
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::receive_pump::ReceivePump;
 use crate::transport::net::send_pump::SendPump;
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
-use crate::transport::table::{
-    Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
-};
+use crate::transport::table::{Entry, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
 use crate::types::{Rank, TransportKind};
 use crate::wire::{Reader, Writer};
 
@@ -76,7 +73,7 @@ impl Transport for Net {
         None
     }
 
-    fn listen(&mut self, peer: Rank, _: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
+    fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none => {
@@ -88,7 +85,7 @@ impl Transport for Net {
         let ticket = listener.expect(peer)?;
         let mut offer = Writer::new();
         offer.u64(ticket).address(&listener.address());
-        Ok(Listening { offer: offer.finish(), end: Expected::Ticket(ticket) })
+        Ok((ticket, offer.finish()))
     }
 
     fn dial(&mut self, peer: Rank, offer: &[u8], bootstrap: &dyn Bootstrap) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
@@ -155,11 +152,11 @@ struct Sockets {
 }
 
 impl Wire for Sockets {
-    fn send(self: Box<Self>, source: SlotSource) -> Box<dyn Pump> {
+    fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
         Box::new(SendPump::new(self.peer, source, self.sockets))
     }
 
-    fn receive(self: Box<Self>, sink: SlotSink) -> Box<dyn Pump> {
+    fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
         Box::new(ReceivePump::new(self.peer, sink, self.sockets))
     }
 }

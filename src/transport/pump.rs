@@ -11,7 +11,6 @@ use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
 use crate::sync::ring::{Label, Message, Receiver, Sender, Shape};
 use crate::sys::poller::Interest;
-use crate::transport::kernel_slots::{FromKernels, ToKernels};
 
 /// What a pump needs before it can move anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,110 +114,83 @@ pub(super) struct ReceiveEnd {
 /// What carries the messages of a connection between ranks that share no memory: sockets that are connected.
 pub(super) trait Wire: Debug + Send {
     /// The pump that sends what lies in `source`.
-    fn send(self: Box<Self>, source: SlotSource) -> Box<dyn Pump>;
+    fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump>;
 
     /// The pump that puts what comes into `sink`.
-    fn receive(self: Box<Self>, sink: SlotSink) -> Box<dyn Pump>;
+    fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump>;
 }
 
-/// Where a pump takes messages from.
-#[derive(Debug)]
-pub(super) enum SlotSource {
-    /// A ring in private memory, which an executor of this process fills.
-    Ring(Receiver),
-    /// Slots that kernels fill.
-    Kernels(FromKernels),
-}
-
-/// Where a pump puts messages.
-#[derive(Debug)]
-pub(super) enum SlotSink {
-    /// A ring in private memory, which an executor of this process empties.
-    Ring(Sender),
-    /// Slots that kernels empty.
-    Kernels(ToKernels),
-}
-
-impl SlotSource {
+/// Where a pump takes messages from: a ring in private memory, which an executor of this process fills, or slots that
+/// kernels fill.
+pub(super) trait SlotSource: Debug + Send {
     /// The next message, where one has come. The same one until `release`.
-    #[inline]
-    pub(super) fn peek(&mut self) -> Result<Option<Message>> {
-        match self {
-            SlotSource::Ring(ring) => ring.peek(),
-            SlotSource::Kernels(slots) => slots.peek(),
-        }
-    }
+    ///
+    /// # Errors
+    /// Where something has overwritten the slot.
+    fn peek(&mut self) -> Result<Option<Message>>;
 
     /// Gives the slot of the last peeked message back.
-    #[inline]
-    pub(super) fn release(&mut self) {
-        match self {
-            SlotSource::Ring(ring) => ring.release(),
-            SlotSource::Kernels(slots) => slots.release(),
-        }
-    }
+    fn release(&mut self);
 
     /// Whether a message has come.
-    #[inline]
-    pub(super) fn has_more(&self) -> bool {
-        match self {
-            SlotSource::Ring(ring) => {
-                let (flag, target) = ring.arrival();
-                flag.reached(target)
-            }
-            SlotSource::Kernels(slots) => slots.has_more(),
-        }
-    }
+    fn has_more(&self) -> bool;
 }
 
-impl SlotSink {
+/// Where a pump puts messages: a ring in private memory, which an executor of this process empties, or slots that
+/// kernels empty.
+pub(super) trait SlotSink: Debug + Send {
     /// Whether a slot is free.
-    #[inline]
-    pub(super) fn has_credit(&mut self) -> bool {
-        match self {
-            SlotSink::Ring(ring) => ring.has_credit(),
-            SlotSink::Kernels(slots) => slots.has_credit(),
-        }
-    }
+    fn has_credit(&mut self) -> bool;
 
     /// The same, as far as it is known without taking note of it.
-    #[inline]
-    pub(super) fn is_open(&self) -> bool {
-        match self {
-            SlotSink::Ring(ring) => {
-                let (flag, target) = ring.credit();
-                flag.reached(target)
-            }
-            SlotSink::Kernels(slots) => slots.has_credit(),
-        }
-    }
+    fn is_open(&self) -> bool;
 
     /// The place for `bytes` of payload in the next free slot; `None` where none is free. The same place until
     /// `publish`.
-    #[inline]
-    pub(super) fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        match self {
-            SlotSink::Ring(ring) => ring.reserve(bytes),
-            SlotSink::Kernels(slots) => slots.reserve(),
-        }
-    }
+    fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>>;
 
     /// Hands the reserved slot over.
-    #[inline]
-    pub(super) fn publish(&mut self, bytes: usize, label: Label) {
-        match self {
-            SlotSink::Ring(ring) => ring.publish(bytes, label),
-            SlotSink::Kernels(slots) => slots.publish(bytes, label),
-        }
-    }
+    fn publish(&mut self, bytes: usize, label: Label);
 
     /// Bytes of a payload at most.
-    #[inline]
-    pub(super) fn slot_bytes(&self) -> usize {
-        match self {
-            SlotSink::Ring(ring) => ring.shape().slot_bytes as usize,
-            SlotSink::Kernels(slots) => slots.slot_bytes(),
-        }
+    fn slot_bytes(&self) -> usize;
+}
+
+impl SlotSource for Receiver {
+    fn peek(&mut self) -> Result<Option<Message>> {
+        Receiver::peek(self)
+    }
+
+    fn release(&mut self) {
+        Receiver::release(self);
+    }
+
+    fn has_more(&self) -> bool {
+        let (flag, target) = self.arrival();
+        flag.reached(target)
+    }
+}
+
+impl SlotSink for Sender {
+    fn has_credit(&mut self) -> bool {
+        Sender::has_credit(self)
+    }
+
+    fn is_open(&self) -> bool {
+        let (flag, target) = self.credit();
+        flag.reached(target)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        Sender::reserve(self, bytes)
+    }
+
+    fn publish(&mut self, bytes: usize, label: Label) {
+        Sender::publish(self, bytes, label);
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.shape().slot_bytes as usize
     }
 }
 
@@ -229,7 +201,7 @@ impl SendEnd {
     /// Of memory.
     pub(super) fn over(wire: Box<dyn Wire>, shape: Shape) -> Result<SendEnd> {
         let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
-        let pump = wire.send(SlotSource::Ring(Receiver::new(memory.clone(), shape)));
+        let pump = wire.send(Box::new(Receiver::new(memory.clone(), shape)));
         Ok(SendEnd { ring: Sender::new(memory, shape), pump: Some(pump) })
     }
 }
@@ -241,7 +213,7 @@ impl ReceiveEnd {
     /// Of memory.
     pub(super) fn over(wire: Box<dyn Wire>, shape: Shape) -> Result<ReceiveEnd> {
         let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
-        let pump = wire.receive(SlotSink::Ring(Sender::new(memory.clone(), shape)));
+        let pump = wire.receive(Box::new(Sender::new(memory.clone(), shape)));
         Ok(ReceiveEnd { ring: Receiver::new(memory, shape), pump: Some(pump) })
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sync::ring::Shape;
 use crate::sys::limits;
-use crate::transport::links::{Channel, Need, Way};
+use crate::transport::connection::{Channel, Need, Way};
 use crate::transport::net::SocketOptions;
 use crate::transport::table::{self, MOST_OFFER_BYTES, TABLE, Transport, refusals};
 use crate::transport::{PeerInfo, Policy, select};
@@ -155,14 +155,6 @@ pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
 /// the set-up.
 pub(super) fn unbounded() -> Wait {
     Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new())
-}
-
-pub(super) fn tag(purpose: u32, channel: Channel) -> u32 {
-    purpose
-        | match channel {
-            Channel::Collective(number) => u32::from(number),
-            Channel::PointToPoint => 1 << 8,
-        }
 }
 
 /// Says for each rank of my host why no better transport connects us.

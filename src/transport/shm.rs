@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::{limits, random};
+use crate::transport::connection::Way;
 use crate::transport::data_handshake::{Answerer, Caller, Refused, Request, SESSION_TIME, crowd_out, terms};
-use crate::transport::links::Way;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };

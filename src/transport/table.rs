@@ -13,14 +13,13 @@ use crate::bootstrap::Bootstrap;
 use crate::device::{Home, HostMemory, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
-use crate::sync::ring::{Receiver, Sender, Shape};
 use crate::sys::limits;
 use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
-use crate::transport::links::Way;
+use crate::transport::connection::Way;
 use crate::transport::local::Local;
 use crate::transport::net::{Net, SocketOptions};
-use crate::transport::pump::{ReceiveEnd, SendEnd, Wire};
+use crate::transport::pump::Wire;
 use crate::transport::shm::Shm;
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::types::{Rank, TransportKind};
@@ -40,43 +39,21 @@ pub struct Policy {
 
 /// One way to get bytes from rank to rank, as one rank uses it.
 ///
-/// A connection has a receiver, which [listens](Transport::listen), and a sender, which [connects](Transport::connect)
-/// by the offer that the receiver sent it. A transport whose ranks can map each other's memory has a
-/// [`Transport::sharing`], and gets `listen` and `connect` from [`Transport::offer`] and [`Transport::import`]. Another
-/// one has wires: the sender [dials](Transport::dial), the receiver [accepts](Transport::accept).
+/// A transport whose ranks can map each other's memory has a [`Transport::sharing`]: one rank
+/// [offers](Transport::offer) memory, the other one [imports](Transport::import) it. Another transport has wires: the
+/// receiver of a connection [listens](Transport::listen), the sender [dials](Transport::dial), and the receiver
+/// [accepts](Transport::accept).
 pub(super) trait Transport: Debug + Send {
     /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
     fn sharing(&self) -> Option<Sharing>;
 
-    /// Makes the receiving end of a connection from `peer`.
+    /// Expects a wire from `peer`: the ticket by which [`Transport::accept`] will give it, and what the peer needs to
+    /// dial.
     ///
     /// # Errors
-    /// Of memory, or of the listener.
-    fn listen(&mut self, peer: Rank, shape: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
-        let sharing = self.sharing().ok_or_else(|| Error::internal("a transport without memory listens by itself"))?;
-        let memory = memory_for_peers(shape.memory_bytes(), sharing)?;
-        let offer = self.offer((memory.as_region(), None), &[peer], bootstrap)?;
-        let end = ReceiveEnd { ring: Receiver::new(memory, shape), pump: None };
-        Ok(Listening { offer, end: Expected::Open(end) })
-    }
-
-    /// Begins to open the sending end of the connection that `peer` offered.
-    ///
-    /// # Errors
-    /// Of a broken offer, memory or sockets.
-    fn connect(
-        &mut self,
-        peer: Rank,
-        offer: &[u8],
-        shape: Shape,
-        bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Opening<SendEnd>>> {
-        let wanted = PeerOffer { owner: peer, home: Home::Host, bytes: shape.memory_bytes() };
-        if self.sharing().is_none() {
-            return Ok(Box::new(Dialing { wire: self.dial(peer, offer, bootstrap)?, shape }));
-        }
-        let import = self.import(wanted, offer, bootstrap)?;
-        Ok(Box::new(Mapping { import, owner: peer, shape }))
+    /// Of the listener.
+    fn listen(&mut self, peer: Rank, _: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {
+        Err(Error::internal(format!("a wire from rank {peer}, whose memory can be mapped")))
     }
 
     /// Begins to open the wire to `peer` that it offered.
@@ -163,21 +140,6 @@ pub(super) struct PeerOffer {
 /// The most bytes of an offer, whatever the transport.
 pub(super) const MOST_OFFER_BYTES: usize = 256;
 
-/// What [`Transport::listen`] made.
-#[derive(Debug)]
-pub(super) struct Listening {
-    /// For the sender.
-    pub(super) offer: Vec<u8>,
-    pub(super) end: Expected,
-}
-
-/// The receiving end, or the ticket by which [`Transport::accept`] will give it.
-#[derive(Debug)]
-pub(super) enum Expected {
-    Open(ReceiveEnd),
-    Ticket(u64),
-}
-
 /// Something under way that never blocks.
 pub(super) trait Opening<T>: Debug + Send {
     /// The result, once it is there.
@@ -216,42 +178,17 @@ impl Imported {
     /// # Errors
     /// [`crate::error::Kind::Remote`] where `owner` gave another.
     pub(super) fn on_host(&self, owner: Rank) -> Result<HostRegion> {
-        let memory = self.memory.on_host();
-        memory.ok_or_else(|| Error::remote(owner, format!("rank {owner} offered memory of a device, not of the host")))
+        on_host(&self.memory, owner)
     }
 }
 
-/// A sending end whose ring is being mapped.
-#[derive(Debug)]
-struct Mapping {
-    import: Box<dyn Opening<Imported>>,
-    owner: Rank,
-    shape: Shape,
-}
-
-/// A sending end whose wire is being opened.
-#[derive(Debug)]
-struct Dialing {
-    wire: Box<dyn Opening<Box<dyn Wire>>>,
-    shape: Shape,
-}
-
-impl Opening<SendEnd> for Dialing {
-    fn progress(&mut self) -> Result<Option<SendEnd>> {
-        self.wire.progress()?.map(|wire| SendEnd::over(wire, self.shape)).transpose()
-    }
-
-    fn standing(&self) -> Option<String> {
-        self.wire.standing()
-    }
-}
-
-impl Opening<SendEnd> for Mapping {
-    fn progress(&mut self) -> Result<Option<SendEnd>> {
-        let Some(imported) = self.import.progress()? else { return Ok(None) };
-        let memory = imported.on_host(self.owner)?;
-        Ok(Some(SendEnd { ring: Sender::new(memory, self.shape), pump: None }))
-    }
+/// The `memory`, where it must be the host's.
+///
+/// # Errors
+/// [`crate::error::Kind::Remote`] where `owner` gave another.
+pub(super) fn on_host(memory: &Region, owner: Rank) -> Result<HostRegion> {
+    let wrong = || Error::remote(owner, format!("rank {owner} offered memory of a device, not of the host"));
+    memory.on_host().ok_or_else(wrong)
 }
 
 /// A line of the table.

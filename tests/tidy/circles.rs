@@ -11,12 +11,11 @@ type Arrows = &'static [(&'static str, &'static str)];
 /// Circles to be opened: their files cannot be read one after the other. `src/` and `.rs` are left out.
 pub(crate) const KNOTS: &[(&str, Arrows)] = &[
     (
-        "the table, what it lists and the pumps share their types: the keys of connections have no file of their own",
+        "the table lists what implements its trait; its policy, and the options of sockets, have no file of their own",
         &[
             ("transport/net/connector", "transport/net"),
             ("transport/net/listener", "transport/net"),
             ("transport/peer_reads", "transport/table"),
-            ("transport/pump", "transport/kernel_slots"),
             ("transport/table", "transport/shm"),
             ("transport/table", "transport/net"),
             ("transport/table", "transport/local"),

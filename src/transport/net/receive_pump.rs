@@ -17,7 +17,7 @@ use crate::types::Rank;
 #[derive(Debug)]
 pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     peer: Rank,
-    pub(super) sink: SlotSink,
+    pub(super) sink: Box<dyn SlotSink>,
     pub(super) sockets: Vec<S>,
     /// For each socket its part of the message under way.
     parts: Vec<SocketPart>,
@@ -42,7 +42,7 @@ struct Ahead {
 }
 
 impl<S: DataSocket> ReceivePump<S> {
-    pub(in crate::transport) fn new(peer: Rank, sink: SlotSink, sockets: Vec<S>) -> ReceivePump<S> {
+    pub(in crate::transport) fn new(peer: Rank, sink: Box<dyn SlotSink>, sockets: Vec<S>) -> ReceivePump<S> {
         let (parts, ahead) = (Vec::new(), Ahead::new());
         let (is_dry, ended, is_in_slot) = (false, false, false);
         ReceivePump { peer, sink, sockets, parts, ahead, current: None, is_dry, ended, awaited: None, is_in_slot }

@@ -17,7 +17,7 @@ use crate::types::Rank;
 #[derive(Debug)]
 pub(in crate::transport) struct SendPump<S = TcpStream> {
     peer: Rank,
-    source: SlotSource,
+    source: Box<dyn SlotSource>,
     sockets: Vec<S>,
     /// For each socket its part of the message under way.
     parts: Vec<SocketPart>,
@@ -35,7 +35,7 @@ struct Outgoing {
 unsafe impl<S: Send> Send for SendPump<S> {}
 
 impl<S: DataSocket> SendPump<S> {
-    pub(in crate::transport) fn new(peer: Rank, source: SlotSource, sockets: Vec<S>) -> SendPump<S> {
+    pub(in crate::transport) fn new(peer: Rank, source: Box<dyn SlotSource>, sockets: Vec<S>) -> SendPump<S> {
         SendPump { peer, source, sockets, parts: Vec::new(), current: None }
     }
 }

@@ -19,7 +19,7 @@ use crate::sync::ring::{Receiver, Sender, Shape};
 use crate::sys::memory::SharedMemory;
 use crate::sys::poller::Interest;
 use crate::transport::data_handshake::settle;
-use crate::transport::pump::{Passed, Pump, SlotSink, SlotSource, Taken, Waits};
+use crate::transport::pump::{Passed, Pump, Taken, Waits};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
 
@@ -75,8 +75,8 @@ type Connection = ((Sender, SendPump<Counting>), (ReceivePump<Counting>, Receive
 fn connection() -> Connection {
     let [to, from] = Counting::pair();
     let ((outbox, outgoing), (incoming, inbox)) = (ring(), ring());
-    let send = SendPump::new(Rank::new(1), SlotSource::Ring(outgoing), vec![to.clone()]);
-    let receive = ReceivePump::new(Rank::new(0), SlotSink::Ring(incoming), vec![from.clone()]);
+    let send = SendPump::new(Rank::new(1), Box::new(outgoing), vec![to.clone()]);
+    let receive = ReceivePump::new(Rank::new(0), Box::new(incoming), vec![from.clone()]);
     ((outbox, send), (receive, inbox), [to, from])
 }
 
