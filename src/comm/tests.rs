@@ -1,6 +1,7 @@
 //! Tests of communicators whose ranks are threads, by what they are about.
 
 mod calls;
+mod differing_settings;
 mod disagreements;
 mod errors;
 mod forks;
