@@ -124,6 +124,9 @@ pub mod internals {
     pub mod device {
         pub use crate::device::*;
     }
+    pub mod engine {
+        pub use crate::engine::foreseen;
+    }
     pub mod plan {
         pub use crate::plan::*;
     }

@@ -4,6 +4,7 @@ mod calls;
 mod differing_settings;
 mod disagreements;
 mod errors;
+mod foreseen;
 mod forks;
 mod hooks;
 mod layouts;
