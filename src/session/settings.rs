@@ -8,8 +8,8 @@ pub mod tuning;
 use std::time::Duration;
 
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::interface::{Family, Rules};
-use crate::bootstrap::{Options, Secret};
+use crate::bootstrap::interface::{AddressFamily, Rules};
+use crate::bootstrap::{Options, SharedSecret};
 use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
@@ -235,12 +235,12 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     };
     Ok(Options {
         comm_id: config.comm_id.clone(),
-        secret: config.secret.as_ref().map(|secret| Secret::new(secret.expose())).transpose()?,
+        secret: config.secret.as_ref().map(|secret| SharedSecret::new(secret.expose())).transpose()?,
         interfaces,
         family: match config.socket_family {
-            None => Family::Any,
-            Some(SocketFamily::Inet) => Family::V4,
-            Some(SocketFamily::Inet6) => Family::V6,
+            None => AddressFamily::Any,
+            Some(SocketFamily::Inet) => AddressFamily::V4,
+            Some(SocketFamily::Inet6) => AddressFamily::V6,
         },
         retry_count: config.socket_retries,
         retry_sleep: config.socket_retry_sleep,

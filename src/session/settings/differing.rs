@@ -177,6 +177,17 @@ mod tests {
         assert_eq!(threads.fingerprint(), each.fingerprint());
         assert_eq!(with("RSCCL_STRICT_FILTERS", "1").fingerprint(), with("NCCL_ALGO", "").fingerprint());
         assert_ne!(threads.fingerprint(), with("NCCL_SOCKET_NTHREADS", "3").fingerprint());
+        // In other words the same.
+        for (one, other) in [
+            (("NCCL_ALGO", "ring"), ("NCCL_ALGO", "Ring;all_gather:Ring")),
+            (("NCCL_MIN_CTAS", "2"), ("NCCL_MIN_NCHANNELS", "2")),
+            (("NCCL_P2P_LEVEL", "4"), ("NCCL_P2P_LEVEL", "sys")),
+            (("NCCL_MAX_NCHANNELS", "64"), ("NCCL_MIN_NCHANNELS", "1")),
+            (("RSCCL_COHORT", "joint"), ("NCCL_BUFFSIZE", "-1")),
+        ] {
+            let [mine, theirs] = [one, other].map(|(name, value)| with(name, value));
+            assert_eq!(mine.fingerprint(), theirs.fingerprint(), "{one:?} {other:?}");
+        }
     }
 
     /// Each name is one of the table, whose value is shown.
