@@ -77,7 +77,7 @@ fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
     let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), ring, scratch_bytes, filters };
     let begun = clock::now();
     let choice = modelled.choose(&ask)?;
-    let fidelity = modelled.fidelity(&ask, choice);
+    let fidelity = modelled.fidelity(&modelled.spec(&ask, choice, rsccl::types::Rank::new(0)));
     let simulated = modelled.run(&ask, choice, fidelity)?;
     let took = begun.elapsed().as_secs_f64();
     let (ranks, us) = (f64::from(modelled.terrain().size()), simulated.time.as_secs_f64() * 1e6);

@@ -13,8 +13,7 @@
 use std::time::Duration;
 
 use rsccl::store::{AbortFlag, Wait};
-use rsccl::store::{FileStore, HashStore, Store, TcpStore, share_id};
-use rsccl::store::{Options, Secret};
+use rsccl::store::{FileStore, HashStore, Store, StoreConfig, TcpStore, share_id};
 use rsccl::types::{Rank, World};
 use rsccl::{Communicator, Config, Result};
 
@@ -36,10 +35,10 @@ fn main() -> Result<()> {
     std::fs::remove_dir_all(&folder).map_err(|error| rsccl::Error::system("removing the folder", error))?;
 
     // Ranks on several hosts share an address, and a secret that keeps others out. Port 0: any that is free.
-    let options = Options { secret: Some(Secret::new(b"a word among friends")?), ..Options::default() };
-    let served = TcpStore::serve(([127, 0, 0, 1], 0).into(), &options)?;
-    let place = served.address().expect("this process serves it").to_string().parse()?;
-    let connect = || TcpStore::connect(&place, &options);
+    let config = StoreConfig::default().with_secret(b"a word among friends")?;
+    let served = TcpStore::serve(([127, 0, 0, 1], 0).into(), &config)?;
+    let place = served.address().expect("this process serves it").to_string();
+    let connect = || TcpStore::connect(&place, &config);
     meet("TcpStore", [&served, &connect()?, &connect()?])
 }
 

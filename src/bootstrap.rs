@@ -43,7 +43,7 @@ pub use id::UniqueId;
 pub use local::LocalBootstrap;
 pub use net::NetBootstrap;
 pub(crate) use net::{JoinError, in_child, in_parent};
-pub use options::{Options, Secret};
+pub use options::{Options, SharedSecret};
 pub use root::Root;
 
 use crate::error::{Error, Result};

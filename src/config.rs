@@ -58,8 +58,9 @@ use value::{Kind, Value};
 /// variable and its default.
 ///
 /// All ranks of a communicator must have equal algorithms, protocols, channels, sizes, forbidden transports and
-/// reproducibility: otherwise joining fails with [`crate::error::Kind::Mismatch`]. The other fields may differ as long
-/// as the ranks find each other.
+/// reproducibility, and what says "equal on all ranks" below: otherwise joining fails on every rank with
+/// [`crate::error::Kind::Mismatch`], which names a rank that differs, the variable and both values. The other fields may
+/// differ as long as the ranks find each other.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -189,8 +190,8 @@ pub struct Config {
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,
     /// Whether everything is connected at the first need. If not, a communicator of one host maps the memory of its
-    /// ranks at set-up; connections, between hosts and on GPUs, wait for the first need all the same.
-    /// `NCCL_RUNTIME_CONNECT`; true.
+    /// ranks at set-up; connections, between hosts and on GPUs, wait for the first need all the same. Equal on all
+    /// ranks. `NCCL_RUNTIME_CONNECT`; true.
     pub runtime_connect: bool,
     /// The identity of this host, in place of its name and boot id. `NCCL_HOSTID`.
     pub host_id: Option<String>,

@@ -5,21 +5,23 @@
 //! widths.
 //!
 //! # Adding a device
-//! A device is one file that implements [`Device`], [`Queue`] and [`Event`]. [`add`] makes it known to the process; the
-//! GPUs of feature `cuda` are known without it. `tests/devices/contract.rs` holds the tests that every device must
+//! A device is one file that implements [`DeviceMemory`], [`DeviceNeighbours`], [`Device`], [`Queue`] and [`Event`],
+//! and what else it can do of [`FabricMemory`], [`ProgramMemory`] and [`LedDevice`]: whoever needs one of these asks
+//! for it ([`fabric_of`], [`programs_of`], [`led_of`]). [`add`] makes a device known to the process; the GPUs of
+//! feature `cuda` are known without it. `tests/devices/contract.rs` holds the tests that every device must
 //! pass. The contract:
 //!
 //! | what | who calls it | the host's way |
 //! |---|---|---|
-//! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
-//! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
-//! | [`Device::fabric_clique`], [`Device::fabric_handle`], [`Device::import_fabric`] | ranks of several hosts whose devices may be joined | none |
-//! | [`Device::adopt`], [`Device::lendable`] | windows of memory that a program has allocated | none: it has registered buffers |
-//! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
-//! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
-//! | [`Device::takes`] | the choice of protocols between devices | slots alone |
+//! | [`DeviceMemory::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
+//! | [`DeviceMemory::export`], [`DeviceMemory::import`] | the transports that hand memory to other processes | a sealed memfd |
+//! | [`FabricMemory`] | ranks of several hosts whose devices may be joined | none |
+//! | [`ProgramMemory`] | windows of memory that a program has allocated | none: it has registered buffers |
+//! | [`DeviceMemory::locate`] | whoever gets a bare address from a program | every address that no other device claims |
+//! | [`DeviceNeighbours::reaches`], [`DeviceMemory::memory_of_host`], [`DeviceMemory::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
+//! | [`DeviceNeighbours::takes`] | the choice of protocols between devices | slots alone |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
-//! | [`Device::page_across`] | set-up of processes that share a device, one of which leads there | none |
+//! | [`LedDevice::page_across`] | set-up of processes that share a device, one of which leads there | none |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
 //! | [`Queue::record`], [`Queue::after`] | executors that order queues among each other | events are done when they are made |
@@ -63,11 +65,11 @@ pub enum Sharing {
     Processes,
     /// The same, in the older way of devices that have two: a GPU's memory by `cuIpcGetMemHandle`.
     ProcessesByHandle,
-    /// As `Processes`, and processes of other hosts by a [`Device::fabric_handle`], if the driver gives one.
+    /// As `Processes`, and processes of other hosts by a [`FabricMemory::fabric_handle`], if the driver gives one.
     Hosts,
 }
 
-/// What [`Device::identity`] says; a GPU's is its UUID.
+/// What [`DeviceNeighbours::identity`] says; a GPU's is its UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceIdentity(pub [u8; 16]);
 
@@ -107,8 +109,8 @@ impl DeviceRanks {
     }
 }
 
-/// A kind of memory: makes it, hands it over, and gives queues that work in it.
-pub trait Device: fmt::Debug + Send + Sync {
+/// A kind of memory: makes it, hands it to other processes of its host, and finds it.
+pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// Where the memory of this device lives.
     fn home(&self) -> Home;
 
@@ -118,7 +120,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the device has no such memory.
     fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region>;
 
-    /// A descriptor by which another process [imports](Device::import) `region`, which was allocated with
+    /// A descriptor by which another process [imports](DeviceMemory::import) `region`, which was allocated with
     /// [`Sharing::Processes`].
     ///
     /// # Errors
@@ -132,77 +134,6 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`crate::error::Kind::Remote`] where the descriptor is anything else.
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region>;
 
-    /// The clique of devices, of this host and others, that may reach this device's memory by its fabric handles: only
-    /// trying shows whether they do. Else why there is none.
-    fn fabric_clique(&self) -> std::result::Result<FabricClique, String> {
-        Err(format!("{} has no fabric handles", self.home()))
-    }
-
-    /// The handle by which a device of another host [imports](Device::import_fabric) `region`, which was allocated with
-    /// [`Sharing::Hosts`].
-    ///
-    /// # Errors
-    /// Where the driver gave it none, for the reason that the message says.
-    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle> {
-        Err(Error::internal(format!("{region:?} cannot leave this host")))
-    }
-
-    /// Maps the memory behind a handle of a device of another host, which must have exactly `bytes`, for the work of
-    /// this device.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::Remote`] where the handle stands for anything else, or does not lead here.
-    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region> {
-        Err(Error::internal(format!("{bytes} bytes by {handle:?} for {}", self.home())))
-    }
-
-    /// Memory of this device that the program has allocated itself, as a region that does not keep it.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where so much does not lie there.
-    fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
-        Err(Error::internal(format!("{bytes} bytes at {address:#x}: {} takes no memory of programs", self.home())))
-    }
-
-    /// Whether memory that was [adopted](Device::adopt) is still there, and not other memory at its address.
-    ///
-    /// # Errors
-    /// Where the device has failed.
-    fn is_still_there(&self, adopted: &Region) -> Result<bool> {
-        let _always = adopted;
-        Ok(true)
-    }
-
-    /// How memory of this device becomes the memory of a window, in which the devices `visitors` of this process work,
-    /// and other processes if there are any `elsewhere`. Else why it cannot, as the end of a sentence.
-    ///
-    /// # Errors
-    /// Where the device cannot be asked.
-    fn lendable(
-        &self,
-        memory: &Region,
-        visitors: &[Home],
-        elsewhere: bool,
-    ) -> Result<std::result::Result<Lendable, String>> {
-        let _all_reach_it = visitors;
-        Ok(lendable_alone(memory, elsewhere))
-    }
-
-    /// Begins to put memory of a peer that lies in several allocations, of `bytes` in all, behind each other.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::Remote`] for bytes that are no whole allocations of this device; where there is no room.
-    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>> {
-        Err(Error::internal(format!("{bytes} bytes in several allocations of {}", self.home())))
-    }
-
-    /// What names the device on its host: two processes that see equal identities work on one device.
-    fn identity(&self) -> DeviceIdentity;
-
-    /// Whether launches of several processes on this device run side by side, so that they may wait for each other;
-    /// false where processes take turns.
-    fn runs_processes_together(&self) -> bool;
-
     /// Whether memory of this device that is [shared](Sharing::Processes) leaves its process by a descriptor of the
     /// memory; false where it does by a handle, as with [`Sharing::ProcessesByHandle`].
     fn has_descriptors(&self) -> bool {
@@ -211,6 +142,29 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;
+
+    /// `bytes` of zeroed memory of the host, for [`DeviceMemory::take_in`]. For set-up.
+    ///
+    /// # Errors
+    /// Where there is no memory.
+    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+        HostMemory.allocate_host(bytes, sharing)
+    }
+
+    /// `memory` of the host as programs on this device address it, for ranks whose devices do not reach each other's
+    /// memory. It keeps the memory. For set-up.
+    ///
+    /// # Errors
+    /// Where the device cannot work in it.
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        Ok(memory.as_region().clone())
+    }
+}
+
+/// What a device is to the others of its host.
+pub trait DeviceNeighbours: DeviceMemory {
+    /// What names the device on its host: two processes that see equal identities work on one device.
+    fn identity(&self) -> DeviceIdentity;
 
     /// Whether programs on this device reach the memory of `other`, a device of this host; the reason where not.
     ///
@@ -242,28 +196,25 @@ pub trait Device: fmt::Debug + Send + Sync {
             }
         }
     }
+}
 
-    /// `bytes` of zeroed memory of the host, for [`Device::take_in`]. For set-up.
+/// A kind of memory with queues that work in it. What not every device can do is a trait of its own, which
+/// [`Device::fabric_memory`] and its like give.
+pub trait Device: DeviceNeighbours {
+    /// A queue of its own: what is put into one queue is done in that order.
     ///
     /// # Errors
-    /// Where there is no memory.
-    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
-        HostMemory.allocate_host(bytes, sharing)
-    }
+    /// Where the device has no queue left.
+    fn queue(&self) -> Result<Box<dyn Queue>>;
 
-    /// `memory` of the host as programs on this device address it, for ranks whose devices do not reach each other's
-    /// memory. It keeps the memory. For set-up.
-    ///
-    /// # Errors
-    /// Where the device cannot work in it.
-    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
-        Ok(memory.as_region().clone())
-    }
+    /// Whether launches of several processes on this device run side by side, so that they may wait for each other;
+    /// false where processes take turns.
+    fn runs_processes_together(&self) -> bool;
 
     /// For one rank whose programs wait on this device for those of ranks on others: makes the memory of the devices
-    /// `reached` reachable from here, which [`Device::reaches`] allows, takes what such launches need, and gives the
-    /// page by which they and the host hear from each other. For set-up. With ranks on the devices `beside` it shares
-    /// memory of the host.
+    /// `reached` reachable from here, which [`DeviceNeighbours::reaches`] allows, takes what such launches need, and
+    /// gives the page by which they and the host hear from each other. For set-up. With ranks on the devices `beside`
+    /// it shares memory of the host.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where the device has no room for another rank.
@@ -272,27 +223,91 @@ pub trait Device: fmt::Debug + Send + Sync {
         StatusPage::new()
     }
 
+    /// Memory that reaches other hosts; `None` where none does.
+    fn fabric_memory(&self) -> Option<&dyn FabricMemory> {
+        None
+    }
+
+    /// Memory that programs allocate themselves; `None` where windows and buffers lie in the library's alone.
+    fn program_memory(&self) -> Option<&dyn ProgramMemory> {
+        None
+    }
+
+    /// One process that launches for several; `None` where each launches for itself.
+    fn led_device(&self) -> Option<&dyn LedDevice> {
+        None
+    }
+}
+
+/// Memory of a device that devices of other hosts map.
+pub trait FabricMemory {
+    /// The clique of devices, of this host and others, that may reach this device's memory by its fabric handles: only
+    /// trying shows whether they do. Else why there is none.
+    fn fabric_clique(&self) -> std::result::Result<FabricClique, String>;
+
+    /// The handle by which a device of another host [imports](FabricMemory::import_fabric) `region`, which was
+    /// allocated with [`Sharing::Hosts`].
+    ///
+    /// # Errors
+    /// Where the driver gave it none, for the reason that the message says.
+    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle>;
+
+    /// Maps the memory behind a handle of a device of another host, which must have exactly `bytes`, for the work of
+    /// this device.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] where the handle stands for anything else, or does not lead here.
+    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region>;
+}
+
+/// Memory of a device that a program has allocated itself, for windows.
+pub trait ProgramMemory {
+    /// Memory of this device that the program has allocated itself, as a region that does not keep it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where so much does not lie there.
+    fn adopt(&self, address: u64, bytes: usize) -> Result<Region>;
+
+    /// Whether memory that was [adopted](ProgramMemory::adopt) is still there, and not other memory at its address.
+    ///
+    /// # Errors
+    /// Where the device has failed.
+    fn is_still_there(&self, adopted: &Region) -> Result<bool>;
+
+    /// How memory of this device becomes the memory of a window, in which the devices `visitors` of this process work,
+    /// and other processes if there are any `elsewhere`. Else why it cannot, as the end of a sentence.
+    ///
+    /// # Errors
+    /// Where the device cannot be asked.
+    fn lendable(
+        &self,
+        memory: &Region,
+        visitors: &[Home],
+        elsewhere: bool,
+    ) -> Result<std::result::Result<Lendable, String>>;
+
+    /// Begins to put memory of a peer that lies in several allocations, of `bytes` in all, behind each other.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] for bytes that are no whole allocations of this device; where there is no room.
+    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>>;
+}
+
+/// A device that several processes share, one of which leads the work of all there.
+pub trait LedDevice {
     /// The status page of a rank of a communicator in which several processes share a device, one of which leads the
     /// work of all there. The `pages` of the ranks on this device lie behind each other in memory of the host, and this
-    /// device has taken it in. `reached` and `beside` are as in [`Device::page_for`]. For set-up.
+    /// device has taken it in. The `others` are those that are reached and those beside, as in [`Device::page_for`].
+    /// For set-up.
     ///
     /// # Errors
     /// Where streams of processes cannot wait for each other, or the device has no room for another rank.
     fn page_across(
         &self,
-        (reached, beside): (&[Home], &[Home]),
+        others: (&[Home], &[Home]),
         pages: (&HostRegion, &Region),
         ranks: &DeviceRanks,
-    ) -> Result<StatusPage> {
-        let _all_reachable = (reached, beside);
-        Err(Error::internal(format!("{}: {pages:?} for {ranks:?}", self.home())))
-    }
-
-    /// A queue of its own: what is put into one queue is done in that order.
-    ///
-    /// # Errors
-    /// Where the device has no queue left.
-    fn queue(&self) -> Result<Box<dyn Queue>>;
+    ) -> Result<StatusPage>;
 }
 
 /// Work for a device, done in order. It may be done at once, or only while an [`Event`] is asked.
@@ -416,6 +431,36 @@ pub fn of(home: Home) -> Result<&'static dyn Device> {
     }
 }
 
+/// How the device at `home` hands memory to other hosts.
+///
+/// # Errors
+/// As [`of`]; [`crate::error::Kind::InvalidUsage`] where it hands none.
+pub fn fabric_of(home: Home) -> Result<&'static dyn FabricMemory> {
+    of(home)?.fabric_memory().ok_or_else(|| Error::invalid_usage(no_fabric(home)))
+}
+
+/// Why the device at `home` hands no memory to other hosts.
+pub fn no_fabric(home: Home) -> String {
+    format!("{home} has no fabric handles")
+}
+
+/// How the device at `home` works with memory that programs have allocated.
+///
+/// # Errors
+/// As [`of`]; [`crate::error::Kind::InvalidUsage`] where it does not.
+pub fn programs_of(home: Home) -> Result<&'static dyn ProgramMemory> {
+    let lacks = || Error::invalid_usage(format!("{home} takes no memory of programs"));
+    of(home)?.program_memory().ok_or_else(lacks)
+}
+
+/// How a process leads others at the device of `home`.
+///
+/// # Errors
+/// As [`of`]; [`crate::error::Kind::InvalidUsage`] where none does.
+pub fn led_of(home: Home) -> Result<&'static dyn LedDevice> {
+    of(home)?.led_device().ok_or_else(|| Error::invalid_usage(format!("no process leads others on {home}")))
+}
+
 /// How memory is handed to the ranks of a window.
 #[derive(Debug)]
 pub struct Lendable {
@@ -430,7 +475,7 @@ pub const MOST_PARTS: usize = 256;
 
 /// Memory of a peer in several allocations, while they are put behind each other.
 pub trait Joint {
-    /// Puts `part`, which was [imported](Device::import), behind those before. It may be dropped then.
+    /// Puts `part`, which was [imported](DeviceMemory::import), behind those before. It may be dropped then.
     ///
     /// # Errors
     /// [`crate::error::Kind::Remote`] where there is no room for it; where it cannot be mapped.
@@ -443,8 +488,8 @@ pub trait Joint {
     fn finish(self: Box<Self>) -> Result<Region>;
 }
 
-/// [`Device::lendable`] of memory that the library has allocated.
-fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<Lendable, String> {
+/// [`ProgramMemory::lendable`] of memory that the library has allocated.
+pub fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<Lendable, String> {
     if elsewhere && memory.keep().descriptor().is_none() {
         return Err("cannot leave its process: allocate it by alloc_shareable".to_owned());
     }

@@ -7,7 +7,6 @@
 mod across;
 mod beginning;
 pub mod call_log;
-mod call_mover;
 pub mod choose;
 mod copy_engines;
 mod device_call;
@@ -18,6 +17,7 @@ mod device_messages;
 mod device_side;
 pub mod device_windows;
 mod engine;
+pub mod foreseen;
 mod given;
 mod host_chooser;
 mod host_side;

@@ -98,12 +98,10 @@ pub use types::{DataType, Element, ReduceOp};
 
 /// Stores: places where ranks meet that share a key-value store and no launcher.
 pub mod store {
-    pub use crate::bootstrap::auth::JobTag;
-    pub use crate::bootstrap::interface::{Family, Rules};
     pub use crate::bootstrap::store::{
-        FileStore, HashStore, IdCounter, MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, TcpStore, share_id,
+        FileStore, HashStore, IdCounter, MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, StoreConfig, TcpStore,
+        share_id,
     };
-    pub use crate::bootstrap::{Options, Secret};
     pub use crate::sync::{AbortFlag, Wait};
 }
 
@@ -117,12 +115,15 @@ pub mod internals {
     pub mod config {
         pub use crate::config::layers::{Note, Source};
         pub use crate::config::nearest::nearest;
-        pub use crate::config::registry::{CONF_FILE_DOC, Scope, VARIABLES, Variable};
+        pub use crate::config::registry::{CONF_FILE_DOC, Prefixes, VARIABLES, Variable};
         pub use crate::config::setting::Setting;
         pub use crate::config::value::{Kind, TimeUnit};
     }
     pub mod device {
         pub use crate::device::*;
+    }
+    pub mod engine {
+        pub use crate::engine::foreseen;
     }
     pub mod plan {
         pub use crate::plan::*;

@@ -18,7 +18,7 @@ mod terrain;
 
 pub use calibration::Calibration;
 pub use cost::Costs;
-pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled};
+pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled, SpecOf};
 pub use rings::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
 pub use terrain::Terrain;

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rsccl::error::{Error, Kind};
-use rsccl::internals::bootstrap::{Bootstrap, NetBootstrap, Options, Root, Secret, UniqueId};
+use rsccl::internals::bootstrap::{Bootstrap, NetBootstrap, Options, Root, SharedSecret, UniqueId};
 use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
 
@@ -184,7 +184,7 @@ fn a_fixed_address_is_served_by_rank_zero_and_another_secret_does_not_pass() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let fixed = |secret: &[u8]| Options {
         comm_id: Some(free.clone()),
-        secret: Some(Secret::new(secret).unwrap()),
+        secret: Some(SharedSecret::new(secret).unwrap()),
         retry_count: 12,
         ..options()
     };
@@ -211,7 +211,7 @@ fn a_fixed_address_is_served_by_rank_zero_and_another_secret_does_not_pass() {
 #[test]
 fn a_rank_that_gives_up_at_a_fixed_address_before_it_has_come_can_try_again() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let options = Options { comm_id: Some(free), secret: Some(Secret::new(b"hush").unwrap()), ..options() };
+    let options = Options { comm_id: Some(free), secret: Some(SharedSecret::new(b"hush").unwrap()), ..options() };
     let id = UniqueId::generate(&options).unwrap();
     let join = |rank, wait: &Wait| NetBootstrap::join(&[id], Rank::new(rank), 2, &options, wait);
     let aborted = AbortFlag::new();

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rsccl::internals::bootstrap::address::HostPort;
 use rsccl::internals::bootstrap::auth::{Handshake, Purpose, Terms};
-use rsccl::internals::bootstrap::interface::{Family, Rules};
+use rsccl::internals::bootstrap::interface::{AddressFamily, Rules};
 use rsccl::internals::bootstrap::{UniqueId, decode_anything};
 use rsccl::internals::sys::random;
 use rsccl::internals::wire::frame::{self, Frame, FrameReader};
@@ -200,7 +200,7 @@ proptest! {
             let again: Rules = rules.to_string().parse().unwrap();
             prop_assert_eq!(again.allow(&name), rules.allow(&name));
         }
-        let _refused = text.parse::<Family>();
+        let _refused = text.parse::<AddressFamily>();
     }
 
     #[test]

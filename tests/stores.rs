@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use rsccl::error::{Error, Kind};
 use rsccl::internals::bootstrap::store::AgentStore;
-use rsccl::internals::bootstrap::{Options, Secret, UniqueId};
+use rsccl::internals::bootstrap::{Options, UniqueId};
 use rsccl::store::{AbortFlag, Wait};
-use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
+use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, StoreConfig, TcpStore, share_id};
 use rsccl::types::{Rank, World};
 use rsccl::{Communicator, Config, Result};
 use stores::agent_server::{AgentServer, Manner};
@@ -31,8 +31,12 @@ fn shortly() -> Wait {
 }
 
 fn options() -> Options {
-    let secret = Some(Secret::new(b"a secret of the test").unwrap());
-    Options { interfaces: "=lo".parse().unwrap(), secret, retry_sleep: Duration::from_millis(10), ..Options::default() }
+    Options { interfaces: "=lo".parse().unwrap(), retry_sleep: Duration::from_millis(10), ..Options::default() }
+}
+
+fn config() -> StoreConfig {
+    let config = StoreConfig::default().with_retries(34, Duration::from_millis(10));
+    config.with_secret(b"a secret of the test").unwrap()
 }
 
 fn loopback() -> std::net::SocketAddr {
@@ -54,10 +58,10 @@ fn stores(count: usize) -> Vec<Doors> {
     let file =
         (0..count).map(|_| Box::new(FileStore::open(folder.path().join("store"), &soon()).unwrap()) as Box<dyn Store>);
     let file = file.collect();
-    let server = TcpStore::serve(loopback(), &options()).unwrap();
-    let place = server.address().unwrap().to_string().parse().unwrap();
+    let server = TcpStore::serve(loopback(), &config()).unwrap();
+    let place = server.address().unwrap().to_string();
     let mut tcp: Vec<Box<dyn Store>> = vec![Box::new(server)];
-    tcp.extend((1..count).map(|_| Box::new(TcpStore::connect(&place, &options()).unwrap()) as Box<dyn Store>));
+    tcp.extend((1..count).map(|_| Box::new(TcpStore::connect(&place, &config()).unwrap()) as Box<dyn Store>));
     let mut all: Vec<Doors> =
         vec![("hash", hash, Box::new(())), ("file", file, Box::new(folder)), ("tcp", tcp, Box::new(()))];
     for (name, manner) in [("agent, libuv", Manner::Libuv), ("agent, older", Manner::Older)] {
@@ -234,21 +238,20 @@ fn a_file_store_is_private_and_survives_a_kill_in_the_middle() {
 
 #[test]
 fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
-    let server = TcpStore::serve(loopback(), &options()).unwrap();
-    let place = server.address().unwrap().to_string().parse().unwrap();
+    let server = TcpStore::serve(loopback(), &config()).unwrap();
+    let place = server.address().unwrap().to_string();
     server.set("key", b"value", &soon()).unwrap();
-    let secret = Some(Secret::new(b"another secret").unwrap());
-    let stranger = TcpStore::connect(&place, &Options { secret, ..options() }).unwrap();
+    let stranger = TcpStore::connect(&place, &config().with_secret(b"another secret").unwrap()).unwrap();
     let error = stranger.get("key", &soon()).unwrap_err();
     assert_eq!(error.kind(), Kind::Remote);
     assert!(error.to_string().contains("rejected this rank"), "{error}");
-    drop(TcpStore::connect(&place, &options()).unwrap());
-    let client = TcpStore::connect(&place, &options()).unwrap();
+    drop(TcpStore::connect(&place, &config()).unwrap());
+    let client = TcpStore::connect(&place, &config()).unwrap();
     assert_eq!(client.get("key", &soon()).unwrap(), b"value");
     drop(server);
     let error = client.get("key", &soon()).unwrap_err();
     assert!(error.to_string().contains("the store at 127.0.0.1"), "{error}");
-    let patient = Options { retry_count: 2, ..options() };
+    let patient = config().with_retries(2, Duration::from_millis(10));
     let late = TcpStore::connect(&place, &patient).unwrap();
     let error = late.get("key", &soon()).unwrap_err();
     assert_eq!(error.kind(), Kind::Timeout);
@@ -258,11 +261,11 @@ fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
 #[test]
 fn a_client_may_come_before_the_server() {
     // A port that is free: it was just ours.
-    let place = TcpStore::serve(loopback(), &options()).unwrap().address().unwrap();
-    let client = TcpStore::connect(&place.to_string().parse().unwrap(), &options()).unwrap();
+    let place = TcpStore::serve(loopback(), &config()).unwrap().address().unwrap();
+    let client = TcpStore::connect(&place.to_string(), &config()).unwrap();
     std::thread::scope(|scope| {
         let got = scope.spawn(|| client.get("key", &soon()));
-        let server = TcpStore::serve(place, &options()).unwrap();
+        let server = TcpStore::serve(place, &config()).unwrap();
         server.set("key", b"value", &soon()).unwrap();
         assert_eq!(got.join().unwrap().unwrap(), b"value");
     });

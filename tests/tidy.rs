@@ -206,7 +206,6 @@ const WIDE: &[&str] = &[
 const HOMONYMS: &[(&str, &str)] = &[
     // One concept twice: on two floors, or for two architectures.
     ("Level", "the vector levels of x86; those of other architectures"),
-    ("Secret", "of a configuration; of the bootstrap, which hashes it"),
     ("Store", "the key-value store; how a kernel stores; the symbolic memory of a proof"),
     ("Lane", "a sequence of a plan's steps; an element type of kernels"),
     ("Message", "a user's message; a message between symbolic ranks; what a ring carries"),
@@ -233,7 +232,6 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Path", "through a machine; of a call through the executors"),
     ("Progress", "of a task; the user's hook"),
     ("Request", "a user's; of a data connection"),
-    ("Scope", "of requests; of a variable's name"),
     ("Setting", "of a configuration; of an interpreter"),
     ("Setup", "of connections; of requests"),
     ("Site", "of a log line; of a plan's blocks"),

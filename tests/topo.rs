@@ -371,9 +371,11 @@ fn hosts_of_one_clique_are_one_domain() {
     let shown: serde_json::Value =
         serde_json::from_slice(&sim(&["all_reduce", "--topo", &path, "--json"]).stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(8), Some(1)), "{shown}");
-    // All send to all: what leaves a GPU passes its links once, and once more for the share that it reduces.
-    let reached = shown["runs"][0]["busbw_gbps"].as_f64().expect("a number");
-    assert!((0.95 * 721.8..=721.9).contains(&reached), "{reached}");
+    // To communicators they are two hosts, whose GPUs work in each other's memory, and send to the other host by NVLinks.
+    let run = &shown["runs"][0];
+    assert_eq!((&run["algorithm"], &run["windows"]), (&"Ring".into(), &"scratch".into()), "{run}");
+    let network = run["links"].to_string().contains("NIC");
+    assert!(!network && run["busbw_gbps"].as_f64().is_some_and(|reached| (50.0..=721.9).contains(&reached)), "{run}");
 }
 
 #[test]

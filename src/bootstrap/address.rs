@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
 
-use crate::bootstrap::interface::{Family, MAX_INTERFACES};
+use crate::bootstrap::interface::{AddressFamily, MAX_INTERFACES};
 use crate::error::{Error, Result};
 use crate::sys::interfaces::Interface;
 
@@ -113,7 +113,7 @@ impl HostPort {
     /// # Errors
     /// [`crate::error::Kind::System`] if the name is unknown; [`crate::error::Kind::InvalidArgument`] if the scope is
     /// not the name of an interface, or no address is of the wanted family.
-    pub fn addresses(&self, family: Family, interfaces: &[Interface]) -> Result<Vec<SocketAddr>> {
+    pub fn addresses(&self, family: AddressFamily, interfaces: &[Interface]) -> Result<Vec<SocketAddr>> {
         let mut found: Vec<SocketAddr> = Vec::new();
         for address in self.of_any_family(interfaces)? {
             if !found.contains(&address) {
@@ -282,14 +282,14 @@ mod tests {
             let found = parse(text).unwrap().addresses(family, std::slice::from_ref(&link))?;
             Ok(found.iter().map(SocketAddr::to_string).collect())
         };
-        assert_eq!(resolve("[fe80::1%eth0]:9", Family::Any).unwrap(), ["[fe80::1%4]:9"]);
-        assert_eq!(resolve("[fe80::1%7]:9", Family::V6).unwrap(), ["[fe80::1%7]:9"]);
-        assert!(resolve("[fe80::1%eth1]:9", Family::Any).unwrap_err().to_string().contains("'eth1'"));
-        assert!(resolve("10.0.0.1:9", Family::V6).unwrap_err().to_string().contains("AF_INET6"));
-        assert_eq!(resolve("localhost:9", Family::V4).unwrap(), ["127.0.0.1:9"]);
+        assert_eq!(resolve("[fe80::1%eth0]:9", AddressFamily::Any).unwrap(), ["[fe80::1%4]:9"]);
+        assert_eq!(resolve("[fe80::1%7]:9", AddressFamily::V6).unwrap(), ["[fe80::1%7]:9"]);
+        assert!(resolve("[fe80::1%eth1]:9", AddressFamily::Any).unwrap_err().to_string().contains("'eth1'"));
+        assert!(resolve("10.0.0.1:9", AddressFamily::V6).unwrap_err().to_string().contains("AF_INET6"));
+        assert_eq!(resolve("localhost:9", AddressFamily::V4).unwrap(), ["127.0.0.1:9"]);
         // `rsccl run` gives its ranks such a place, whatever the family of the network is.
-        assert_eq!(resolve("127.0.0.1:9", Family::V6).unwrap(), ["127.0.0.1:9"]);
-        assert_eq!(resolve("[::1]:9", Family::V4).unwrap(), ["[::1]:9"]);
+        assert_eq!(resolve("127.0.0.1:9", AddressFamily::V6).unwrap(), ["127.0.0.1:9"]);
+        assert_eq!(resolve("[::1]:9", AddressFamily::V4).unwrap(), ["[::1]:9"]);
     }
 
     #[test]

@@ -85,15 +85,6 @@ pub struct JobTag {
 
 impl JobTag {
     /// The tag of the job with the identity `key`, whose name for people is `name`.
-    ///
-    /// # Examples
-    /// ```
-    /// use rsccl::store::{JobTag, Options};
-    ///
-    /// let job = JobTag::new("the night run", "night run 2026-11-27 of group 7");
-    /// let options = Options { job: Some(job), ..Options::default() };
-    /// assert!(options.job.is_some_and(|job| job.name() == "the night run"));
-    /// ```
     pub fn new(name: &str, key: &str) -> JobTag {
         let hash: [u8; 32] = blake3::hash(key.as_bytes()).into();
         let mut digest = std::array::from_fn(|place| hash[place]);

@@ -31,11 +31,9 @@ use crate::wire::Writer;
 /// # Examples
 /// ```
 /// # fn main() -> rsccl::Result<()> {
-/// use rsccl::UniqueId;
-/// use rsccl::store::Options;
+/// use rsccl::{Communicator, Config, UniqueId};
 ///
-/// let options = Options { interfaces: "lo".parse()?, ..Options::default() };
-/// let id = UniqueId::generate(&options)?;
+/// let id = Communicator::unique_id(&Config::default().with_socket_interfaces("lo"))?;
 /// let elsewhere = UniqueId::from_bytes(id.as_bytes())?;
 /// assert_eq!(id, elsewhere);
 /// # Ok(())
@@ -62,6 +60,7 @@ impl UniqueId {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] if no network interface is usable, [`crate::error::Kind::InvalidArgument`]
     /// if `comm_id` is not a valid address, [`crate::error::Kind::System`] if no socket or thread can be made.
+    #[doc(hidden)]
     pub fn generate(options: &Options) -> Result<UniqueId> {
         let (id, root) = UniqueId::generate_held(options)?;
         if let Some(root) = root {
@@ -74,6 +73,7 @@ impl UniqueId {
     ///
     /// # Errors
     /// As [`UniqueId::generate`].
+    #[doc(hidden)]
     pub fn generate_held(options: &Options) -> Result<(UniqueId, Option<Root>)> {
         match UniqueId::fixed(options)? {
             Some(id) => Ok((id, None)),
@@ -94,6 +94,7 @@ impl UniqueId {
     ///
     /// # Errors
     /// As [`UniqueId::generate`]; [`crate::error::Kind::Timeout`] if the name has no address.
+    #[doc(hidden)]
     pub fn fixed(options: &Options) -> Result<Option<UniqueId>> {
         UniqueId::fixed_within(options, &Wait::new(options.check_in_timeout, &AbortFlag::new()))
     }
@@ -176,6 +177,7 @@ impl UniqueId {
     }
 
     /// The root's address.
+    #[doc(hidden)]
     pub fn address(&self) -> SocketAddr {
         match self.ip().to_ipv4_mapped() {
             Some(v4) => SocketAddr::new(IpAddr::V4(v4), self.port()),
@@ -184,16 +186,19 @@ impl UniqueId {
     }
 
     /// The communicator's number, which is not secret.
+    #[doc(hidden)]
     pub fn number(&self) -> u64 {
         u64::from_le_bytes(self.field(24))
     }
 
     /// Whether the address is fixed (`NCCL_COMM_ID`), so that rank 0 serves it when it joins.
+    #[doc(hidden)]
     pub fn is_fixed(&self) -> bool {
         self.0[1] & FIXED != 0
     }
 
     /// Whether it has a secret, which keeps strangers out.
+    #[doc(hidden)]
     pub fn is_authenticated(&self) -> bool {
         self.0[1] & UNAUTHENTICATED == 0
     }
@@ -343,7 +348,7 @@ mod tests {
         let other = UniqueId::fixed(&elsewhere).unwrap().unwrap();
         assert_eq!((other.number(), other.terms(&options).key), (open.number(), open.terms(&options).key));
         assert_eq!(communicator_key(&[other], &[7; 16]), communicator_key(&[open], &[7; 16]));
-        let secret = Some(crate::bootstrap::Secret::new(b"hush").unwrap());
+        let secret = Some(crate::bootstrap::SharedSecret::new(b"hush").unwrap());
         let closed = UniqueId::fixed(&Options { secret, ..options }).unwrap().unwrap();
         assert!(closed.is_authenticated() && closed.number() != open.number() && closed.address() == open.address());
         let wrong = UniqueId::fixed(&Options { comm_id: Some("nowhere".into()), ..Options::default() }).unwrap_err();

@@ -20,7 +20,7 @@ const MAX_NAME_BYTES: usize = 15;
 
 /// Which addresses may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Family {
+pub enum AddressFamily {
     /// IPv4 and IPv6.
     #[default]
     Any,
@@ -30,35 +30,35 @@ pub enum Family {
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     /// Whether `ip` is of this family.
     pub fn allows(self, ip: IpAddr) -> bool {
         match self {
-            Family::Any => true,
-            Family::V4 => ip.is_ipv4(),
-            Family::V6 => ip.is_ipv6(),
+            AddressFamily::Any => true,
+            AddressFamily::V4 => ip.is_ipv4(),
+            AddressFamily::V6 => ip.is_ipv6(),
         }
     }
 }
 
-impl std::fmt::Display for Family {
+impl std::fmt::Display for AddressFamily {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Family::Any => "any",
-            Family::V4 => "AF_INET",
-            Family::V6 => "AF_INET6",
+            AddressFamily::Any => "any",
+            AddressFamily::V4 => "AF_INET",
+            AddressFamily::V6 => "AF_INET6",
         })
     }
 }
 
-impl FromStr for Family {
+impl FromStr for AddressFamily {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Family> {
+    fn from_str(text: &str) -> Result<AddressFamily> {
         match text {
-            "" => Ok(Family::Any),
-            "AF_INET" => Ok(Family::V4),
-            "AF_INET6" => Ok(Family::V6),
+            "" => Ok(AddressFamily::Any),
+            "AF_INET" => Ok(AddressFamily::V4),
+            "AF_INET6" => Ok(AddressFamily::V6),
             _ => Err(Error::invalid_argument(format!(
                 "unknown address family '{}' (AF_INET or AF_INET6)",
                 text.escape_default()
@@ -153,7 +153,12 @@ impl std::fmt::Display for Rules {
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this
 /// machine.
-pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&SocketAddr>) -> Result<Vec<Interface>> {
+pub fn choose(
+    all: &[Interface],
+    rules: &Rules,
+    family: AddressFamily,
+    near: Option<&SocketAddr>,
+) -> Result<Vec<Interface>> {
     let mut usable: Vec<&Interface> = usable(all, family).collect();
     usable.sort_by_key(|interface| reach_of(interface));
     let pick = |wanted: &dyn Fn(&Interface) -> bool| {
@@ -198,7 +203,7 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
 }
 
 /// The usable interface whose subnet contains `near`: for a bootstrap with a fixed or loopback address.
-pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
+pub fn nearest(all: &[Interface], rules: &Rules, family: AddressFamily, near: &SocketAddr) -> Option<Interface> {
     let mut allowed = usable(all, family).filter(|interface| rules.allow(&interface.name));
     allowed.find(|interface| is_in_subnet(interface, near)).cloned()
 }
@@ -236,7 +241,7 @@ fn reach_of(interface: &Interface) -> Reach {
 
 /// The interfaces that are up and of the family. Ranks of one host must meet on one loopback: IPv4's, and IPv6's only
 /// where there is no other.
-fn usable(all: &[Interface], family: Family) -> impl Iterator<Item = &Interface> {
+fn usable(all: &[Interface], family: AddressFamily) -> impl Iterator<Item = &Interface> {
     let fits = move |interface: &Interface| interface.running && family.allows(interface.address);
     let is_loopback =
         |interface: &Interface, v6: bool| interface.address.is_loopback() && interface.address.is_ipv6() == v6;
@@ -270,7 +275,7 @@ pub(super) fn nothing_usable(what: &str, all: &[Interface], options: &Options) -
 
 const NOTHING: &str = "no usable network interface";
 
-fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
+fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, AddressFamily)) -> Error {
     let state = |interface: &Interface| match interface.running {
         true if interface.address.is_loopback() => "running, loopback",
         true => "running",
@@ -337,7 +342,7 @@ mod tests {
         ]
     }
 
-    fn names(rules: &str, family: Family, near: Option<&str>) -> Vec<String> {
+    fn names(rules: &str, family: AddressFamily, near: Option<&str>) -> Vec<String> {
         let near = near.map(|text| text.parse().unwrap());
         let chosen = choose(&machine(), &rules.parse().unwrap(), family, near.as_ref()).unwrap();
         chosen.iter().map(|interface| format!("{} {}", interface.name, interface.address)).collect()
@@ -345,27 +350,27 @@ mod tests {
 
     #[test]
     fn rules_are_prefixes_exact_names_and_exclusions() {
-        assert_eq!(names("eth1", Family::Any, None), ["eth1 10.2.0.5", "eth10 fe80::5"]);
-        assert_eq!(names("=eth1", Family::Any, None), ["eth1 10.2.0.5"]);
-        assert_eq!(names("eth0,docker", Family::Any, None), ["docker0 172.17.0.1", "eth0 10.1.0.5"]);
-        assert_eq!(names("^eth,lo,virbr", Family::Any, None), ["docker0 172.17.0.1"]);
-        assert_eq!(names("^=eth1,lo,docker0,virbr0", Family::Any, None), ["eth0 10.1.0.5", "eth10 fe80::5"]);
-        assert_eq!(names("eth", Family::V6, None), ["eth0 fd00::5", "eth10 fe80::5"]);
-        let spaced = names(" ^ = eth1, lo ,docker0,virbr0", Family::Any, None);
+        assert_eq!(names("eth1", AddressFamily::Any, None), ["eth1 10.2.0.5", "eth10 fe80::5"]);
+        assert_eq!(names("=eth1", AddressFamily::Any, None), ["eth1 10.2.0.5"]);
+        assert_eq!(names("eth0,docker", AddressFamily::Any, None), ["docker0 172.17.0.1", "eth0 10.1.0.5"]);
+        assert_eq!(names("^eth,lo,virbr", AddressFamily::Any, None), ["docker0 172.17.0.1"]);
+        assert_eq!(names("^=eth1,lo,docker0,virbr0", AddressFamily::Any, None), ["eth0 10.1.0.5", "eth10 fe80::5"]);
+        assert_eq!(names("eth", AddressFamily::V6, None), ["eth0 fd00::5", "eth10 fe80::5"]);
+        let spaced = names(" ^ = eth1, lo ,docker0,virbr0", AddressFamily::Any, None);
         assert_eq!(spaced, ["eth0 10.1.0.5", "eth10 fe80::5"], "blanks do not count");
         assert!("  ".parse::<Rules>().unwrap().is_empty() && " , ".parse::<Rules>().is_err());
     }
 
     #[test]
     fn a_number_after_a_colon_does_not_count_unless_it_is_part_of_the_name() {
-        assert_eq!(names("lo:0", Family::Any, None), ["lo 127.0.0.1"]);
-        assert_eq!(names("=eth1:3,nothing", Family::Any, None), ["eth1 10.2.0.5"]);
-        assert_eq!(names("^eth:0,lo,virbr:7", Family::Any, None), ["docker0 172.17.0.1"]);
+        assert_eq!(names("lo:0", AddressFamily::Any, None), ["lo 127.0.0.1"]);
+        assert_eq!(names("=eth1:3,nothing", AddressFamily::Any, None), ["eth1 10.2.0.5"]);
+        assert_eq!(names("^eth:0,lo,virbr:7", AddressFamily::Any, None), ["docker0 172.17.0.1"]);
         // A second address that was given to eth0 under a name of its own.
         let mut list = machine();
         list.push(interface("eth0:1", "10.8.0.5", 16));
         let rules: Rules = "eth0:1".parse().unwrap();
-        let chosen = choose(&list, &rules, Family::Any, None).unwrap();
+        let chosen = choose(&list, &rules, AddressFamily::Any, None).unwrap();
         assert_eq!(chosen.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["eth0:1"]);
         assert!(!"lo:x".parse::<Rules>().unwrap().allow("lo"));
     }
@@ -374,10 +379,10 @@ mod tests {
     fn without_rules_the_order_is_that_of_nccl() {
         let first = |list: &[Interface], near: Option<&str>| {
             let near = near.map(|text| text.parse().unwrap());
-            choose(list, &Rules::default(), Family::Any, near.as_ref()).unwrap()[0].name.clone()
+            choose(list, &Rules::default(), AddressFamily::Any, near.as_ref()).unwrap()[0].name.clone()
         };
         let mut list = machine();
-        assert_eq!(names("", Family::Any, None), ["eth0 10.1.0.5", "eth1 10.2.0.5"]);
+        assert_eq!(names("", AddressFamily::Any, None), ["eth0 10.1.0.5", "eth1 10.2.0.5"]);
         assert_eq!(first(&list, Some("10.2.9.9:5")), "eth1");
         list.push(interface("ib0", "10.9.0.5", 16));
         assert_eq!(first(&list, Some("10.2.9.9:5")), "ib0");
@@ -393,7 +398,7 @@ mod tests {
     #[test]
     fn the_address_decides_what_an_interface_reaches_not_its_name_or_place() {
         let chosen = |list: &[Interface], rules: &str| -> Vec<String> {
-            let chosen = choose(list, &rules.parse().unwrap(), Family::Any, None).unwrap();
+            let chosen = choose(list, &rules.parse().unwrap(), AddressFamily::Any, None).unwrap();
             chosen.iter().map(|interface| format!("{} {}", interface.name, interface.address)).collect()
         };
         let routed = [
@@ -423,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_subnet_is_the_netmask_and_on_a_link_the_scope() {
-        let near = |text: &str| nearest(&machine(), &Rules::default(), Family::Any, &text.parse().unwrap());
+        let near = |text: &str| nearest(&machine(), &Rules::default(), AddressFamily::Any, &text.parse().unwrap());
         assert_eq!(near("10.2.255.1:1").unwrap().name, "eth1");
         assert_eq!(near("127.0.0.9:1").unwrap().name, "lo");
         assert_eq!(near("[fd00::77]:1").unwrap().name, "eth0");
@@ -434,12 +439,12 @@ mod tests {
 
     #[test]
     fn nothing_usable_names_the_rules_and_what_there_is() {
-        let error = choose(&machine(), &"=eth2".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
+        let error = choose(&machine(), &"=eth2".parse().unwrap(), AddressFamily::Any, None).unwrap_err().to_string();
         assert!(
             error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"),
             "{error}"
         );
-        let error = choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string();
+        let error = choose(&[], &Rules::default(), AddressFamily::Any, None).unwrap_err().to_string();
         assert!(error.contains("the interfaces are: none with an address, not even loopback"), "{error}");
     }
 
@@ -449,16 +454,16 @@ mod tests {
             choose(list, &"lo".parse().unwrap(), family, None).map(|found| found[0].address.to_string())
         };
         let (v4, v6) = (interface("lo", "127.0.0.1", 8), interface("lo", "::1", 128));
-        assert_eq!(chosen(&[v6.clone(), v4.clone()], Family::Any).unwrap(), "127.0.0.1");
-        assert_eq!(chosen(&[v6.clone(), v4.clone()], Family::V6).unwrap(), "::1");
-        assert_eq!(chosen(&[v6.clone(), Interface { running: false, ..v4 }], Family::Any).unwrap(), "::1");
-        let error = chosen(std::slice::from_ref(&v6), Family::V4).unwrap_err().to_string();
+        assert_eq!(chosen(&[v6.clone(), v4.clone()], AddressFamily::Any).unwrap(), "127.0.0.1");
+        assert_eq!(chosen(&[v6.clone(), v4.clone()], AddressFamily::V6).unwrap(), "::1");
+        assert_eq!(chosen(&[v6.clone(), Interface { running: false, ..v4 }], AddressFamily::Any).unwrap(), "::1");
+        let error = chosen(std::slice::from_ref(&v6), AddressFamily::V4).unwrap_err().to_string();
         assert!(error.contains("lo (::1, running, loopback)"), "{error}");
         // Others reach a network's address, so that is better.
         let list = [v6, interface("eth0", "fd00::5", 64)];
-        assert_eq!(choose(&list, &Rules::default(), Family::Any, None).unwrap()[0].name, "eth0");
+        assert_eq!(choose(&list, &Rules::default(), AddressFamily::Any, None).unwrap()[0].name, "eth0");
         let near = "[::1]:5".parse().unwrap();
-        assert_eq!(nearest(&list, &Rules::default(), Family::Any, &near).unwrap().name, "lo");
+        assert_eq!(nearest(&list, &Rules::default(), AddressFamily::Any, &near).unwrap().name, "lo");
     }
 
     #[test]
@@ -467,13 +472,13 @@ mod tests {
             assert!(rules.parse::<Rules>().is_err(), "{rules}");
         }
         assert!("".parse::<Rules>().unwrap().is_empty());
-        assert!("inet".parse::<Family>().unwrap_err().to_string().contains("AF_INET6"));
-        assert_eq!("AF_INET".parse::<Family>().unwrap(), Family::V4);
+        assert!("inet".parse::<AddressFamily>().unwrap_err().to_string().contains("AF_INET6"));
+        assert_eq!("AF_INET".parse::<AddressFamily>().unwrap(), AddressFamily::V4);
     }
 
     #[test]
     fn at_most_sixteen_are_used() {
         let many: Vec<_> = (0..40).map(|i| interface(&format!("eth{i}"), "10.0.0.1", 8)).collect();
-        assert_eq!(choose(&many, &Rules::default(), Family::Any, None).unwrap().len(), MAX_INTERFACES);
+        assert_eq!(choose(&many, &Rules::default(), AddressFamily::Any, None).unwrap().len(), MAX_INTERFACES);
     }
 }

@@ -166,9 +166,10 @@ mod tests {
     use crate::sync::primitive::AtomicBool;
     use crate::sys::poller::Ready;
 
-    /// A thread that waits for orders only; the flag is raised when it ends.
-    fn waiting() -> (LeashedThread, Leash, Arc<AtomicBool>) {
+    /// A thread that waits for orders only; the flag is raised when it ends, and then the channel closes.
+    fn waiting() -> (LeashedThread, Leash, (Arc<AtomicBool>, Receiver<()>)) {
         let (leash, ended) = (Leash::new().unwrap(), Arc::new(AtomicBool::new(false)));
+        let (open, closed) = channel();
         let poller = Poller::new().unwrap();
         leash.watch(&poller, 0).unwrap();
         let (own, flag) = (leash.clone(), Arc::clone(&ended));
@@ -178,13 +179,14 @@ mod tests {
                 poller.wait(&mut ready, Duration::from_secs(60)).unwrap();
             }
             flag.store(true, Ordering::Release);
+            drop(open);
         };
-        (LeashedThread::start("leashed", leash.clone(), body).unwrap(), leash, ended)
+        (LeashedThread::start("leashed", leash.clone(), body).unwrap(), leash, (ended, closed))
     }
 
     #[test]
     fn a_thread_ends_with_its_owner_and_a_bell_alone_is_no_order() {
-        let (thread, leash, ended) = waiting();
+        let (thread, leash, (ended, _)) = waiting();
         leash.0.bell.ring();
         assert!(!thread.is_finished());
         drop(thread);
@@ -193,17 +195,19 @@ mod tests {
 
     #[test]
     fn a_detached_thread_goes_on() {
-        let (thread, leash, ended) = waiting();
+        let (thread, leash, (ended, closed)) = waiting();
         let loose = thread.detach();
         loose.give_up();
         assert_eq!(leash.read(), LeashOrder::GiveUp);
         assert!(!ended.load(Ordering::Acquire), "it decides by itself");
+        leash.0.order(END);
+        assert_eq!(closed.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected), "it ends");
     }
 
     /// Regression: a copy of the owner's socket in a forked child kept the thread from ending.
     #[test]
     fn a_forked_child_neither_ends_the_thread_nor_keeps_it() {
-        let (thread, _leash, ended) = waiting();
+        let (thread, _leash, (ended, _)) = waiting();
         let mut owner = Some(thread);
         assert!(crate::sys::fork::in_child(|| {
             drop(owner.take());

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::interface::Family;
+use crate::bootstrap::interface::AddressFamily;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
@@ -19,7 +19,7 @@ use crate::sys::{clock, interfaces, poller, thread};
 #[derive(Debug)]
 pub(super) struct Lookup {
     place: HostPort,
-    family: Family,
+    family: AddressFamily,
     answer: Option<Receiver<Result<Vec<SocketAddr>>>>,
     asked: u32,
     again: Option<Instant>,
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// As [`Lookup::look`]; at the deadline of `wait` [`crate::error::Kind::Timeout`] with the resolver's last words.
-pub(super) fn addresses(place: &HostPort, family: Family, wait: &Wait) -> Result<Vec<SocketAddr>> {
+pub(super) fn addresses(place: &HostPort, family: AddressFamily, wait: &Wait) -> Result<Vec<SocketAddr>> {
     let mut lookup = Lookup::new(place.clone(), family);
     loop {
         if let Some(found) = lookup.look(clock::now())? {
@@ -54,7 +54,7 @@ pub(super) fn addresses(place: &HostPort, family: Family, wait: &Wait) -> Result
 }
 
 impl Lookup {
-    pub(super) fn new(place: HostPort, family: Family) -> Lookup {
+    pub(super) fn new(place: HostPort, family: AddressFamily) -> Lookup {
         Lookup { place, family, answer: None, asked: 0, again: None, last: None }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     fn a_name_is_asked_for_again_until_the_deadline_and_the_resolver_is_quoted() {
         let place: HostPort = "no-such-host.invalid:5".parse().unwrap();
         let wait = Wait::new(Duration::from_millis(600), &AbortFlag::new());
-        let error = addresses(&place, Family::Any, &wait).unwrap_err();
+        let error = addresses(&place, AddressFamily::Any, &wait).unwrap_err();
         assert_eq!(error.kind(), Kind::Timeout);
         let text = error.to_string();
         assert!(text.contains("no-such-host.invalid:5 has no address") && text.contains(" times)"), "{text}");
@@ -146,14 +146,14 @@ mod tests {
         let abort = AbortFlag::new();
         abort.raise(Error::aborted("enough"));
         let place: HostPort = "no-such-host.invalid:5".parse().unwrap();
-        let error = addresses(&place, Family::Any, &Wait::new(Duration::from_secs(60), &abort)).unwrap_err();
+        let error = addresses(&place, AddressFamily::Any, &Wait::new(Duration::from_secs(60), &abort)).unwrap_err();
         assert_eq!(error.kind(), Kind::Aborted);
     }
 
     #[test]
     fn a_literal_is_an_answer_or_an_error_at_once() {
         let look = |text: &str, family| Lookup::new(text.parse().unwrap(), family).look(clock::now());
-        assert_eq!(look("10.0.0.1:5", Family::Any).unwrap().unwrap(), ["10.0.0.1:5".parse().unwrap()]);
-        assert_eq!(look("10.0.0.1:5", Family::V6).unwrap_err().kind(), Kind::InvalidArgument);
+        assert_eq!(look("10.0.0.1:5", AddressFamily::Any).unwrap().unwrap(), ["10.0.0.1:5".parse().unwrap()]);
+        assert_eq!(look("10.0.0.1:5", AddressFamily::V6).unwrap_err().kind(), Kind::InvalidArgument);
     }
 }

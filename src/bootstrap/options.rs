@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
-use crate::bootstrap::interface::{Family, Rules};
+use crate::bootstrap::interface::{AddressFamily, Rules};
 use crate::error::{Error, Result};
 
 /// How ids are made and how ranks find each other. The default equals NCCL's behaviour with no variable set.
@@ -13,11 +13,11 @@ pub struct Options {
     /// `NCCL_COMM_ID`: a fixed `host:port` where rank 0 serves, in place of an id that is sent to the ranks.
     pub comm_id: Option<String>,
     /// The secret of a fixed address. Without one the id is marked unauthenticated.
-    pub secret: Option<Secret>,
+    pub secret: Option<SharedSecret>,
     /// `NCCL_SOCKET_IFNAME`: which interfaces may be used.
     pub interfaces: Rules,
     /// `NCCL_SOCKET_FAMILY`: which addresses may be used.
-    pub family: Family,
+    pub family: AddressFamily,
     /// Whether ranks of other hosts are expected: then the root waits for an interface that they can reach, and does
     /// not use loopback.
     pub other_hosts: bool,
@@ -44,7 +44,7 @@ impl Default for Options {
             comm_id: None,
             secret: None,
             interfaces: Rules::default(),
-            family: Family::Any,
+            family: AddressFamily::Any,
             other_hosts: false,
             first_serves: false,
             retry_count: 34,
@@ -72,9 +72,9 @@ impl Options {
 /// The longest time that ranks wait for another job to leave their meeting place.
 const OTHER_JOB_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A secret that all ranks know beforehand. `Debug` does not print it.
+/// A secret that all ranks know beforehand, by which they prove that they do. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct SharedSecret(Vec<u8>);
 
 /// The most bytes of a secret.
 const MAX_SECRET_BYTES: usize = 4096;
@@ -82,19 +82,19 @@ const MAX_SECRET_BYTES: usize = 4096;
 /// The permission bits of a file that give access to others than its owner.
 const OTHERS_MODE: u32 = 0o077;
 
-impl Secret {
+impl SharedSecret {
     /// A secret of 1 to 4096 bytes.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for any other length.
-    pub fn new(bytes: &[u8]) -> Result<Secret> {
+    pub fn new(bytes: &[u8]) -> Result<SharedSecret> {
         if bytes.is_empty() || bytes.len() > MAX_SECRET_BYTES {
             let length = bytes.len();
             return Err(Error::invalid_argument(format!(
                 "the secret has {length} bytes: 1 to {MAX_SECRET_BYTES} are allowed"
             )));
         }
-        Ok(Secret(bytes.to_vec()))
+        Ok(SharedSecret(bytes.to_vec()))
     }
 
     /// The content of a file that only its owner may read, without a newline at its end.
@@ -102,7 +102,7 @@ impl Secret {
     /// # Errors
     /// [`crate::error::Kind::System`] if the file cannot be read, [`crate::error::Kind::InvalidArgument`] if others may
     /// read it or its length is not allowed.
-    pub fn from_file(path: &Path) -> Result<Secret> {
+    pub fn from_file(path: &Path) -> Result<SharedSecret> {
         use std::io::Read;
         use std::os::unix::fs::PermissionsExt;
         let named = |error| Error::system(format!("reading the secret {}", path.display()), error);
@@ -117,7 +117,7 @@ impl Secret {
         }
         let mut bytes = Vec::new();
         file.take(u64::try_from(MAX_SECRET_BYTES).unwrap_or(u64::MAX) + 2).read_to_end(&mut bytes).map_err(named)?;
-        Secret::new(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
+        SharedSecret::new(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
     }
 
     /// A key derived from the secret and from `bound`, so that keys for different purposes differ.
@@ -127,9 +127,9 @@ impl Secret {
     }
 }
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for SharedSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("SharedSecret(..)")
     }
 }
 
@@ -141,10 +141,10 @@ mod tests {
 
     #[test]
     fn a_secret_does_not_print_and_binds() {
-        let secret = Secret::new(b"hush").unwrap();
-        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        let secret = SharedSecret::new(b"hush").unwrap();
+        assert_eq!(format!("{secret:?}"), "SharedSecret(..)");
         assert_ne!(secret.key("a"), secret.key("b"));
-        assert!(Secret::new(b"").is_err() && Secret::new(&[0; 4097]).is_err());
+        assert!(SharedSecret::new(b"").is_err() && SharedSecret::new(&[0; 4097]).is_err());
     }
 
     #[test]
@@ -153,9 +153,9 @@ mod tests {
         let path = folder.path().join("secret");
         std::fs::write(&path, "hush\n").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(Secret::from_file(&path).unwrap_err().to_string().contains("chmod 600"));
+        assert!(SharedSecret::from_file(&path).unwrap_err().to_string().contains("chmod 600"));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(Secret::from_file(&path).unwrap(), Secret::new(b"hush").unwrap());
-        assert!(Secret::from_file(&folder.path().join("none")).is_err());
+        assert_eq!(SharedSecret::from_file(&path).unwrap(), SharedSecret::new(b"hush").unwrap());
+        assert!(SharedSecret::from_file(&folder.path().join("none")).is_err());
     }
 }

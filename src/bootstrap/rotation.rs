@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::interface::Family;
+use crate::bootstrap::interface::AddressFamily;
 use crate::bootstrap::link::End;
 use crate::bootstrap::lookup::Lookup;
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub(super) enum ServicePlace {
     /// At one of these addresses, of which there is at least one.
     Known(Vec<SocketAddr>),
     /// At an address of this host, whose name is looked up.
-    Host(HostPort, Family),
+    Host(HostPort, AddressFamily),
 }
 
 /// The turns through the addresses of a place. A round tries each once; after it a name is looked up again, because it
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn one_address_is_told_without_its_number_and_may_reject() {
-        let mut rotation = Rotation::new(ServicePlace::Host("10.0.0.1:5".parse().unwrap(), Family::Any));
+        let mut rotation = Rotation::new(ServicePlace::Host("10.0.0.1:5".parse().unwrap(), AddressFamily::Any));
         assert!(rotation.address(clock::now()).unwrap().is_some() && !rotation.has_others());
         assert!(!rotation.failed(&End::Rejected("another job".to_owned())) && rotation.is_rejected());
         assert_eq!((rotation.state().as_str(), rotation.to_string().as_str()), ("another job", "10.0.0.1:5"));

@@ -309,7 +309,8 @@ mod tests {
     #[test]
     fn all_addresses_of_this_host_are_reached_by_both_families() {
         let port = free_port();
-        let (socket, address) = socket::listen_everywhere(port, crate::bootstrap::interface::Family::Any).unwrap();
+        let (socket, address) =
+            socket::listen_everywhere(port, crate::bootstrap::interface::AddressFamily::Any).unwrap();
         let listeners = ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: false };
         assert!(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         assert!(std::net::TcpStream::connect(listeners.near()).is_ok());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive};
 
-use crate::bootstrap::interface::Family;
+use crate::bootstrap::interface::AddressFamily;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::{interfaces, limits, open, poller};
@@ -32,12 +32,12 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 ///
 /// # Errors
 /// As [`listen`].
-pub(crate) fn listen_everywhere(port: u16, family: Family) -> Result<(TcpListener, SocketAddr)> {
+pub(crate) fn listen_everywhere(port: u16, family: AddressFamily) -> Result<(TcpListener, SocketAddr)> {
     let (v4, v6) = (SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
     let both = || bound(v6, |socket| socket.set_only_v6(false));
     let opened = match family {
-        Family::V4 => bound(v4, |_| Ok(())),
-        Family::Any | Family::V6 => match both() {
+        AddressFamily::V4 => bound(v4, |_| Ok(())),
+        AddressFamily::Any | AddressFamily::V6 => match both() {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => bound(v4, |_| Ok(())),
             other => other,
         },

@@ -5,6 +5,7 @@
 //! them.
 
 mod agent;
+mod config;
 mod file;
 mod hash;
 pub(crate) mod record;
@@ -13,6 +14,7 @@ mod table;
 mod tcp;
 
 pub use agent::AgentStore;
+pub use config::StoreConfig;
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use share::{IdCounter, share_id};

@@ -18,9 +18,9 @@ use crate::plan::Layout;
 use crate::session::Session;
 use crate::session::seats::{self, HostSeats};
 use crate::session::settings::Settings;
+use crate::session::settings::bootstrap_options;
 use crate::session::settings::standing;
 use crate::session::settings::tuning::Tuning;
-use crate::session::settings::{bootstrap_options, differing};
 use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits};
 use crate::transport::{Fabric, PeerInfo, host_id, process_space, process_token};
@@ -282,7 +282,7 @@ fn meet(
         pid: std::process::id(),
         space: process_space(),
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
-        settings: settings.fingerprint(),
+        settings: settings.equal.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),
         home: settings.standing.home(Path::new("/")),
         switches: settings.standing.switches(settings.host_id.as_deref())?,
@@ -302,17 +302,17 @@ fn meet(
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
         return Ok((peers, seats));
     };
-    Err(other_settings(settings, other.rank, &bootstrap.all_gather(&differing::told(settings), &wait)?))
+    Err(other_settings(settings, other.rank, &bootstrap.all_gather(&settings.equal.told(), &wait)?))
 }
 
 /// The error of a rank whose settings are not those of `other`. Every rank finds one that differs from it, and no rank
 /// leaves before all have told theirs: otherwise some would report a death.
 fn other_settings(settings: &Settings, other: Rank, told: &[Vec<u8>]) -> Error {
-    let differing = differing::differing(settings, other, &told[other.index()]);
+    let differing = settings.equal.differing(other, &told[other.index()]);
     let what = if differing.is_empty() { "compare `rsccl env` on both".to_owned() } else { differing };
     let message = format!(
-        "rank {other} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all \
-         ranks ({what})"
+        "rank {other} has other settings than this rank, which must be equal on all ranks (variables, or the Config): \
+         {what}"
     );
     Error::mismatch(message).about(other)
 }

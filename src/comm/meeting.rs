@@ -363,7 +363,7 @@ impl LaunchMeeting {
             StorePlace::Served(place) if self.world.rank.get() == 0 => {
                 Ok(Box::new(TcpStore::serve_at(place, &self.options, wait)?))
             }
-            StorePlace::Served(place) => Ok(Box::new(TcpStore::connect(place, &self.options)?)),
+            StorePlace::Served(place) => Ok(Box::new(TcpStore::connect_to(place, &self.options)?)),
         }
     }
 

@@ -1,8 +1,10 @@
 //! Tests of communicators whose ranks are threads, by what they are about.
 
 mod calls;
+mod differing_settings;
 mod disagreements;
 mod errors;
+mod foreseen;
 mod forks;
 mod hooks;
 mod layouts;

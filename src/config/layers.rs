@@ -10,7 +10,7 @@ use super::environment::Environment;
 use super::file::{ConfFile, Opened};
 use super::launch;
 use super::nearest::{nearest, one_edit};
-use super::registry::{CONF_FILE, NCCL_PREFIX, OWN_PREFIX, Scope, VARIABLES, Variable};
+use super::registry::{CONF_FILE, NCCL_PREFIX, OWN_PREFIX, Prefixes, VARIABLES, Variable};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -282,16 +282,16 @@ fn is_known(name: &str) -> bool {
 /// The variable that a name with NCCL's prefix is one letter away from, or that is this library's own and has no such
 /// prefix. Of the many names that NCCL has and this library does not know, none is so near to one that it knows.
 fn misspelt(stem: &str) -> Option<String> {
-    if stems(|scope| scope == Scope::Own).any(|own| own == stem) {
+    if stems(|prefixes| prefixes == Prefixes::Own).any(|own| own == stem) {
         return Some(format!("{OWN_PREFIX}{stem}"));
     }
-    let near = one_edit(stem, stems(|scope| scope == Scope::Nccl).chain([CONF_FILE]));
+    let near = one_edit(stem, stems(|prefixes| prefixes == Prefixes::Nccl).chain([CONF_FILE]));
     near.map(|near| format!("{NCCL_PREFIX}{near}"))
 }
 
 /// The names without prefix of the variables in these scopes, aliases too.
-fn stems(wanted: impl Fn(Scope) -> bool) -> impl Iterator<Item = &'static str> {
-    let known = VARIABLES.iter().filter(move |known| wanted(known.scope));
+fn stems(wanted: impl Fn(Prefixes) -> bool) -> impl Iterator<Item = &'static str> {
+    let known = VARIABLES.iter().filter(move |known| wanted(known.prefixes));
     known.flat_map(|known| std::iter::once(known.name).chain(known.alias))
 }
 

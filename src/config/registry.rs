@@ -16,7 +16,7 @@ pub struct Variable {
     /// An older or newer name for the same, weaker than `name`.
     pub alias: Option<&'static str>,
     /// Which prefixes the name has.
-    pub scope: Scope,
+    pub prefixes: Prefixes,
     /// Its type and range.
     pub kind: Kind,
     /// What it does, in one line.
@@ -29,7 +29,7 @@ pub struct Variable {
 /// The prefixes under which a variable is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Scope {
+pub enum Prefixes {
     /// A name of NCCL's: `RSCCL_X`, then `NCCL_X`.
     Nccl,
     /// A name of rsccl's own: `RSCCL_X` only.
@@ -39,19 +39,19 @@ pub enum Scope {
 impl Variable {
     /// The names under which the variable is read, strongest first.
     pub fn names(&self) -> impl Iterator<Item = String> + '_ {
-        let prefixes: &[&str] = match self.scope {
-            Scope::Nccl => &[OWN_PREFIX, NCCL_PREFIX],
-            Scope::Own => &[OWN_PREFIX],
+        let before: &[&str] = match self.prefixes {
+            Prefixes::Nccl => &[OWN_PREFIX, NCCL_PREFIX],
+            Prefixes::Own => &[OWN_PREFIX],
         };
         let stems = std::iter::once(self.name).chain(self.alias);
-        prefixes.iter().flat_map(move |prefix| stems.clone().map(move |stem| format!("{prefix}{stem}")))
+        before.iter().flat_map(move |prefix| stems.clone().map(move |stem| format!("{prefix}{stem}")))
     }
 
     /// The name in tables and errors: NCCL's name if NCCL has the variable.
     pub fn full_name(&self) -> String {
-        match self.scope {
-            Scope::Nccl => format!("{NCCL_PREFIX}{}", self.name),
-            Scope::Own => format!("{OWN_PREFIX}{}", self.name),
+        match self.prefixes {
+            Prefixes::Nccl => format!("{NCCL_PREFIX}{}", self.name),
+            Prefixes::Own => format!("{OWN_PREFIX}{}", self.name),
         }
     }
 
@@ -83,11 +83,11 @@ pub(super) const OWN_PREFIX: &str = "RSCCL_";
 pub(super) const NCCL_PREFIX: &str = "NCCL_";
 
 macro_rules! variable {
-    ($scope:ident $name:literal $(or $alias:literal)? => $field:ident: $kind:expr, $doc:literal) => {
+    ($prefixes:ident $name:literal $(or $alias:literal)? => $field:ident: $kind:expr, $doc:literal) => {
         Variable {
             name: $name,
             alias: [$(Some($alias),)? None][0],
-            scope: Scope::$scope,
+            prefixes: Prefixes::$prefixes,
             kind: $kind,
             doc: $doc,
             automatic: automatic(|config: &Config| &config.$field),

@@ -53,8 +53,9 @@ use std::ptr::NonNull;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, DeviceRanks, FabricClique, FabricHandle, Generation, Home, HostMemory,
-    HostRegion, Joint, Keep, Lendable, Queue, Region, Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, DeviceMemory, DeviceNeighbours, DeviceRanks, FabricClique, FabricHandle,
+    FabricMemory, Generation, Home, HostMemory, HostRegion, Joint, Keep, LedDevice, Lendable, ProgramMemory, Queue,
+    Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -162,7 +163,7 @@ pub fn locate(address: u64) -> Result<Option<Home>> {
     let asked =
         unsafe { call!(driver, cuPointerGetAttributes(count, attributes.as_ptr(), places.as_mut_ptr(), address)) };
     asked.map_err(|failure| failure.at(driver))?;
-    let home = gpus.iter().find(|gpu| kind == MEMORY_TYPE_DEVICE && gpu.device == ordinal).map(Device::home);
+    let home = gpus.iter().find(|gpu| kind == MEMORY_TYPE_DEVICE && gpu.device == ordinal).map(DeviceMemory::home);
     Ok(home)
 }
 
@@ -299,7 +300,7 @@ fn text(name: &[c_char; NAME_BYTES]) -> String {
     CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
 }
 
-impl Device for Cuda {
+impl DeviceMemory for Cuda {
     fn home(&self) -> Home {
         Home::Device(self.id)
     }
@@ -330,10 +331,6 @@ impl Device for Cuda {
         }
     }
 
-    fn has_descriptors(&self) -> bool {
-        self.exports
-    }
-
     fn export(&self, region: &Region) -> Result<OwnedFd> {
         let descriptor = region.keep().descriptor().filter(|_| region.home() == self.home());
         let descriptor = descriptor.ok_or_else(|| Error::internal(format!("{region:?} cannot leave this process")))?;
@@ -356,69 +353,38 @@ impl Device for Cuda {
         }
     }
 
-    /// The clique is NVML's word.
-    fn fabric_clique(&self) -> std::result::Result<FabricClique, String> {
-        if !self.fabric || !self.exports {
-            return Err(format!("the memory of {} has no fabric handles", self.uuid));
-        }
-        let clique = nvml::clique_of(self.uuid.0);
-        clique.ok_or_else(|| format!("{} is in no NVLink clique of several hosts, says NVML", self.uuid))
-    }
-
-    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle> {
-        let handle = region.keep().fabric_handle().filter(|_| region.home() == self.home());
-        let Some(handle) = handle else { return Err(self.without_fabric(region)) };
-        Ok(handle)
-    }
-
-    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region> {
-        let active = self.active()?;
-        self.check_exports()?;
-        let memory = Allocation::import_fabric(active.primary(), handle, bytes, active.service())?;
-        self.region(active, memory, bytes, (None, None))
-    }
-
-    fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
-        lent::adopt(self.active()?, self.home(), (address, bytes))
-    }
-
-    fn is_still_there(&self, adopted: &Region) -> Result<bool> {
-        lent::is_still_there(&*self.active()?, adopted)
-    }
-
-    fn lendable(
-        &self,
-        memory: &Region,
-        visitors: &[Home],
-        elsewhere: bool,
-    ) -> Result<std::result::Result<Lendable, String>> {
-        if !memory.keep().adopted().is_empty() {
-            let device = |gpu: &&Cuda| visitors.contains(&gpu.home());
-            let visitors: Vec<CUdevice> = gpus()?.iter().filter(device).map(|gpu| gpu.device).collect();
-            return lent::lendable(&self.active()?, memory, (&visitors, elsewhere));
-        }
-        Ok(super::lendable_alone(memory, elsewhere))
-    }
-
-    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>> {
-        let active = self.active()?;
-        self.check_exports()?;
-        let joined = JoinedMemory::new(active.primary(), bytes)?;
-        Ok(Box::new(Joining { gpu: self, active, joined }))
-    }
-
-    fn identity(&self) -> DeviceIdentity {
-        DeviceIdentity(self.uuid.0)
-    }
-
-    /// Processes take turns on a GPU: one that polls for another's work may use up its turn each time.
-    fn runs_processes_together(&self) -> bool {
-        false
+    fn has_descriptors(&self) -> bool {
+        self.exports
     }
 
     fn locate(&self, address: u64) -> Option<Home> {
         // An address that cannot be asked about is nobody's.
         locate(address).unwrap_or(None).filter(|home| *home == self.home())
+    }
+
+    /// Threads get pieces of memory that is pinned as a whole.
+    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+        match sharing {
+            Sharing::Threads => self.driver.pins().piece(bytes),
+            Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts => {
+                HostMemory.allocate_host(bytes, sharing)
+            }
+        }
+    }
+
+    /// Waits for kernels that run, unless a GPU of this process works in the memory already, or in that of which it is
+    /// a piece.
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        let active = self.active()?;
+        let bytes = memory.bytes();
+        let memory = Allocation::of_host(self.driver, active.primary(), memory)?;
+        self.region(active, memory, bytes, (None, None))
+    }
+}
+
+impl DeviceNeighbours for Cuda {
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity(self.uuid.0)
     }
 
     /// Of a GPU that this process does not see NVML tells; without NVML only the import does.
@@ -450,24 +416,16 @@ impl Device for Cuda {
         }
         Err(format!("no NVLink between {} and {}, or NVML does not say", self.uuid, Uuid(other.0)))
     }
+}
 
-    /// Threads get pieces of memory that is pinned as a whole.
-    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
-        match sharing {
-            Sharing::Threads => self.driver.pins().piece(bytes),
-            Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts => {
-                HostMemory.allocate_host(bytes, sharing)
-            }
-        }
+impl Device for Cuda {
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(queue::StreamQueue::new(self.active()?, self.home())?))
     }
 
-    /// Waits for kernels that run, unless a GPU of this process works in the memory already, or in that of which it is
-    /// a piece.
-    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
-        let active = self.active()?;
-        let bytes = memory.bytes();
-        let memory = Allocation::of_host(self.driver, active.primary(), memory)?;
-        self.region(active, memory, bytes, (None, None))
+    /// Processes take turns on a GPU: one that polls for another's work may use up its turn each time.
+    fn runs_processes_together(&self) -> bool {
+        false
     }
 
     fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
@@ -476,6 +434,72 @@ impl Device for Cuda {
         active.polling()?.seat(&active)
     }
 
+    fn fabric_memory(&self) -> Option<&dyn FabricMemory> {
+        Some(self)
+    }
+
+    fn program_memory(&self) -> Option<&dyn ProgramMemory> {
+        Some(self)
+    }
+
+    fn led_device(&self) -> Option<&dyn LedDevice> {
+        Some(self)
+    }
+}
+
+impl FabricMemory for Cuda {
+    /// The clique is NVML's word.
+    fn fabric_clique(&self) -> std::result::Result<FabricClique, String> {
+        if !self.fabric || !self.exports {
+            return Err(format!("the memory of {} has no fabric handles", self.uuid));
+        }
+        let clique = nvml::clique_of(self.uuid.0);
+        clique.ok_or_else(|| format!("{} is in no NVLink clique of several hosts, says NVML", self.uuid))
+    }
+
+    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle> {
+        let handle = region.keep().fabric_handle().filter(|_| region.home() == self.home());
+        let Some(handle) = handle else { return Err(self.without_fabric(region)) };
+        Ok(handle)
+    }
+
+    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region> {
+        let active = self.active()?;
+        self.check_exports()?;
+        let memory = Allocation::import_fabric(active.primary(), handle, bytes, active.service())?;
+        self.region(active, memory, bytes, (None, None))
+    }
+}
+
+impl ProgramMemory for Cuda {
+    fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
+        lent::adopt(self.active()?, self.home(), (address, bytes))
+    }
+
+    fn is_still_there(&self, adopted: &Region) -> Result<bool> {
+        lent::is_still_there(&*self.active()?, adopted)
+    }
+
+    fn lendable(
+        &self,
+        memory: &Region,
+        visitors: &[Home],
+        elsewhere: bool,
+    ) -> Result<std::result::Result<Lendable, String>> {
+        let device = |gpu: &&Cuda| visitors.contains(&gpu.home());
+        let visitors: Vec<CUdevice> = gpus()?.iter().filter(device).map(|gpu| gpu.device).collect();
+        lent::lendable(&self.active()?, memory, (&visitors, elsewhere))
+    }
+
+    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>> {
+        let active = self.active()?;
+        self.check_exports()?;
+        let joined = JoinedMemory::new(active.primary(), bytes)?;
+        Ok(Box::new(Joining { gpu: self, active, joined }))
+    }
+}
+
+impl LedDevice for Cuda {
     fn page_across(
         &self,
         others: (&[Home], &[Home]),
@@ -485,10 +509,6 @@ impl Device for Cuda {
         let active = self.active()?;
         self.work_with(&active, others)?;
         members::page(&active, pages, ranks)
-    }
-
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(queue::StreamQueue::new(self.active()?, self.home())?))
     }
 }
 

@@ -3,7 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use crate::device::records::LaunchPart;
-use crate::device::{CaptureId, Device, DeviceIdentity, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
+use crate::device::{
+    CaptureId, Device, DeviceIdentity, DeviceMemory, DeviceNeighbours, Event, Home, Kernel, Pass, Place, Queue, Region,
+    Sharing,
+};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::memory::SharedMemory;
@@ -13,7 +16,7 @@ use crate::sys::memory::SharedMemory;
 pub struct HostMemory;
 
 impl HostMemory {
-    /// [`Device::allocate`], as memory that the processor can touch.
+    /// [`DeviceMemory::allocate`], as memory that the processor can touch.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory.
@@ -33,16 +36,16 @@ impl HostMemory {
         SharedMemory::for_program(bytes).map(SharedMemory::into_region)
     }
 
-    /// [`Device::import`], as memory that the processor can touch.
+    /// [`DeviceMemory::import`], as memory that the processor can touch.
     ///
     /// # Errors
-    /// As [`Device::import`].
+    /// As [`DeviceMemory::import`].
     pub fn import_host(self, descriptor: OwnedFd, bytes: usize) -> Result<crate::device::HostRegion> {
         SharedMemory::from_peer(descriptor, bytes).map(SharedMemory::into_region)
     }
 }
 
-impl Device for HostMemory {
+impl DeviceMemory for HostMemory {
     fn home(&self) -> Home {
         Home::Host
     }
@@ -64,21 +67,25 @@ impl Device for HostMemory {
         self.import_host(descriptor, bytes).map(|region| region.as_region().clone())
     }
 
-    fn identity(&self) -> DeviceIdentity {
-        DeviceIdentity([0; 16])
-    }
-
-    fn runs_processes_together(&self) -> bool {
-        true
-    }
-
     /// The host's is every address that no other device claims.
     fn locate(&self, _: u64) -> Option<Home> {
         Some(Home::Host)
     }
+}
 
+impl DeviceNeighbours for HostMemory {
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity([0; 16])
+    }
+}
+
+impl Device for HostMemory {
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(Inline))
+    }
+
+    fn runs_processes_together(&self) -> bool {
+        true
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn status_page(
     let page = ready.and_then(|()| {
         let device = device::of(home)?;
         let reached = device.take_in(&pages)?;
-        let page = device.page_across((&others, &beside), (&pages, &reached), &ranks);
+        let page = device::led_of(home)?.page_across((&others, &beside), (&pages, &reached), &ranks);
         brought.pages = Some(reached);
         page
     });

@@ -13,7 +13,7 @@ use crate::sync::primitive::Arc;
 use crate::sys::float_mode;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, TransportKind, World};
+use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, Rank, TransportKind, World};
 
 /// How a plan runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,21 +199,33 @@ impl Grounds {
 
     /// What to plan for a call of the rank of `world`, on a layout.
     pub(super) fn spec(&self, call: &Call<'_>, means: Means, (world, layout): (World, &Arc<Layout>)) -> Spec {
+        let places = (call.root.unwrap_or_default(), call.in_place(world));
+        self.spec_of(Question::of(call), places, means, (world, layout))
+    }
+
+    /// The same of a question, with its root and whether input and output are one buffer.
+    pub(super) fn spec_of(
+        &self,
+        asked: Question<'_>,
+        (root, in_place): (Rank, bool),
+        means: Means,
+        (world, layout): (World, &Arc<Layout>),
+    ) -> Spec {
         let Means { algorithm, protocol, windows, .. } = means;
         Spec {
-            collective: call.collective,
+            collective: asked.collective,
             world,
-            root: call.root.unwrap_or_default(),
-            count: match &call.count {
+            root,
+            count: match asked.count {
                 CallCount::Each(count) => Count::Each(Elements(*count)),
                 CallCount::PerRank(counts) => Count::PerRank(counts.iter().copied().map(Elements).collect()),
             },
-            in_place: call.in_place(world),
+            in_place,
             algorithm,
             protocol,
             windows,
             layout: Arc::clone(layout),
-            limits: limits(means, u64::from(call.data_type.size()), &self.settings),
+            limits: limits(means, u64::from(asked.data_type.size()), &self.settings),
         }
     }
 }

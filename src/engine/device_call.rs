@@ -3,10 +3,9 @@
 use crate::device::Event;
 use crate::device::records::{LaunchPart, SlotQueue};
 use crate::engine::call_log::LineOfWay;
-use crate::engine::call_mover::Awaited;
 use crate::engine::choose::Question;
 use crate::engine::device_side::{self, DeviceSide, LoweredFrom};
-use crate::engine::given::Given;
+use crate::engine::given::{Awaited, Given};
 use crate::engine::launches::{self, DeviceWait, Launched};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};

@@ -56,11 +56,8 @@ impl DeviceChooser {
     /// ([`crate::device::lines`]), and work in `windows` for others: each other's buffers or scratch; where each scales
     /// its input by a number of its own, in scratch.
     pub(super) fn program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
-        let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        let (choice, windows) = match self.path(Question::of(call))? {
-            PlanPath::Windows(choice) => (choice, if raw { windows } else { Windows::Scratch }),
-            PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
-        };
+        let scales = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
+        let (choice, windows) = self.planned(Question::of(call), if scales { Windows::Scratch } else { windows })?;
         let (means, DeviceChooser { grounds, layout, programs, .. }) = (choose::means(choice, windows), self);
         let world = grounds.world;
         programs.of(call, world, means, || grounds.spec(call, means, (world, layout)))
@@ -153,11 +150,24 @@ impl DeviceChooser {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
     pub(super) fn chosen(&self, asked: Question<'_>) -> Result<Chosen> {
-        let (choice, windows) = match self.path(asked)? {
-            PlanPath::Windows(choice) => (choice, Windows::Scratch),
-            PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
-        };
+        let (choice, windows) = self.planned(asked, Windows::Scratch)?;
         Ok(self.grounds.lanes(asked, choice, windows))
+    }
+
+    /// The choice of a call, and its windows where ranks have met in `met`.
+    ///
+    /// # Errors
+    /// As [`DeviceChooser::chosen`].
+    pub(super) fn planned(&self, asked: Question<'_>, met: Windows) -> Result<(Choice, Windows)> {
+        Ok(match self.path(asked)? {
+            PlanPath::Windows(choice) => (choice, met),
+            PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
+        })
+    }
+
+    /// The layout on which calls are planned.
+    pub(super) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
     }
 
     fn on_searched(&self, choice: Choice) -> Choice {

@@ -131,7 +131,7 @@ impl DeviceWindows {
     pub(super) fn check(&self, placed: &Placed) -> Result<()> {
         for InWindow { place, number, .. } in placed.places() {
             let memory = &self.open[place].mine;
-            if !memory.keep().adopted().is_empty() && !device::of(memory.home())?.is_still_there(memory)? {
+            if !memory.keep().adopted().is_empty() && !device::programs_of(memory.home())?.is_still_there(memory)? {
                 let text = format!("the memory of window {number} was freed: take the window back first");
                 return Err(Error::invalid_usage(text));
             }

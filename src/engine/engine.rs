@@ -1,11 +1,10 @@
 //! One rank's side of a communicator: begins each call, and gives it to the side whose memory it works in.
 
 use crate::device::{Home, Region};
-use crate::engine::call_mover::{Awaited, CallMover};
 use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
-use crate::engine::given::{Given, LONG_REQUEST_NAP, REQUEST_NAP};
+use crate::engine::given::{Awaited, CallMover, Given, LONG_REQUEST_NAP, REQUEST_NAP};
 use crate::engine::host_chooser::HostChooser;
 use crate::engine::host_side::{self, HostSide};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
@@ -452,6 +451,21 @@ impl Engine {
     #[cfg(not(loom))]
     pub(crate) fn layout(&self) -> &Layout {
         &self.host.chooser.grounds().layout
+    }
+
+    /// What this rank plans for a call on host memory, with root 0, where ranks work in scratch; `None` where it goes by
+    /// flat slots.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn spec(&self, asked: Question<'_>) -> Result<Option<crate::plan::Spec>> {
+        let chooser = &self.host.chooser;
+        let planned = chooser.planned(asked, crate::plan::Windows::Scratch)?;
+        let spec = |(choice, windows)| {
+            let (means, grounds) = (crate::engine::choose::means(choice, windows), chooser.grounds());
+            let places = (crate::types::Rank::default(), false);
+            grounds.spec_of(asked, places, means, (grounds.world, &grounds.layout))
+        };
+        Ok(planned.map(spec))
     }
 
     /// The plan of a call over slots, and how many messages and bytes this rank has sent to whom on which channel.

@@ -1,16 +1,15 @@
-//! What a call lends the side that runs it.
+//! What a call lends the side that runs it: what this rank knows, and what moves data while the call waits.
 
 use std::time::Duration;
 
 use crate::bootstrap::BackgroundWork;
-use crate::engine::call_mover::{Awaited, CallMover};
 use crate::error::Result;
-use crate::exec::{Background, WaitContext};
+use crate::exec::{Background, CallTurn, WaitContext};
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::{BootstrapCall, WaitingFor};
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Patience, Turn as _, Turned, Wait};
+use crate::sync::{Backoff, Patience, Progress, Turn as _, Turned, Wait};
 use crate::sys::{clock, futex};
 use crate::transport::{Fabric, Need, Receivers, Setup};
 
@@ -128,6 +127,50 @@ impl Given<'_> {
         bootstrap.meet(call, &meeting, Some(BackgroundWork { turn: &mut turn, pause }))?;
         session.all_have_come();
         Ok(wait.until(session.deadline_of_call()))
+    }
+}
+
+/// The connections, and how this rank waits for what they carry. One thread at a time has it.
+#[derive(Debug)]
+pub(super) struct CallMover {
+    pub(super) fabric: Fabric,
+    /// How patient waits are: learnt from wait to wait.
+    pub(super) patience: Patience,
+    /// How patient waits for one rank alone are, while ranks share processors. It is learnt too.
+    patience_for_one: Patience,
+    /// What the program wants moved while a call waits.
+    pub(super) progress: Option<Progress>,
+}
+
+/// For whom an operation waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// For one rank alone, as a message does.
+    OneRank,
+    /// For any number of ranks.
+    Ranks,
+}
+
+impl CallMover {
+    /// Waits begin as patient as `patience`.
+    pub(super) fn new(fabric: Fabric, patience: Patience, progress: Option<Progress>) -> CallMover {
+        CallMover { fabric, patience, patience_for_one: patience.for_one_rank(), progress }
+    }
+
+    /// The context in which an operation waits: `watch` says whether the operation can still end well, and `background`
+    /// work goes on during the wait.
+    #[inline]
+    pub(super) fn wait_context<'a>(
+        &'a mut self,
+        (session, awaited): (&'a Session, Awaited),
+        watch: &'a mut FailureWatch<'_>,
+        background: &'a mut dyn Background,
+    ) -> WaitContext<'a> {
+        let CallMover { fabric, patience, patience_for_one, progress } = self;
+        let is_for_one = awaited == Awaited::OneRank && patience.is_crowded();
+        let patience = if is_for_one { patience_for_one } else { patience };
+        let bootstrap = &*session.bootstrap;
+        WaitContext { turn: CallTurn { patience, watch, bootstrap, background, progress: progress.as_ref() }, fabric }
     }
 }
 

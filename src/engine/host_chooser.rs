@@ -40,14 +40,10 @@ impl HostChooser {
     /// # Errors
     /// As [`HostChooser::path`].
     pub(super) fn chosen(&self, asked: Question<'_>) -> Result<Chosen> {
-        let (choice, windows) = match self.path(asked)? {
-            Path::Flat => {
-                return Ok(Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency, channels: 1 });
-            }
-            Path::Plan(PlanPath::Windows(choice)) => (choice, Windows::Scratch),
-            Path::Plan(PlanPath::Slots(choice)) => (choice, Windows::None),
-        };
-        Ok(self.grounds.lanes(asked, choice, windows))
+        Ok(match self.planned(asked, Windows::Scratch)? {
+            None => Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency, channels: 1 },
+            Some((choice, windows)) => self.grounds.lanes(asked, choice, windows),
+        })
     }
 
     /// The path of a call, the same on all ranks.
@@ -86,6 +82,19 @@ impl HostChooser {
         let (means, HostChooser { grounds, programs }) = (choose::means(choice, windows), self);
         let world = grounds.world;
         programs.of(call, world, means, || grounds.spec(call, means, (world, &grounds.layout)))
+    }
+
+    /// The choice of a call that runs by a plan, and its windows where ranks have met in `met`; `None` where it goes by
+    /// flat slots.
+    ///
+    /// # Errors
+    /// As [`HostChooser::path`].
+    pub(super) fn planned(&self, asked: Question<'_>, met: Windows) -> Result<Option<(Choice, Windows)>> {
+        Ok(match self.path(asked)? {
+            Path::Flat => None,
+            Path::Plan(PlanPath::Windows(choice)) => Some((choice, self.windows_across_teams(met))),
+            Path::Plan(PlanPath::Slots(choice)) => Some((choice, Windows::None)),
+        })
     }
 
     /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch

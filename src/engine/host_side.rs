@@ -1,8 +1,7 @@
 //! What a rank has for calls on host memory, and how such a call becomes an exchange of slots, a plan or messages.
 
-use crate::engine::call_mover::Awaited;
 use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
-use crate::engine::given::Given;
+use crate::engine::given::{Awaited, Given};
 use crate::engine::host_chooser::{HostChooser, Path};
 use crate::error::{Error, Result};
 use crate::exec::composed;

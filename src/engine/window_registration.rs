@@ -114,10 +114,13 @@ struct OwnPart<'a> {
     home: Home,
 }
 
-/// How this rank's memory becomes a window's: see [`device::Device::lendable`].
+/// How this rank's memory becomes a window's: see [`device::ProgramMemory::lendable`].
 fn lend(meeting: &Meeting, memory: &Region) -> Result<std::result::Result<Lendable, String>> {
     let (homes, elsewhere) = (meeting.all_homes_here(), meeting.elsewhere());
-    device::of(memory.home())?.lendable(memory, &homes, !elsewhere.is_empty())
+    if memory.keep().adopted().is_empty() {
+        return Ok(device::lendable_alone(memory, !elsewhere.is_empty()));
+    }
+    device::programs_of(memory.home())?.lendable(memory, &homes, !elsewhere.is_empty())
 }
 
 /// Registers memory as a window, on all ranks.
@@ -237,10 +240,10 @@ fn take_parts(
     background: &mut dyn Background,
 ) -> Result<Vec<Region>> {
     let too_long = |_| Error::internal("a window that no address space holds");
-    let (device, takers) = (device::of(home)?, owners.iter().map(|(rank, _)| *rank).collect::<Vec<Rank>>());
+    let takers: Vec<Rank> = owners.iter().map(|(rank, _)| *rank).collect();
     let begin = |(_, parts): &(Rank, &[u64])| -> Result<Option<Box<dyn Joint>>> {
         let whole = usize::try_from(parts.iter().sum::<u64>()).map_err(too_long)?;
-        if parts.len() > 1 { device.joint(whole).map(Some) } else { Ok(None) }
+        if parts.len() > 1 { device::programs_of(home)?.joint(whole).map(Some) } else { Ok(None) }
     };
     let mut joints = owners.iter().map(begin).collect::<Result<Vec<Option<Box<dyn Joint>>>>>()?;
     let mut taken: Vec<Option<Region>> = owners.iter().map(|_| None).collect();

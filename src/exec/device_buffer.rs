@@ -101,7 +101,7 @@ impl<T: Element> DeviceBuffer<T> {
             let text = format!("a buffer at {address:#x} cannot hold elements of {} bytes", size_of::<T>());
             return Err(Error::invalid_argument(text));
         }
-        let region = device::of(stream.home())?.adopt(address, bytes)?;
+        let region = device::programs_of(stream.home())?.adopt(address, bytes)?;
         Ok(DeviceBuffer { region, count, elements: PhantomData })
     }
 

@@ -99,7 +99,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::device::{Device, HostMemory, HostRegion, Sharing};
+    use crate::device::{DeviceMemory, HostMemory, HostRegion, Sharing};
     use crate::sync::primitive::{Arc, AtomicBool, Ordering};
     use crate::sys::process::{Group, Signal};
     use crate::sys::thread;

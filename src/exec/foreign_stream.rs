@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cudarc::driver::CudaStream;
 
 use crate::device::cuda::{self, StreamHandle};
-use crate::device::{Device, DeviceId};
+use crate::device::{DeviceId, DeviceMemory};
 use crate::error::Result;
 use crate::exec::DeviceStream;
 use crate::sync::primitive::Arc;

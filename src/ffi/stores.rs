@@ -41,7 +41,7 @@ pub(super) fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) 
         let place: SocketAddr = text.parse().map_err(|_| {
             Error::invalid_argument(format!("{text:?} is not an address to serve at: write ip:port or [ipv6]:port"))
         })?;
-        let store = TcpStore::serve(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
+        let store = TcpStore::serve_on(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
         keep.address = store.address().unwrap_or(place).to_string();
         keep.store = Some(Arc::new(store));
         Ok(())
@@ -51,7 +51,7 @@ pub(super) fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) 
 pub(super) fn keep_remote(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
     guard(|| {
         let place: HostPort = text_of("address", address)?.parse()?;
-        let store = TcpStore::connect(&place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
+        let store = TcpStore::connect_to(&place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
         keep.address = place.to_string();
         keep.store = Some(Arc::new(store));
         Ok(())

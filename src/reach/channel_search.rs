@@ -43,6 +43,13 @@ pub struct JoinedGpus {
     files: [String; 2],
 }
 
+impl JoinedGpus {
+    /// Of a description, of which nobody writes files.
+    pub fn described(orders: ChannelOrders, rails: Vec<Option<u32>>) -> JoinedGpus {
+        JoinedGpus { orders, rails, files: Default::default() }
+    }
+}
+
 /// What the first rank of a host tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HostNews {

@@ -141,7 +141,8 @@ impl Crossings {
         for peer in world.ranks() {
             let Some(offered) = self.tried(world.rank, peer) else { continue };
             // Importing reads the length that the owner has written into the memory, and compares it.
-            let imported = device::of(home).and_then(|own| own.import_fabric(&offered.handle, offered.bytes as usize));
+            let imported =
+                device::fabric_of(home).and_then(|own| own.import_fabric(&offered.handle, offered.bytes as usize));
             match imported {
                 Ok(_mapped) => trial.mapped[peer.index()] = true,
                 Err(error) if trial.reason.is_empty() => {
@@ -223,11 +224,12 @@ fn prepare(session: &Session, home: Home) -> std::result::Result<(OfferedMemory,
         return Err(reason.to_owned());
     }
     let device = device::of(home).map_err(|error| error.message().to_owned())?;
-    let clique = device.fabric_clique()?;
+    let fabric = device.fabric_memory().ok_or_else(|| device::no_fabric(home))?;
+    let clique = fabric.fabric_clique()?;
     let make = || -> Result<(OfferedMemory, Region)> {
         let bytes = trial_bytes()?;
         let memory = device.allocate(bytes as usize, Sharing::Hosts)?;
-        Ok((OfferedMemory { clique, handle: device.fabric_handle(&memory)?, bytes }, memory))
+        Ok((OfferedMemory { clique, handle: fabric.fabric_handle(&memory)?, bytes }, memory))
     };
     make().map_err(|error| wire::cut(error.message(), MOST_REASON_BYTES).to_owned())
 }

@@ -208,8 +208,12 @@ mod tests {
     }
 
     /// The ways of all pairs as the ranks of a communicator find them: each sees its own devices, tells what it
-    /// reaches, and settles what it has decided. A rank is on each GPU.
-    fn ways_of_ranks(system: &System, settings: &WaySettings) -> Vec<Vec<PeerDecision>> {
+    /// reaches, and settles what it has decided. A rank is on each GPU, with settings of its own.
+    fn ways_of_ranks(
+        system: &System,
+        settings_of: &dyn Fn(usize) -> WaySettings,
+        process_of: &dyn Fn(usize) -> u64,
+    ) -> Vec<Vec<PeerDecision>> {
         let gpus = ranked(system);
         let kinds: Vec<Vec<PathKind>> = gpus
             .iter()
@@ -219,14 +223,15 @@ mod tests {
         let identity = |gpu: usize| DeviceIdentity([u8::try_from(gpu).unwrap(); 16]);
         let place = |device: DeviceIdentity| usize::from(device.0[0]);
         let facts: Vec<Facts> =
-            (0..gpus.len()).map(|gpu| process_of_its_own(gpu as u64, identity(gpu), settings)).collect();
+            (0..gpus.len()).map(|gpu| process_of_its_own(process_of(gpu), identity(gpu), &settings_of(gpu))).collect();
         let of_host = |gpu: usize| system.node(gpus[gpu]).host as usize;
         // Without shared memory each process is a host of its own.
-        let hosts: Vec<usize> = (0..gpus.len()).map(|gpu| if settings.no_shm { gpu } else { of_host(gpu) }).collect();
+        let hosts: Vec<usize> =
+            (0..gpus.len()).map(|gpu| if settings_of(gpu).no_shm { gpu } else { of_host(gpu) }).collect();
         let clique = |gpu: usize| {
             let is_far = |other: &usize| of_host(*other) != of_host(gpu) && kinds[gpu][*other] != PathKind::Dis;
             let first = (0..gpus.len()).find(|other| kinds[gpu][*other] != PathKind::Dis);
-            match (settings.forbids_crossing(), (0..gpus.len()).any(|other| is_far(&other))) {
+            match (settings_of(gpu).forbids_crossing(), (0..gpus.len()).any(|other| is_far(&other))) {
                 (Some(reason), _) => Err(reason.to_owned()),
                 (None, false) => Err("no NVLinks lead to other hosts".to_owned()),
                 (None, true) => Ok(u32::try_from(first.unwrap()).unwrap()),
@@ -253,7 +258,7 @@ mod tests {
                     reaches: &|other| Ok(assumed_unreached(kind(other)).map_or(Ok(()), Err)),
                     is_linked: &|other| kind(other) == PathKind::Nvl,
                 };
-                known.decide(world(gpu), settings, &sight).unwrap()
+                known.decide(world(gpu), &settings_of(gpu), &sight).unwrap()
             })
             .collect();
         let told: Vec<Vec<u8>> = decided.iter().map(|(_, sayings)| tell(&Ok(sayings.clone()))).collect();
@@ -273,7 +278,7 @@ mod tests {
         for (name, system) in systems {
             let hosts: Vec<u32> = ranked(&system).iter().map(|gpu| system.node(*gpu).host).collect();
             for settings in wishes() {
-                let by_ranks = ways_of_ranks(&system, &settings);
+                let by_ranks = ways_of_ranks(&system, &|_| settings, &|gpu| gpu as u64);
                 let described = Described::of(&system, (settings, &no_driver), &hosts);
                 let ranks = || (0..hosts.len()).map(|rank| Rank::new(u32::try_from(rank).unwrap()));
                 // Of a rack the pairs of the first GPUs of its hosts, and all of one host.
@@ -290,5 +295,58 @@ mod tests {
         }
         let all = ["NET/Socket", "P2P/CUMEM", "P2P/IPC", "P2P/MNNVL", "P2P/indirect", "SHM/pinned"];
         assert!(ways.iter().eq(all.iter()), "every way occurs: {ways:?}");
+    }
+
+    /// What both ends of a pair must say alike: each opens the other's memory by the handle that it has, and each
+    /// direction may go over a GPU of its own.
+    fn kind_of(decision: &PeerDecision) -> (&'static str, bool) {
+        let way = match decision.way {
+            PeerWay::Direct | PeerWay::CuMem | PeerWay::Ipc => "P2P",
+            PeerWay::Indirect(_) => "P2P/indirect",
+            PeerWay::Pinned => "SHM",
+            PeerWay::Crossing => "P2P/MNNVL",
+            PeerWay::Wire => "NET",
+        };
+        (way, decision.reads())
+    }
+
+    /// One rank with other settings than the rest, on every machine, as processes and as threads of one process a host.
+    #[test]
+    fn both_ends_agree_where_the_settings_of_one_rank_differ() {
+        let usual = WaySettings::default();
+        let odd = [
+            WaySettings { no_pointers: true, ..usual },
+            WaySettings { by_handle: true, ..usual },
+            WaySettings { no_pointers: true, by_handle: true, ..usual },
+            WaySettings { no_mnnvl: true, ..usual },
+            WaySettings { reads: Some(true), ..usual },
+            WaySettings { reads: Some(false), ..usual },
+            // Init refuses these.
+            WaySettings { level: Some(PathKind::Loc), ..usual },
+            WaySettings { no_p2p: true, ..usual },
+        ];
+        let (mut kinds, mut changed) = (std::collections::BTreeSet::new(), 0);
+        for (name, system) in systems().into_iter().filter(|(_, system)| system.gpus().len() <= 32) {
+            let gpus = ranked(&system);
+            let of_host = |gpu: usize| u64::from(system.node(gpus[gpu]).host);
+            for process_of in [&|gpu: usize| gpu as u64, &of_host as &dyn Fn(usize) -> u64] {
+                let alike = ways_of_ranks(&system, &|_| usual, process_of);
+                for (settings, other) in
+                    odd.iter().flat_map(|settings| [0, gpus.len() - 1].map(|rank| (*settings, rank)))
+                {
+                    let of = |rank: usize| if rank == other { settings } else { usual };
+                    let ways = ways_of_ranks(&system, &of, process_of);
+                    changed += usize::from(ways != alike);
+                    for (one, row) in ways.iter().enumerate() {
+                        for (peer, decision) in row.iter().enumerate().filter(|(peer, _)| *peer != one) {
+                            let (mine, theirs) = (kind_of(decision), kind_of(&ways[peer][one]));
+                            assert_eq!(mine, theirs, "{name}: {one} and {peer}, {settings:?} on rank {other}");
+                            kinds.insert(mine);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(kinds.len() >= 6 && changed > 100, "{kinds:?} {changed}");
     }
 }

@@ -8,8 +8,8 @@ pub mod tuning;
 use std::time::Duration;
 
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::interface::{Family, Rules};
-use crate::bootstrap::{Options, Secret};
+use crate::bootstrap::interface::{AddressFamily, Rules};
+use crate::bootstrap::{Options, SharedSecret};
 use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
@@ -23,6 +23,7 @@ use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
+use differing::EqualSettings;
 use searching::Searching;
 use standing::Standing;
 use tuning::Tuning;
@@ -87,6 +88,8 @@ pub(crate) struct Settings {
     /// The GPUs that the program's environment leaves it. Read here, on the program's own thread: while a non-blocking
     /// init goes on, the program may change its environment.
     pub(crate) visible_devices: VisibleDevices,
+    /// What of all this must be equal on all ranks.
+    pub(crate) equal: EqualSettings,
 }
 
 impl Settings {
@@ -107,7 +110,7 @@ impl Settings {
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
-        Ok(Settings {
+        let mut settings = Settings {
             name: config.name.clone(),
             blocking: config.blocking,
             timeout: TimeLimit { time: config.timeout, variable: Some("RSCCL_TIMEOUT_MS") },
@@ -147,29 +150,10 @@ impl Settings {
             progress: None,
             beside_mpi: false,
             visible_devices: VisibleDevices::read(&Environment::capture()),
-        })
-    }
-
-    /// A number that is equal on two ranks whose settings fit together.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
-            self.policy,
-            self.copy_engines,
-            self.most_line_message_bytes,
-            self.sizes,
-            self.reproducible,
-            self.split_cohorts,
-            self.channels,
-            self.algorithms,
-            self.protocols,
-            self.asked_protocols,
-            self.team_ranks,
-            self.searching.cross,
-            self.ways.level
-        );
-        let hash = blake3::hash(text.as_bytes());
-        u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
+            equal: EqualSettings::default(),
+        };
+        settings.equal = EqualSettings::of(&settings, config);
+        Ok(settings)
     }
 }
 
@@ -251,12 +235,12 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     };
     Ok(Options {
         comm_id: config.comm_id.clone(),
-        secret: config.secret.as_ref().map(|secret| Secret::new(secret.expose())).transpose()?,
+        secret: config.secret.as_ref().map(|secret| SharedSecret::new(secret.expose())).transpose()?,
         interfaces,
         family: match config.socket_family {
-            None => Family::Any,
-            Some(SocketFamily::Inet) => Family::V4,
-            Some(SocketFamily::Inet6) => Family::V6,
+            None => AddressFamily::Any,
+            Some(SocketFamily::Inet) => AddressFamily::V4,
+            Some(SocketFamily::Inet6) => AddressFamily::V6,
         },
         retry_count: config.socket_retries,
         retry_sleep: config.socket_retry_sleep,

@@ -114,13 +114,13 @@ impl Deadline {
 #[derive(Debug, Clone)]
 pub struct Wait {
     /// When to give up.
-    pub deadline: Deadline,
+    pub(crate) deadline: Deadline,
     /// Ends the wait when it is raised.
-    pub abort: AbortFlag,
+    pub(crate) abort: AbortFlag,
     /// The hook to call meanwhile, if any.
-    pub progress: Option<Progress>,
+    pub(crate) progress: Option<Progress>,
     /// The reader of peers' notes, if any.
-    pub notes: Option<NoteReader>,
+    pub(crate) notes: Option<NoteReader>,
 }
 
 /// Reads the notes that peers publish, and fails if a note means that the wait cannot succeed.
@@ -150,19 +150,19 @@ impl Wait {
 
     /// The same wait, which also calls a hook.
     #[must_use]
-    pub fn with_progress(self, progress: Option<Progress>) -> Wait {
+    pub(crate) fn with_progress(self, progress: Option<Progress>) -> Wait {
         Wait { progress, ..self }
     }
 
     /// The same wait, which also reads peers' notes.
     #[must_use]
-    pub fn with_notes(self, notes: Option<NoteReader>) -> Wait {
+    pub(crate) fn with_notes(self, notes: Option<NoteReader>) -> Wait {
         Wait { notes, ..self }
     }
 
     /// The same wait with another deadline.
     #[must_use]
-    pub fn until(&self, deadline: Deadline) -> Wait {
+    pub(crate) fn until(&self, deadline: Deadline) -> Wait {
         Wait { deadline, ..self.clone() }
     }
 
@@ -178,7 +178,7 @@ impl Wait {
     ///
     /// # Errors
     /// The reader's error.
-    pub fn read<'a>(&self, mut come: impl Iterator<Item = (Rank, &'a [u8])>) -> Result<()> {
+    pub(crate) fn read<'a>(&self, mut come: impl Iterator<Item = (Rank, &'a [u8])>) -> Result<()> {
         match &self.notes {
             Some(NoteReader(read)) => come.try_for_each(|(from, bytes)| read(from, bytes)),
             None => Ok(()),

@@ -13,7 +13,7 @@ use crate::transport::table::PeerOffer;
 /// # Errors
 /// Where the driver gave it no handle.
 pub(super) fn offer(memory: &Region) -> Result<Vec<u8>> {
-    Ok(device::of(memory.home())?.fabric_handle(memory)?.0.to_vec())
+    Ok(device::fabric_of(memory.home())?.fabric_handle(memory)?.0.to_vec())
 }
 
 /// Maps the `wanted` memory that its owner offered.
@@ -25,14 +25,14 @@ pub(super) fn import(wanted: PeerOffer, offer: &[u8]) -> Result<Region> {
     let handle: [u8; FabricHandle::BYTES] = offer
         .try_into()
         .map_err(|_| Error::remote(owner, format!("rank {owner} offered memory by {} bytes", offer.len())))?;
-    device::of(home)?.import_fabric(&FabricHandle(handle), bytes).map_err(|error| error.about(owner))
+    device::fabric_of(home)?.import_fabric(&FabricHandle(handle), bytes).map_err(|error| error.about(owner))
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::device::{Device, Home, HostMemory, Sharing};
+    use crate::device::{DeviceMemory, Home, HostMemory, Sharing};
     use crate::error::Kind;
     use crate::types::Rank;
 

@@ -27,6 +27,9 @@ pub struct Ask {
     pub filters: Filters,
 }
 
+/// What each rank plans.
+pub type SpecOf<'a> = Box<dyn Fn(Rank) -> Spec + 'a>;
+
 /// How much of a system is simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fidelity {
@@ -100,36 +103,6 @@ impl Modelled {
         Ok(if over_slots { chosen.on_searched(&self.layout, ask.channels) } else { chosen })
     }
 
-    /// The algorithm that communicators take, whose costs are usual ones or those of a file, not those of the links. Of
-    /// processors costs that are `measured` count inside a host too.
-    ///
-    /// # Errors
-    /// Those of [`choose`].
-    pub fn chosen_by_communicators(&self, ask: &Ask, (costs, measured): (&Costs, bool)) -> Result<Algorithm> {
-        let domains = self.terrain.domains();
-        let hosts = u32::try_from(domains.len()).unwrap_or(u32::MAX);
-        let least = domains.iter().map(Vec::len).min().unwrap_or(1);
-        let teams = if hosts > 1 && self.windows(Algorithm::Ring) != Windows::None { hosts } else { 1 };
-        let direct = hosts == 1 && ask.filters.algorithms.allows(ask.collective, Algorithm::Direct);
-        let is_mapped = self.terrain.maps() && (direct || teams > 1);
-        let query = Query {
-            collective: ask.collective,
-            bytes: Bytes(ask.elements.saturating_mul(u64::from(ask.element_bytes))),
-            element_bytes: ask.element_bytes,
-            ranks: self.terrain.size(),
-            hosts,
-            teams,
-            cores: u32::try_from(least).unwrap_or(u32::MAX),
-            near: TransportKind::Shm,
-            windows: if is_mapped { Windows::Scratch } else { Windows::None },
-            protocols: &[Protocol::Simple],
-            reproducible: false,
-            channels: ask.channels,
-            measured,
-        };
-        choose(&query, &ask.filters, costs).map(|choice| choice.algorithm)
-    }
-
     /// If the ranks of a domain reach each other's memory, they work in it: a single domain with any algorithm, several
     /// domains as groups that rails join.
     fn windows(&self, algorithm: Algorithm) -> Windows {
@@ -166,38 +139,29 @@ impl Modelled {
     }
 
     /// How much is simulated: every rank, if there are at most [`MOST_EXACT`]. Beyond that, and if all domains are
-    /// equal, one of them stands for all, or trees are simulated on a part of them.
-    pub fn fidelity(&self, ask: &Ask, choice: Choice) -> Fidelity {
+    /// equal, one of them stands for all, or trees are simulated on a part of them. `spec` is what a rank plans.
+    pub fn fidelity(&self, spec: &Spec) -> Fidelity {
         if self.terrain.size() <= MOST_EXACT {
             return Fidelity::Folded(Folding::Exact);
         }
-        match self.alike(ask, choice) {
+        match self.alike(spec) {
             Folding::Exact => {
                 let domains = self.terrain.domains();
                 let fit = MOST_EXACT as usize / domains.iter().map(Vec::len).max().unwrap_or(1);
-                self.by_depth(ask, choice, fit).unwrap_or(Fidelity::Folded(Folding::Exact))
+                self.by_depth(spec, fit).unwrap_or(Fidelity::Folded(Folding::Exact))
             }
             folded => Fidelity::Folded(folded),
         }
     }
 
     /// Whether one domain can stand for all, whatever the number of ranks.
-    pub fn alike(&self, ask: &Ask, choice: Choice) -> Folding {
-        if self.has_own_orders(ask, choice) {
-            return Folding::Exact;
-        }
-        Folding::of(&self.terrain, &self.spec(ask, choice, Rank::new(0)))
-    }
-
-    /// Channels that change NICs pass every second domain the other way round, and name the ranks of all domains.
-    fn has_own_orders(&self, ask: &Ask, choice: Choice) -> bool {
-        let windows = self.spec(ask, choice, Rank::new(0)).windows;
-        windows == Windows::None && self.layout.lanes_of(choice.algorithm).is_some()
+    pub fn alike(&self, spec: &Spec) -> Folding {
+        if has_own_orders(spec) { Folding::Exact } else { Folding::of(&self.terrain, spec) }
     }
 
     /// How trees on at most `most` domains stand for those on all; `None` if they cannot.
-    fn by_depth(&self, ask: &Ask, choice: Choice, most: usize) -> Option<Fidelity> {
-        let trees = choice.algorithm == Algorithm::Tree && self.terrain.is_even() && !self.has_own_orders(ask, choice);
+    fn by_depth(&self, spec: &Spec, most: usize) -> Option<Fidelity> {
+        let trees = spec.algorithm == Algorithm::Tree && self.terrain.is_even() && !has_own_orders(spec);
         let part = 1 << most.checked_ilog2()?;
         (trees && part >= LEAST_DOMAINS && part < self.terrain.domains().len()).then_some(Fidelity::ByDepth(part))
     }
@@ -214,15 +178,37 @@ impl Modelled {
     /// # Errors
     /// Those of the plans and of the simulation.
     pub fn run(&self, ask: &Ask, choice: Choice, fidelity: Fidelity) -> Result<Simulated> {
-        match fidelity {
-            Fidelity::Folded(fold) => {
-                let plans = plans(&self.terrain, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
-                simulate(plans, ask.element_bytes, (&self.terrain, fold))
+        let specs = |domains: usize| -> Result<SpecOf<'_>> {
+            if domains == self.terrain.domains().len() {
+                return Ok(Box::new(move |rank| self.spec(ask, choice, rank)));
             }
+            let part = self.part(domains)?;
+            Ok(Box::new(move |rank| part.spec(ask, choice, rank)))
+        };
+        self.play(&specs, ask.element_bytes, fidelity)
+    }
+
+    /// Runs the plans that `specs` asks for: of all domains, or of the first so many. By depth, traffic and loads are
+    /// those of the part that is simulated.
+    ///
+    /// # Errors
+    /// Those of the plans and of the simulation.
+    pub fn play<'a>(
+        &self,
+        specs: &dyn Fn(usize) -> Result<SpecOf<'a>>,
+        element_bytes: u32,
+        fidelity: Fidelity,
+    ) -> Result<Simulated> {
+        let on = |terrain: &Terrain, fold: Folding| {
+            let spec = specs(terrain.domains().len())?;
+            let plans = plans(terrain, fold, |rank| Plan::build(&spec(rank)));
+            simulate(plans, element_bytes, (terrain, fold))
+        };
+        match fidelity {
+            Fidelity::Folded(fold) => on(&self.terrain, fold),
             Fidelity::ByDepth(domains) => {
-                let exact = Fidelity::Folded(Folding::Exact);
-                let half = self.part(domains / 2)?.run(ask, choice, exact)?;
-                let whole = self.part(domains)?.run(ask, choice, exact)?;
+                let half = on(&self.terrain.first(domains / 2)?, Folding::Exact)?;
+                let whole = on(&self.terrain.first(domains)?, Folding::Exact)?;
                 let levels = |domains: usize| usize::BITS - domains.saturating_sub(1).leading_zeros();
                 let deeper = levels(self.terrain.domains().len()).saturating_sub(levels(domains));
                 let time = whole.time + whole.time.saturating_sub(half.time) * deeper;
@@ -242,6 +228,11 @@ impl Modelled {
         let between = if hosts > 1.0 { self.terrain.network() * hosts / (hosts - 1.0) } else { f64::INFINITY };
         bus * inside.min(between)
     }
+}
+
+/// Channels that change NICs pass every second domain the other way round, and name the ranks of all domains.
+fn has_own_orders(spec: &Spec) -> bool {
+    spec.windows == Windows::None && spec.layout.lanes_of(spec.algorithm).is_some()
 }
 
 fn float(count: usize) -> f64 {
@@ -355,7 +346,7 @@ mod tests {
         for (collective, elements, algorithms) in cases {
             let ask = ask(collective, elements, algorithms);
             let choice = system.choose(&ask).unwrap();
-            assert_eq!(system.alike(&ask, choice), Folding::Rotation);
+            assert_eq!(system.alike(&system.spec(&ask, choice, Rank::new(0))), Folding::Rotation);
             let exact = system.run(&ask, choice, EXACT).unwrap();
             let folded = system.run(&ask, choice, Fidelity::Folded(Folding::Rotation)).unwrap();
             let (exact_us, folded_us) = (exact.time.as_secs_f64() * 1e6, folded.time.as_secs_f64() * 1e6);
@@ -374,7 +365,7 @@ mod tests {
         {
             let ask = ask(collective, 1 << 20, algorithms);
             let choice = system.choose(&ask).unwrap();
-            assert_eq!(system.alike(&ask, choice), Folding::Exact);
+            assert_eq!(system.alike(&system.spec(&ask, choice, Rank::new(0))), Folding::Exact);
             assert!(system.run(&ask, choice, EXACT).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
         }
     }
@@ -408,7 +399,7 @@ mod tests {
             let ask = ask(collective, elements, "Tree");
             let choice = system.choose(&ask).unwrap();
             let exact = system.run(&ask, choice, EXACT).unwrap().time.as_secs_f64();
-            assert_eq!(system.by_depth(&ask, choice, 20), Some(Fidelity::ByDepth(16)));
+            assert_eq!(system.by_depth(&system.spec(&ask, choice, Rank::new(0)), 20), Some(Fidelity::ByDepth(16)));
             let told = system.run(&ask, choice, Fidelity::ByDepth(16)).unwrap().time.as_secs_f64();
             println!("{collective} of {elements} elements: {:.1} us, by depth {:.1} us", exact * 1e6, told * 1e6);
             assert!((told / exact - 1.0).abs() < 0.06, "{collective} of {elements} elements: {exact}, by depth {told}");
@@ -420,11 +411,15 @@ mod tests {
         let system = modelled("h100x8", 1250);
         let ask = ask(Collective::AllReduce, 1 << 20, "Tree");
         let choice = system.choose(&ask).unwrap();
-        assert_eq!(system.fidelity(&ask, choice), Fidelity::ByDepth(64));
+        assert_eq!(system.fidelity(&system.spec(&ask, choice, Rank::new(0))), Fidelity::ByDepth(64));
         let time = system.run(&ask, choice, Fidelity::ByDepth(64)).unwrap().time;
         let part = modelled("h100x8", 64).run(&ask, choice, EXACT).unwrap().time;
         assert!(time > part, "{time:?} for 1,250 hosts, {part:?} for 64");
-        assert_eq!(system.by_depth(&ask, choice, 3), None, "two hosts say nothing about depth");
+        assert_eq!(
+            system.by_depth(&system.spec(&ask, choice, Rank::new(0)), 3),
+            None,
+            "two hosts say nothing about depth"
+        );
     }
 
     #[test]

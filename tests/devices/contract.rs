@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rsccl::error::Kind;
 use rsccl::internals::device::{
-    self, Average, Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store,
+    self, Average, Device, DeviceMemory, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing,
+    Store,
 };
 use rsccl::internals::sys::clock;
 use rsccl::types::{DataType, ReduceOp};
@@ -181,4 +182,22 @@ fn places_that_a_queue_cannot_reach_are_refused() {
     }
     let error = device::of(far.home()).unwrap_err();
     assert!(error.to_string().contains("the memory of device 1008"), "{error}");
+}
+
+/// What a device cannot do is no method that fails: there is nothing to call, and whoever needs it says so.
+#[test]
+fn what_a_device_cannot_do_it_does_not_offer() {
+    let far = Far::new(ABSENT);
+    for device in [&HostMemory as &dyn Device, &far] {
+        let offers =
+            [device.fabric_memory().is_some(), device.program_memory().is_some(), device.led_device().is_some()];
+        assert_eq!(offers, [false; 3], "{device:?}");
+    }
+    let errors =
+        [device::fabric_of(Home::Host).err(), device::programs_of(Home::Host).err(), device::led_of(Home::Host).err()];
+    for error in errors {
+        let error = error.expect("the host offers none of these");
+        assert_eq!(error.kind(), rsccl::error::Kind::InvalidUsage, "{error}");
+        assert!(error.message().contains("host"), "{error}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Ranks that try again under the same key of a store: each try succeeds, or fails by reasons of its own. Each rank is a
 //! process of its own, so that one knows nothing of what the others were told.
 
-use rsccl::store::{Options, TcpStore};
+use rsccl::store::{StoreConfig, TcpStore};
 
 use crate::{NET, SHM, with};
 use testing::random::{Luck, changing_seed};
@@ -22,8 +22,7 @@ struct Meeting {
 impl Meeting {
     fn new(transport: &[(&'static str, &'static str)]) -> Meeting {
         let job = Job::start(3, &with(transport, &[("NCCL_DEBUG", "TRACE")]));
-        let options = Options { interfaces: "=lo".parse().unwrap(), ..Options::default() };
-        let server = TcpStore::serve("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+        let server = TcpStore::serve("127.0.0.1:0".parse().unwrap(), &StoreConfig::default()).unwrap();
         let folder = job.folder("store-of-retries");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         std::fs::set_permissions(&folder, mode).unwrap();

@@ -16,7 +16,8 @@ pub use queue::FarGraph;
 use queue::FarQueue;
 use rsccl::Result;
 use rsccl::internals::device::{
-    Device, DeviceId, DeviceIdentity, Home, HostMemory, HostRegion, Queue, Region, Sharing,
+    Device, DeviceId, DeviceIdentity, DeviceMemory, DeviceNeighbours, Home, HostMemory, HostRegion, Queue, Region,
+    Sharing,
 };
 
 /// A device whose memory the host cannot touch. All devices of a process reach each other's memory.
@@ -46,7 +47,7 @@ impl Far {
     }
 }
 
-impl Device for Far {
+impl DeviceMemory for Far {
     fn home(&self) -> Home {
         Home::Device(DeviceId(self.number))
     }
@@ -63,25 +64,29 @@ impl Device for Far {
         Ok(self.region(&HostMemory.import(descriptor, bytes)?))
     }
 
+    fn locate(&self, address: u64) -> Option<Home> {
+        Memory::home(address).filter(|home| *home == self.home())
+    }
+
     fn take_in(&self, memory: &HostRegion) -> Result<Region> {
         Ok(Memory::map(memory.clone(), self.home()))
     }
+}
 
+impl DeviceNeighbours for Far {
     /// A number is one device in all processes.
     fn identity(&self) -> DeviceIdentity {
         DeviceIdentity(u128::from(self.number).to_ne_bytes())
+    }
+}
+
+impl Device for Far {
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(FarQueue::new(self.home())))
     }
 
     /// Queues are threads.
     fn runs_processes_together(&self) -> bool {
         true
-    }
-
-    fn locate(&self, address: u64) -> Option<Home> {
-        Memory::home(address).filter(|home| *home == self.home())
-    }
-
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(FarQueue::new(self.home())))
     }
 }

@@ -89,7 +89,7 @@ use std::time::Duration;
 use rsccl::comm::{AbortHandle, Detached, DeviceStream, OwnedRequest};
 use rsccl::error::Kind;
 use rsccl::internals::sys::{clock, limits, poller, thread};
-use rsccl::store::{AbortFlag, FileStore, Options, Store, TcpStore, Wait, share_id};
+use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait, share_id};
 use rsccl::types::{Rank, World};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
@@ -613,11 +613,10 @@ fn threads(ranks: u32, count: usize) -> Result<String> {
 
 /// Joins by an id that travels through the store at `place`.
 fn meet(place: &str, key: &str, (rank, size): (u32, u32), config: &Config, can: bool) -> Result<Communicator> {
-    let options = Options { interfaces: "=lo".parse().expect("a list"), ..Options::default() };
     let wait = Wait::new(config.init_timeout, &AbortFlag::new());
     let store: Box<dyn Store> = match place.split_once(':').expect("kind:place") {
         ("file", folder) => Box::new(FileStore::open(folder, &wait)?),
-        (_, address) => Box::new(TcpStore::connect(&address.parse()?, &options)?),
+        (_, address) => Box::new(TcpStore::connect(address, &StoreConfig::default())?),
     };
     let make = || match can {
         true => Communicator::unique_id(config),

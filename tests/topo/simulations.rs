@@ -7,13 +7,15 @@ use crate::{machine, sim, topo};
 /// The plans of 16 GPUs on two hosts: bandwidth near the bound, links by name, and every connection's messages.
 #[test]
 fn a_simulation_shows_time_links_and_connections() {
-    let output = sim(&["all_reduce", "--topo", &machine("p4d"), "--hosts", "2", "--bytes", "1M,1G", "--connections"]);
+    let more = ["--hosts", "2", "--bytes", "1M,1G", "--connections", "--registered"];
+    let output = sim(&[&["all_reduce", "--topo", &machine("p4d")], &more[..]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let shown = String::from_utf8(output.stdout).expect("text");
     assert!(shown.contains("all_reduce on 16 GPUs in 2 domains"), "{shown}");
     assert!(shown.contains("100 % busy: domain 0 PCI ffff:ff:01.0 -> card 0000:10:1b.0"), "{shown}");
     assert!(shown.contains("0 -> 8 channel 0: "), "{shown}");
-    let output = sim(&["all_gather", "--topo", &machine("h100x8"), "--hosts", "1250", "--bytes", "8M", "--json"]);
+    let more = ["--hosts", "1250", "--bytes", "8M", "--algo", "Ring", "--json"];
+    let output = sim(&[&["all_gather", "--topo", &machine("h100x8")], &more[..]].concat());
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(10_000), Some(1250)));
     assert!(shown["runs"][0]["time_us"].as_f64().is_some_and(|time| time > 0.0), "{shown}");
@@ -25,7 +27,8 @@ fn a_simulation_has_the_rings_of_communicators() {
     let run = |buffer: Option<&str>, more: &[&str]| -> serde_json::Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
         command.args(["sim", "all_reduce", "--hosts", "2", "-b", "64M", "--algo", "Ring", "--json", "--connections"]);
-        command.args(["--topo", &machine("p4d")]).args(more);
+        // In scratch a ring has shorter pieces.
+        command.args(["--registered", "--topo", &machine("p4d")]).args(more);
         buffer.into_iter().for_each(|bytes| _ = command.env("NCCL_BUFFSIZE", bytes));
         serde_json::from_slice(&command.output().expect("it runs").stdout).expect("JSON")
     };
@@ -49,34 +52,59 @@ fn a_simulation_has_the_rings_of_communicators() {
     assert!(notes.contains("GPUDirect RDMA are not built; ranks send by TCP over one interface"), "{notes}");
 }
 
-/// The algorithm that communicators choose is named where the links' costs give another one: they go by usual costs, or
-/// those of a file.
+/// What is played is what communicators choose, by their own functions: inside a host the direct plan whatever links
+/// cost, by lines where the call is small; over connections where GPUs reach each other in part; between hosts by usual
+/// costs, or those of a file. What is not as it is there is said.
 #[test]
-fn a_simulation_names_what_communicators_choose() {
+fn a_simulation_plays_what_communicators_choose() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("tuned");
     std::fs::write(&file, "rsccl-tune 1\nflag_us = 900000\n").expect("written");
     let cpu = folder.path().join("cpu.xml").display().to_string();
     let text = r#"<system version="1"><cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49"/></system>"#;
     std::fs::write(&cpu, text).expect("written");
-    let run = |machine: &str, tuned: bool| -> serde_json::Value {
+    let run = |machine: &str, more: &[&str], variables: &[(&str, &str)]| -> serde_json::Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
-        command.args(["sim", "all_reduce", "-b", "64M", "--json", "--topo", machine]);
-        if tuned {
-            command.env("RSCCL_TUNE_FILE", &file);
-        }
-        let shown: serde_json::Value =
-            serde_json::from_slice(&command.output().expect("it runs").stdout).expect("JSON");
-        shown["runs"][0]["communicators_choose"].clone()
+        command.args(["sim", "all_reduce", "--json", "--topo", machine]).args(more).envs(variables.iter().copied());
+        let output = command.output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{machine} {more:?}: {told}"))
     };
-    assert_eq!([run(&cpu, false), run(&machine("h100x8"), false)], ["Direct", "Direct"]);
-    assert_ne!(run(&cpu, true), "Direct", "a file rules inside a host");
-    assert_eq!(run(&machine("h100x8"), true), "Direct", "and says nothing of GPUs");
-    // Between hosts the links' costs choose another algorithm than communicators do.
-    let output = sim(&["all_reduce", "--topo", &machine("h100x8"), "--hosts", "2", "-b", "1K,64M"]);
+    let way = |machine: &str, more: &[&str], variables: &[(&str, &str)]| -> [String; 3] {
+        let shown = run(machine, more, variables);
+        ["algorithm", "protocol", "windows"].map(|name| shown["runs"][0][name].as_str().expect("a word").to_owned())
+    };
+    let (h100, dgx1v) = (machine("h100x8"), machine("dgx1v"));
+    let tuned = [("RSCCL_TUNE_FILE", file.to_str().expect("text"))];
+    assert_eq!(way(&h100, &["-b", "1K"], &[]), ["Direct", "LL", "none"]);
+    assert_eq!(way(&h100, &["-b", "64M"], &[]), ["Direct", "Simple", "scratch"]);
+    assert_eq!(way(&h100, &["-b", "64M"], &tuned), ["Direct", "Simple", "scratch"], "a file says nothing of GPUs");
+    assert_eq!(way(&h100, &["-b", "64M", "--registered"], &[]), ["Direct", "Simple", "symmetric"]);
+    assert_eq!(way(&h100, &["-b", "1K"], &[("NCCL_PROTO", "Simple")]), ["Direct", "Simple", "scratch"]);
+    assert_eq!(way(&h100, &["-b", "64M", "--algo", "Ring"], &[]), ["Ring", "Simple", "none"]);
+    assert_eq!(way(&dgx1v, &["-b", "1K"], &[]), ["Direct", "LL", "none"]);
+    assert_eq!(way(&dgx1v, &["-b", "64M"], &[])[1..], ["Simple", "none"], "some pairs have no way: over connections");
+    assert_eq!(way(&h100, &["-b", "64M", "--hosts", "2"], &[]), ["Ring", "Simple", "scratch"]);
+    assert_eq!(way(&h100, &["-b", "64M", "--hosts", "2"], &[("NCCL_SHM_DISABLE", "1")])[2], "none");
+    assert_eq!(way(&cpu, &["-b", "64M"], &[]), ["Direct", "Simple", "scratch"]);
+    assert_ne!(way(&cpu, &["-b", "64M"], &tuned)[0], "Direct", "a file rules inside a host of processors");
+    // What is not as it is there.
+    let remarks = |machine: &str, more: &[&str]| run(machine, more, &[])["runs"][0]["remarks"].to_string();
+    assert!(remarks(&cpu, &["-b", "8"]).contains("flat slots, which are no plan"));
+    assert!(remarks(&h100, &["-b", "1K"]).contains("by LL here: its latencies are not modelled"));
+    assert_eq!(remarks(&h100, &["-b", "64M"]), "[]");
+    let staged = run(&h100, &["-b", "64M"], &[("NCCL_P2P_DISABLE", "1")])["runs"][0].clone();
+    assert_eq!(staged["windows"], "scratch");
+    assert!(staged["remarks"].to_string().contains("work in the host's memory here"), "{staged}");
+}
+
+/// Where the links' costs give another algorithm than the usual ones, it is named.
+#[test]
+fn a_simulation_names_what_is_quicker_by_the_links() {
+    let output = sim(&["all_reduce", "--topo", &machine("h100x8"), "--hosts", "2", "-b", "1K,64K,1M,64M"]);
     let (shown, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let lines: Vec<&str> = shown.lines().filter(|line| line.contains("communicators choose")).collect();
-    assert!(lines.iter().all(|line| line.contains(" here, by other costs: --algo ")), "{shown}");
+    let lines: Vec<&str> = shown.lines().filter(|line| line.contains("by what these links cost")).collect();
+    assert!(lines.iter().all(|line| line.contains(" is the quickest: --algo ")), "{shown}");
     assert!(!lines.is_empty(), "the case is chosen so that they differ: {shown}");
     assert!(told.contains("not built"), "{told}");
 }

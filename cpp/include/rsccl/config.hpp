@@ -17,8 +17,9 @@ namespace rsccl {
 /// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. A value that is not
 /// allowed is an InvalidArgument of the call that the configuration is passed to; it names the variable and what is allowed.
 ///
-/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
-/// communicator: that is a Mismatch when they join. The other fields may, as long as the ranks find each other.
+/// Algorithms, protocols, channels, sizes, forbidden transports, reproducibility and what says "equal on all ranks" below must
+/// not differ between the ranks of one communicator: that is a Mismatch on every rank when they join, which names a rank that
+/// differs, the variable and both values. The other fields may differ, as long as the ranks find each other.
 struct Config {
     /// Init, split and shrink return when done; otherwise at once, and calls give InProgress until the communicator can be used.
     /// Collectives and messages block in any case. `NCCL_COMM_BLOCKING`; true.
@@ -122,7 +123,7 @@ struct Config {
     /// The network to use; "Socket" is the only one. `NCCL_NET`.
     std::optional<std::string> net = {};
     /// Connect everything when first needed; if not, a communicator of one host maps its memory at set-up, and the rest waits for the
-    /// first need all the same. `NCCL_RUNTIME_CONNECT`; true.
+    /// first need all the same. Equal on all ranks. `NCCL_RUNTIME_CONNECT`; true.
     std::optional<bool> runtime_connect = {};
     /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
     std::optional<std::string> host_id = {};

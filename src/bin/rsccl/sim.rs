@@ -4,35 +4,39 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rsccl::internals::engine::foreseen::{Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay};
 use rsccl::internals::plan::Windows;
 use rsccl::internals::sys::text_file;
-use rsccl::internals::topo::channels::SystemChannels;
+use rsccl::internals::topo::channels::{self, SystemChannels};
 use rsccl::internals::topo::description::{Function, Machine, Nic, walk};
+use rsccl::internals::topo::layout::ChannelOrders;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, System};
-use rsccl::internals::topo::transport_choice::described::NETWORK_AS_BUILT;
+use rsccl::internals::topo::transport_choice::described::{Described, NETWORK_AS_BUILT, no_driver};
 use rsccl::internals::tune::{
-    Ask, Calibration, Choice, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, RingSizes, Simulated, Terrain,
+    Ask, Calibration, Costs, Fidelity, Filters, Folding, LinkLoad, Modelled, RingSizes, Simulated, SpecOf, Terrain,
 };
 use rsccl::internals::types::Filter;
-use rsccl::types::{Algorithm, Collective, Rank};
+use rsccl::types::{Algorithm, Collective, Protocol, Rank};
 use rsccl::{Config, Error, Result};
 use serde_json::{Value, json};
 
 use crate::perf::{Program, parse_bytes};
 use crate::{print, topo};
 
-/// Runs a collective's plans on the links of a modelled system, with a rank on each GPU, or on each processor of a
-/// machine without GPUs.
+/// Runs a collective on the links of a modelled system, with a rank on each GPU, or on each processor of a machine
+/// without GPUs.
 ///
-/// The simulation runs the same plans as communicators do, step by step. Only time is modelled: links and GPU memory by
-/// their bandwidth, messages and flags by the latencies of NCCL's tuner. The rings by which ranks send are those of
-/// communicators (NCCL_BUFFSIZE), and long protocols (Simple) alone are simulated.
+/// What is played is what communicators do there: the same functions choose algorithm, protocol, channels and memory,
+/// by the same settings (NCCL_ALGO, NCCL_BUFFSIZE, RSCCL_TUNE_FILE, ...), and the same plans run, step by step. Ranks
+/// are processes whose buffers are not registered, unless --registered. Only time is modelled: links and GPU memory by
+/// their bandwidth, messages and flags by the latencies of NCCL's tuner. Lines below a row say what else is not as it is
+/// there: flat slots for small calls on host memory, which are no plan; LL and LL128, whose latencies are not modelled;
+/// memory of the host between GPUs that do not reach each other's. GPUs of several hosts send as if each had its nearest
+/// NIC for itself; communicators send by TCP over one interface of a host.
 ///
-/// The algorithm is the quickest by the costs of the system's links; NCCL_ALGO and --algo filter the choice.
-/// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE: where that gives another algorithm, a line below
-/// the row names it, and --algo plays it. GPUs of several hosts send as if each had its nearest NIC for itself;
-/// communicators send by TCP over one interface of a host.
+/// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE. Where the costs of the system's links give another
+/// algorithm, a line below the row names it, and --algo plays it.
 ///
 /// Up to 512 ranks, each rank is simulated. With more, one host stands for all hosts if the hosts are equal and the
 /// plan is a ring or an all-to-all exchange without a root. Trees of equal hosts are simulated on as many hosts as 512
@@ -75,6 +79,9 @@ pub(crate) struct Arguments {
     /// The most bytes of a message in a slot [default: an eighth of NCCL_BUFFSIZE, 128K]
     #[arg(long, value_name = "SIZE", value_parser = parse_slot)]
     slot: Option<u32>,
+    /// Buffers are registered: ranks work in each other's, and not in scratch
+    #[arg(long)]
+    registered: bool,
     /// Simulate every rank, however many there are
     #[arg(long)]
     exact: bool,
@@ -91,26 +98,30 @@ pub(crate) struct Arguments {
 
 /// Prints a row for each size.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
-    let config = Config::default().resolve()?;
+    let mut config = Config::default().resolve()?;
+    config.algo = arguments.algo.clone().or(config.algo);
     let (machine, mut notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
     let system = System::new(&machine)?;
     let (tuned, has_gpus) = (costs_of_file(&config)?, !system.gpus().is_empty());
     let costs = tuned.unwrap_or_default();
-    let modelled = match has_gpus {
-        false => Modelled::new(on_processors(arguments, &machine, (costs, tuned.is_some()))?),
-        true => on_gpus(arguments, (&machine, &system), &config, &mut notes)?,
+    let terrain = match has_gpus {
+        false => on_processors(arguments, &machine, (costs, tuned.is_some()))?,
+        true => on_gpus(arguments, &system, &config)?,
     };
+    let modelled = Modelled::new(terrain);
+    let usual = RingSizes::of_collectives(config.buffer_bytes);
+    let ring = RingSizes { slot_bytes: arguments.slot.unwrap_or(usual.slot_bytes), ..usual };
+    let there = There { arguments, config: &config, ring, machine: &machine, system: &system };
+    let modelled = there.with_channels(modelled, &mut notes)?;
     if has_gpus && modelled.terrain().domains().len() > 1 {
         notes.push(format!("between hosts: {}; {NETWORK_AS_BUILT}", topo::UNBUILT));
     }
-    let usual = RingSizes::of_collectives(config.buffer_bytes);
-    let ring = RingSizes { slot_bytes: arguments.slot.unwrap_or(usual.slot_bytes), ..usual };
-    let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
     let filters = Filters {
-        algorithms: Filter::parse(algorithms)?,
-        protocols: Filter::parse(config.proto.as_deref().unwrap_or_default())?,
+        algorithms: Filter::parse(config.algo.as_deref().unwrap_or_default())?,
+        protocols: Filter::default(),
     };
     let channels = (config.min_channels.unwrap_or(1).max(1), config.max_channels.unwrap_or(MOST_CHANNELS));
+    let foreseen = there.foreseen(&modelled, modelled.terrain().domains().len())?;
     let mut runs = Vec::with_capacity(arguments.bytes.len());
     for bytes in &arguments.bytes {
         let ask = Ask {
@@ -123,9 +134,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             filters: filters.clone(),
         };
         let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
-        // A file's costs are those of processors: between GPUs of a host they count for nothing.
-        let choosing = (&costs, tuned.is_some() && !has_gpus);
-        runs.push(Run::simulate(&modelled, &ask, (bytes, arguments.exact), choosing)?);
+        runs.push(Run::simulate((&there, &foreseen), &modelled, &ask, bytes)?);
     }
     let text = if arguments.json {
         let mut shown = as_json(&system, &modelled, &runs, arguments);
@@ -142,13 +151,106 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What communicators there are made from.
+struct There<'a> {
+    arguments: &'a Arguments,
+    config: &'a Config,
+    ring: RingSizes,
+    machine: &'a Machine,
+    system: &'a System,
+}
+
+impl There<'_> {
+    /// The choices of communicators on the first so many domains.
+    fn foreseen(&self, modelled: &Modelled, domains: usize) -> Result<Foreseen> {
+        let all = modelled.terrain().domains();
+        let ranks = &all[..domains];
+        let registered = self.arguments.registered;
+        let standing = |hosts, cores| ForeseenRanks { hosts, cores, config: self.config, ring: self.ring, registered };
+        let cores = self.machine.hosts().iter().map(|host| processors(self.machine, *host)).min().unwrap_or(0);
+        let most = ranks.iter().map(Vec::len).max().unwrap_or(1);
+        let cores = if cores > 0 { cores } else { u32::try_from(most).unwrap_or(u32::MAX) };
+        if self.system.gpus().is_empty() {
+            let apart: Vec<Vec<Rank>> = ranks.iter().flatten().map(|rank| vec![*rank]).collect();
+            return Foreseen::on_processors(standing(if self.config.shm_disable { &apart } else { ranks }, cores));
+        }
+        let copies = u32::try_from(domains.div_ceil((all.len() / self.arguments.hosts.max(1) as usize).max(1)));
+        let system = System::new(&self.copied(copies.unwrap_or(u32::MAX).min(self.arguments.hosts)))?;
+        let found = self.search(&system);
+        let gpus = gpus_of(&found);
+        let is_whole = gpus.len() == ranks.iter().map(Vec::len).sum::<usize>();
+        let settings = topo::way_settings(self.config)?.0;
+        let mut hosts: Vec<(u32, Vec<Rank>)> = Vec::new();
+        for (gpu, rank) in gpus.iter().zip(ranks.iter().flatten()) {
+            let host = system.node(*gpu).host;
+            match hosts.iter_mut().rev().find(|(known, _)| *known == host && !settings.no_shm) {
+                Some((_, own)) => own.push(*rank),
+                None => hosts.push((host, vec![*rank])),
+            }
+        }
+        let hosts: Vec<Vec<Rank>> = hosts.into_iter().map(|(_, ranks)| ranks).collect();
+        let of_system: Vec<u32> = self.system.gpus().iter().map(|gpu| self.system.node(*gpu).host).collect();
+        let reach = Described::of(self.system, (settings, &no_driver), &of_system).reach();
+        let mut protocols = vec![Protocol::Simple];
+        if hosts.len() == 1 {
+            protocols.push(Protocol::LowLatency);
+            protocols.extend(reach.is_linked.then_some(Protocol::LowLatency128));
+        }
+        let described = ForeseenGpus {
+            orders: if is_whole { self.orders(found, (&system, &gpus), &mut Vec::new())? } else { None },
+            rails: channels::rails(&system, &gpus),
+            partly_staged: reach.is_staged && reach.is_reached,
+            protocols,
+        };
+        Foreseen::on_gpus(standing(&hosts, cores), described)
+    }
+
+    fn copied(&self, hosts: u32) -> Machine {
+        if hosts > 1 { self.machine.repeated(hosts) } else { self.machine.clone() }
+    }
+
+    /// The channels of communicators: those that were found, and on one host those of the graph file.
+    fn orders(
+        &self,
+        mut found: SystemChannels,
+        (system, gpus): (&System, &[NodeId]),
+        notes: &mut Vec<String>,
+    ) -> Result<Option<ChannelOrders>> {
+        let machine = self.copied(self.arguments.hosts);
+        if let Some(graphs) = topo::graphs_of_file((None, self.config), &machine, notes)? {
+            notes.extend(found.replace(system, &graphs)?);
+        }
+        found.orders(gpus)
+    }
+
+    /// The system with those channels, where rings and trees go over slots: inside a single domain, and where GPUs of a
+    /// domain do not reach each other's memory. By its costs another algorithm may be quicker.
+    fn with_channels(&self, modelled: Modelled, notes: &mut Vec<String>) -> Result<Modelled> {
+        let plans_inside = modelled.terrain().domains().len() > 1 && modelled.terrain().maps();
+        if self.system.gpus().is_empty() || plans_inside {
+            return Ok(modelled);
+        }
+        let system = System::new(&self.copied(self.arguments.hosts))?;
+        let found = self.search(&system);
+        let gpus = gpus_of(&found);
+        match self.orders(found, (&system, &gpus), notes)? {
+            Some(orders) => modelled.with_channels(orders),
+            None => Ok(modelled),
+        }
+    }
+
+    fn search(&self, system: &System) -> SystemChannels {
+        SystemChannels::search(system, CrossNic::of_number(self.config.cross_nic))
+    }
+}
+
+/// In the order of ranks.
+fn gpus_of(found: &SystemChannels) -> Vec<NodeId> {
+    found.domains.iter().flat_map(|domain| domain.gpus.iter().copied()).collect()
+}
+
 /// A rank on each GPU.
-fn on_gpus(
-    arguments: &Arguments,
-    (machine, system): (&Machine, &System),
-    config: &Config,
-    notes: &mut Vec<String>,
-) -> Result<Modelled> {
+fn on_gpus(arguments: &Arguments, system: &System, config: &Config) -> Result<Terrain> {
     for (option, given) in [("--ranks", arguments.ranks.is_some()), ("--network", arguments.network.is_some())] {
         if given {
             return Err(Error::invalid_argument(format!(
@@ -156,14 +258,7 @@ fn on_gpus(
             )));
         }
     }
-    let terrain = Terrain::of_gpus(system, arguments.hosts, topo::way_settings(config)?.0)?;
-    let modelled = Modelled::new(terrain);
-    if modelled.terrain().domains().len() > 1 && modelled.terrain().maps() {
-        // Plans work inside domains and then between them.
-        return Ok(modelled);
-    }
-    let machine = if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine.clone() };
-    on_channels(modelled, &machine, config, notes)
+    Terrain::of_gpus(system, arguments.hosts, topo::way_settings(config)?.0)
 }
 
 /// The costs of the file that the environment names.
@@ -224,21 +319,6 @@ fn fastest_nic(machine: &Machine) -> Option<f64> {
     Some(gigabits)
 }
 
-/// The system with the channels of communicators, where rings and trees go over slots: inside a single domain, and
-/// where GPUs of a domain do not reach each other's memory.
-fn on_channels(modelled: Modelled, machine: &Machine, config: &Config, notes: &mut Vec<String>) -> Result<Modelled> {
-    let system = System::new(machine)?;
-    let mut found = SystemChannels::search(&system, CrossNic::of_number(config.cross_nic));
-    if let Some(graphs) = topo::graphs_of_file((None, config), machine, notes)? {
-        notes.extend(found.replace(&system, &graphs)?);
-    }
-    let gpus: Vec<NodeId> = found.domains.iter().flat_map(|domain| domain.gpus.iter().copied()).collect();
-    match found.orders(&gpus)? {
-        Some(orders) => modelled.with_channels(orders),
-        None => Ok(modelled),
-    }
-}
-
 fn gigabits(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (LEAST_GIGABITS..=MOST_GIGABITS).contains(number));
     number.ok_or(format!("allowed: Gbit/s from {LEAST_GIGABITS} to {MOST_GIGABITS}"))
@@ -259,23 +339,54 @@ fn parse_slot(text: &str) -> std::result::Result<u32, String> {
 /// One size, run.
 struct Run {
     bytes: u64,
-    choice: Choice,
-    /// What communicators choose.
-    theirs: Algorithm,
-    windows: Windows,
+    /// What communicators do, which is what was played.
+    way: ForeseenWay,
+    /// What is not as it is there.
+    remarks: Vec<String>,
+    /// The quickest by the costs of the links, where the filters leave one.
+    quickest: Option<Algorithm>,
     fidelity: Fidelity,
     simulated: Simulated,
     algorithm_gbps: f64,
     bus_gbps: f64,
 }
 
+/// What of a way is not simulated as it is.
+fn remarks(way: ForeseenWay, maps: bool) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if way.is_flat {
+        remarks.push("communicators do this by flat slots, which are no plan: a direct plan is played".to_owned());
+    }
+    let protocol = way.choice.protocol;
+    if protocol != Protocol::Simple {
+        remarks
+            .push(format!("communicators send by {protocol} here: its latencies are not modelled, those are Simple's"));
+    }
+    if way.windows != Windows::None && !maps {
+        remarks.push(
+            "communicators work in the host's memory here, because GPUs do not reach each other's: it is modelled as \
+             the links between the GPUs"
+                .to_owned(),
+        );
+    }
+    remarks
+}
+
 impl Run {
-    /// Communicators choose by the costs of `choosing`, which may be measured.
-    fn simulate(modelled: &Modelled, ask: &Ask, (bytes, exact): (u64, bool), choosing: (&Costs, bool)) -> Result<Run> {
-        let choice = modelled.choose(ask)?;
-        let theirs = modelled.chosen_by_communicators(ask, choosing)?;
-        let fidelity = if exact { EXACT } else { modelled.fidelity(ask, choice) };
-        let simulated = modelled.run(ask, choice, fidelity)?;
+    fn simulate((there, foreseen): (&There<'_>, &Foreseen), modelled: &Modelled, ask: &Ask, bytes: u64) -> Result<Run> {
+        let call = ForeseenCall::new(ask.collective, ask.elements);
+        let way = foreseen.way(&call)?;
+        let spec = foreseen.spec(&call, way, Rank::new(0));
+        let fidelity = if there.arguments.exact { EXACT } else { modelled.fidelity(&spec) };
+        let specs = |domains: usize| -> Result<SpecOf<'_>> {
+            let call = call.clone();
+            if domains == modelled.terrain().domains().len() {
+                return Ok(Box::new(move |rank| foreseen.spec(&call, way, rank)));
+            }
+            let part = there.foreseen(modelled, domains)?;
+            Ok(Box::new(move |rank| part.spec(&call, way, rank)))
+        };
+        let simulated = modelled.play(&specs, ask.element_bytes, fidelity)?;
         let ranks = f64::from(modelled.terrain().size());
         let factor = match ask.collective {
             Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
@@ -286,17 +397,11 @@ impl Run {
         let gigabytes = bytes as f64 / 1e9;
         let seconds = simulated.time.as_secs_f64();
         let algorithm_gbps = if seconds > 0.0 { gigabytes / seconds } else { 0.0 };
-        let windows = modelled.spec(ask, choice, Rank::new(0)).windows;
-        Ok(Run {
-            bytes,
-            choice,
-            theirs,
-            windows,
-            fidelity,
-            simulated,
-            algorithm_gbps,
-            bus_gbps: algorithm_gbps * factor,
-        })
+        // Filters may leave the model nothing where communicators open them.
+        let quickest = modelled.choose(ask).ok().map(|choice| choice.algorithm);
+        let remarks = remarks(way, modelled.terrain().maps());
+        let bus_gbps = algorithm_gbps * factor;
+        Ok(Run { bytes, way, remarks, quickest, fidelity, simulated, algorithm_gbps, bus_gbps })
     }
 
     fn time_us(&self) -> f64 {
@@ -311,7 +416,7 @@ impl Run {
         loads
     }
 
-    fn way(&self) -> String {
+    fn simulated_as(&self) -> String {
         match self.fidelity {
             EXACT => "every rank".to_owned(),
             Fidelity::Folded(Folding::Rotation) => "one host for all".to_owned(),
@@ -343,19 +448,21 @@ fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
             format_args!(
                 "{:>12} {:>9} {:>8} {:>12.1} {:>11.2} {:>11.2}  {}",
                 run.bytes,
-                run.choice.algorithm.name(),
-                run.choice.channels,
+                run.way.choice.algorithm.name(),
+                run.way.choice.channels,
                 run.time_us(),
                 run.algorithm_gbps,
                 run.bus_gbps,
-                run.way()
+                run.simulated_as()
             ),
         );
-        if run.theirs != run.choice.algorithm {
-            let theirs = run.theirs.name();
+        for remark in &run.remarks {
+            line(&mut text, format_args!("    {remark}"));
+        }
+        if let Some(quickest) = run.quickest.filter(|quickest| *quickest != run.way.choice.algorithm) {
             line(
                 &mut text,
-                format_args!("    communicators choose {theirs} here, by other costs: --algo {theirs} plays it"),
+                format_args!("    by what these links cost {quickest} is the quickest: --algo {quickest} plays it"),
             );
         }
         for load in run.busiest(arguments.links) {
@@ -394,18 +501,19 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         });
         json!({
             "bytes": run.bytes,
-            "algorithm": run.choice.algorithm.name(),
-            "communicators_choose": run.theirs.name(),
-            "protocol": run.choice.protocol.name(),
-            "channels": run.choice.channels,
-            "windows": match run.windows {
+            "algorithm": run.way.choice.algorithm.name(),
+            "quickest_by_links": run.quickest.map(Algorithm::name),
+            "protocol": run.way.choice.protocol.name(),
+            "channels": run.way.choice.channels,
+            "windows": match run.way.windows {
                 Windows::None => "none",
                 Windows::Scratch => "scratch",
                 Windows::User => "user",
                 Windows::Symmetric => "symmetric",
             },
+            "remarks": run.remarks,
             "every_rank": run.fidelity == EXACT,
-            "simulated": run.way(),
+            "simulated": run.simulated_as(),
             "time_us": run.time_us(),
             "algbw_gbps": run.algorithm_gbps,
             "busbw_gbps": run.bus_gbps,

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use super::{MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for, waited_for_all};
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::interface::Family;
+use crate::bootstrap::interface::AddressFamily;
 use crate::bootstrap::{Options, lookup, socket};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Mutex;
@@ -63,7 +63,7 @@ pub struct AgentStore {
 #[derive(Debug)]
 struct Agent {
     place: HostPort,
-    family: Family,
+    family: AddressFamily,
     retry_sleep: Duration,
     connect_timeout: Duration,
     idle: Option<TcpStream>,

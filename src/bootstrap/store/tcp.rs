@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use super::table::ValueTable;
 use super::{
-    MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for,
+    MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, StoreConfig, check_key, check_keys, check_value, waited_for,
     waited_for_all,
 };
 use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
@@ -83,12 +83,20 @@ const MAX_REASON_BYTES: usize = 4096;
 impl TcpStore {
     /// Serves a store at `place` (port 0 means any free port, see [`TcpStore::address`]) and opens it.
     ///
-    /// Clients prove that they hold `options.secret`; without a secret any process that reaches the port can read and
+    /// Clients prove that they hold the secret of `config`; without one any process that reaches the port can read and
     /// write.
     ///
     /// # Errors
     /// [`Kind::System`] if the address is taken or does not belong to this machine.
-    pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
+    pub fn serve(place: SocketAddr, config: &StoreConfig) -> Result<TcpStore> {
+        TcpStore::serve_on(place, config.options())
+    }
+
+    /// [`TcpStore::serve`] by the options of the bootstrap.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn serve_on(place: SocketAddr, options: &Options) -> Result<TcpStore> {
         let (socket, address) = socket::listen(place)?;
         TcpStore::start(ServiceListeners::one(socket, address), options)
     }
@@ -125,12 +133,20 @@ impl TcpStore {
         TcpStore::of(ServicePlace::Known(vec![near]), options, Some((served, thread)))
     }
 
-    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it
-    /// has an address, and again when none of its addresses answers.
+    /// Opens the store that is, or will be, served at `place`: `host:port`, or `[ipv6]:port`. The first call connects. A
+    /// name is looked up until it has an address, and again when none of its addresses answers.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] if `place` is no such text; [`Kind::System`] if the system has no descriptor left.
+    pub fn connect(place: &str, config: &StoreConfig) -> Result<TcpStore> {
+        TcpStore::connect_to(&place.parse()?, config.options())
+    }
+
+    /// [`TcpStore::connect`] to a place that has been read.
     ///
     /// # Errors
     /// [`Kind::System`] if the system has no descriptor left.
-    pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
+    pub(crate) fn connect_to(place: &HostPort, options: &Options) -> Result<TcpStore> {
         TcpStore::of(ServicePlace::Host(place.clone(), options.family), options, None)
     }
 

@@ -1,111 +1,213 @@
-//! Which settings differ between two ranks that must have equal ones.
+//! Which settings must be equal on all ranks, and in which of them two ranks differ.
+//!
+//! What one rank alone can say (`NCCL_P2P_READ_ENABLE`, a topology file, its processors) is told to the others, and all
+//! come to the same; such settings may differ. What all ranks must know to do the same stands here: init compares a
+//! hash of it, and where that differs the ranks exchange what they have and each fails with one sentence.
 
+use std::fmt::Write as _;
+
+use crate::config::{Config, VARIABLES, Variable};
+use crate::error::{self, Result};
 use crate::session::settings::Settings;
+use crate::sync::primitive::Arc;
 use crate::types::Rank;
+use crate::wire::{Reader, Writer};
 
-/// A setting that is equal on all ranks: the variables that set it, and its value.
-type Shared = (&'static str, String);
+/// The settings that are equal on all ranks, as a rank has them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EqualSettings(Arc<[EqualSetting]>);
 
-/// The settings by which [`Settings::fingerprint`] tells ranks apart.
-fn shared(settings: &Settings) -> [Shared; 20] {
-    let Settings { policy, sizes, .. } = settings;
-    let flag = |is_set: bool| u8::from(is_set).to_string();
-    let count = |number: Option<u64>| number.map_or_else(|| "not set".to_owned(), |number| number.to_string());
-    let bytes = |number: Option<u32>| count(number.map(u64::from));
+/// What some variables bring about.
+#[derive(Debug, Clone)]
+struct EqualSetting {
+    /// The values of the variables, as a user writes them; empty where the library chooses.
+    written: Vec<(&'static str, String)>,
+    /// A hash of what they bring about.
+    effect: u64,
+}
+
+/// The variables, and what they bring about: ranks with other values may do the same.
+fn effects(settings: &Settings) -> [(&'static [&'static str], String); 20] {
+    let Settings { policy, sizes, ways, .. } = settings;
+    let buffers = (sizes.shape, sizes.messages_in_memory, sizes.messages_over_sockets);
     [
-        ("NCCL_P2P_DISABLE", flag(policy.no_local)),
-        ("NCCL_SHM_DISABLE", flag(policy.no_shm)),
-        ("RSCCL_CMA_DISABLE", flag(policy.no_peer_reads)),
-        ("RSCCL_CMA_FORCE", flag(policy.slow_peer_reads)),
-        ("NCCL_P2P_USE_CUDA_MEMCPY", flag(settings.copy_engines)),
-        ("NCCL_P2P_LL_THRESHOLD", settings.most_line_message_bytes.to_string()),
-        ("NCCL_BUFFSIZE", (u64::from(sizes.shape.slots) * u64::from(sizes.shape.slot_bytes)).to_string()),
-        ("RSCCL_SCRATCH_BYTES", sizes.scratch_bytes.to_string()),
-        ("NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD", sizes.sockets.sockets.to_string()),
-        ("NCCL_SOCKET_SNDBUF", bytes(sizes.sockets.send_buffer_bytes)),
-        ("NCCL_SOCKET_RCVBUF", bytes(sizes.sockets.receive_buffer_bytes)),
-        ("RSCCL_REPRODUCIBLE", flag(settings.reproducible)),
-        ("RSCCL_COHORT", if settings.split_cohorts { "split" } else { "joint" }.to_owned()),
-        ("NCCL_MIN_NCHANNELS", settings.channels.0.to_string()),
-        ("NCCL_MAX_NCHANNELS", settings.channels.1.to_string()),
-        ("NCCL_ALGO", format!("{:?}", settings.algorithms)),
-        ("NCCL_PROTO", format!("{:?} {:?}", settings.protocols, settings.asked_protocols)),
-        ("RSCCL_TEAM_RANKS", count(settings.team_ranks.map(|ranks| ranks as u64))),
-        ("NCCL_CROSS_NIC", format!("{:?}", settings.searching.cross)),
-        ("NCCL_P2P_LEVEL", settings.ways.level.map_or_else(|| "not set".to_owned(), |it| format!("{it:?}"))),
+        (&["NCCL_P2P_DISABLE"], shown(&policy.no_local)),
+        (&["NCCL_SHM_DISABLE"], shown(&policy.no_shm)),
+        (&["RSCCL_CMA_DISABLE"], shown(&policy.no_peer_reads)),
+        (&["RSCCL_CMA_FORCE"], shown(&policy.slow_peer_reads)),
+        (&["NCCL_P2P_USE_CUDA_MEMCPY"], shown(&settings.copy_engines)),
+        (&["NCCL_P2P_LL_THRESHOLD"], shown(&settings.most_line_message_bytes)),
+        (&["NCCL_BUFFSIZE"], shown(&buffers)),
+        (&["RSCCL_SCRATCH_BYTES"], shown(&sizes.scratch_bytes)),
+        (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(&sizes.sockets.sockets)),
+        (&["NCCL_SOCKET_SNDBUF"], shown(&sizes.sockets.send_buffer_bytes)),
+        (&["NCCL_SOCKET_RCVBUF"], shown(&sizes.sockets.receive_buffer_bytes)),
+        (&["RSCCL_REPRODUCIBLE"], shown(&settings.reproducible)),
+        (&["RSCCL_COHORT"], shown(&settings.split_cohorts)),
+        (&["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"], shown(&settings.channels)),
+        (&["NCCL_ALGO", STRICT], shown(&settings.algorithms)),
+        (&["NCCL_PROTO", STRICT], shown(&(&settings.protocols, &settings.asked_protocols))),
+        (&["RSCCL_TEAM_RANKS"], shown(&settings.team_ranks)),
+        (&["NCCL_CROSS_NIC"], shown(&settings.searching.cross)),
+        (&["NCCL_P2P_LEVEL"], shown(&ways.level)),
+        // A rank that maps its host's memory in init waits there for the others.
+        (&["NCCL_RUNTIME_CONNECT"], shown(&settings.connect_late)),
     ]
 }
 
-/// What a rank tells the others of its settings: a line for each. Values that no user would recognise are hashed.
-pub fn told(settings: &Settings) -> Vec<u8> {
-    let line = |(name, value): &Shared| format!("{name}={}\n", shown(value).unwrap_or_else(|| hashed(value)));
-    shared(settings).iter().map(line).collect::<String>().into_bytes()
+impl EqualSettings {
+    /// What `settings` have, which were read from `config`.
+    pub(super) fn of(settings: &Settings, config: &Config) -> EqualSettings {
+        let written = |name: &&'static str| (*name, variable(name).map_or_else(String::new, |it| it.shown(config)));
+        let setting = |(names, effect): (&'static [&'static str], String)| EqualSetting {
+            written: names.iter().map(written).collect(),
+            effect: hash(effect.as_bytes()),
+        };
+        EqualSettings(effects(settings).into_iter().map(setting).collect())
+    }
+
+    /// A number that is equal on two ranks of which all these settings bring about the same.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let effects: Vec<u8> = self.0.iter().flat_map(|setting| setting.effect.to_le_bytes()).collect();
+        hash(&effects)
+    }
+
+    /// What a rank tells the others where [fingerprints](EqualSettings::fingerprint) differ.
+    pub(crate) fn told(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        for EqualSetting { written, effect } in &*self.0 {
+            writer.u64(*effect);
+            written.iter().for_each(|(_, value)| _ = writer.text(&error::shown(value)));
+        }
+        writer.finish()
+    }
+
+    /// In what `other` differs from this rank, in words, by what it has [told](EqualSettings::told); empty where that
+    /// cannot be read.
+    pub(crate) fn differing(&self, other: Rank, theirs: &[u8]) -> String {
+        let mut reader = Reader::new(theirs, "a rank's settings");
+        let mut text = String::new();
+        for setting in &*self.0 {
+            let Ok(differing) = setting.differing(other, &mut reader) else { return String::new() };
+            for part in differing {
+                let comma = if text.is_empty() { "" } else { ", " };
+                // The filters share a variable.
+                if !text.contains(&part) {
+                    write!(text, "{comma}{part}").expect("a string takes any text");
+                }
+            }
+        }
+        text
+    }
 }
 
-/// The settings in which `other` differs from this rank, in words, by what it has [told]; empty if none is known.
-pub fn differing(settings: &Settings, other: Rank, theirs: &[u8]) -> String {
-    let theirs = String::from_utf8_lossy(theirs);
-    let their_value = |name: &str| {
-        let mut lines = theirs.lines().filter_map(|line| line.split_once('='));
-        lines.find(|(their_name, _)| *their_name == name).map(|(_, value)| value.to_owned())
-    };
-    let differs = |(name, value): &Shared| {
-        let theirs = their_value(name)?;
-        let mine = shown(value);
-        let is_equal = mine.clone().unwrap_or_else(|| hashed(value)) == theirs;
-        (!is_equal).then(|| match mine {
-            Some(mine) => format!("{name} is {mine} on this rank and {} on rank {other}", theirs.escape_default()),
-            None => (*name).to_owned(),
+impl EqualSetting {
+    fn differing(&self, other: Rank, theirs: &mut Reader<'_>) -> Result<Vec<String>> {
+        let is_equal = theirs.u64()? == self.effect;
+        let mut parts = Vec::new();
+        for (name, mine) in &self.written {
+            let (mine, theirs) = (error::shown(mine), theirs.text(MOST_TOLD_BYTES)?);
+            if mine != theirs {
+                let (mine, theirs) = (or_unset(&mine), or_unset(&theirs));
+                parts.push(format!("{name} is {mine} on this rank and {theirs} on rank {other}"));
+            }
+        }
+        Ok(match (is_equal, parts.is_empty()) {
+            (true, _) => Vec::new(),
+            (false, false) => parts,
+            // As of another version of the library.
+            (false, true) => self.written.iter().map(|(name, _)| (*name).to_owned()).collect(),
         })
-    };
-    shared(settings).iter().filter_map(differs).collect::<Vec<_>>().join(", ")
+    }
 }
 
-/// The value, if a user would recognise it.
-fn shown(value: &str) -> Option<String> {
-    (value.len() <= SHOWN_BYTES).then(|| value.to_owned())
+fn variable(name: &str) -> Option<&'static Variable> {
+    VARIABLES.iter().find(|variable| variable.full_name() == name)
 }
 
-fn hashed(value: &str) -> String {
-    blake3::hash(value.as_bytes()).to_hex().as_str()[..SHOWN_BYTES].to_owned()
+fn or_unset(value: &str) -> String {
+    if value.is_empty() { "not set".to_owned() } else { value.escape_debug().to_string() }
 }
 
-/// The longest value that is shown: numbers, and names of choices. Filters are longer.
-const SHOWN_BYTES: usize = 24;
+fn shown(effect: &impl std::fmt::Debug) -> String {
+    format!("{effect:?}")
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let hash = blake3::hash(bytes);
+    u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
+}
+
+const STRICT: &str = "RSCCL_STRICT_FILTERS";
+/// Above what [`error::shown`] leaves of a value.
+const MOST_TOLD_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
-    fn settings(config: &Config) -> Settings {
-        Settings::read(config).unwrap()
+    fn equal(config: &Config) -> EqualSettings {
+        Settings::read(config).unwrap().equal
     }
 
     #[test]
     fn what_differs_is_named() {
-        let (mine, other) = (settings(&Config::default()), Rank::new(3));
-        assert_eq!(differing(&mine, other, &told(&mine)), "");
+        let (mine, other) = (equal(&Config::default()), Rank::new(3));
+        assert_eq!(mine.differing(other, &mine.told()), "");
         let mut config = Config::default().with_reproducible(true);
         config.buffer_bytes = Some(4 << 20);
-        let theirs = told(&settings(&config));
         assert_eq!(
-            differing(&mine, other, &theirs),
-            "NCCL_BUFFSIZE is 1048576 on this rank and 4194304 on rank 3, \
+            mine.differing(other, &equal(&config).told()),
+            "NCCL_BUFFSIZE is not set on this rank and 4194304 on rank 3, \
              RSCCL_REPRODUCIBLE is 0 on this rank and 1 on rank 3"
         );
         config = Config::default();
-        config.algo = Some("Ring".to_owned());
-        assert_eq!(differing(&mine, other, &told(&settings(&config))), "NCCL_ALGO");
+        config.algo = Some("Ring\u{1b}[31m".to_owned() + &"x".repeat(9000));
+        let told = EqualSettings::of(&Settings::read(&Config::default()).unwrap(), &config).told();
+        assert_eq!(mine.differing(other, &told), "", "it does the same");
+        config.algo = Some("Ring;all_gather:^Direct".to_owned());
+        let said = mine.differing(other, &equal(&config).told());
+        assert_eq!(said, "NCCL_ALGO is not set on this rank and Ring;all_gather:^Direct on rank 3");
+    }
+
+    #[test]
+    fn values_that_bring_about_the_same_do_not_differ() {
+        let with = |name, value| equal(&Config::default().with_variable(name, value).unwrap());
+        let [threads, each] = ["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"].map(|name| with(name, "2"));
+        assert_eq!(threads.fingerprint(), each.fingerprint());
+        assert_eq!(with("RSCCL_STRICT_FILTERS", "1").fingerprint(), with("NCCL_ALGO", "").fingerprint());
+        assert_ne!(threads.fingerprint(), with("NCCL_SOCKET_NTHREADS", "3").fingerprint());
+        // In other words the same.
+        for (one, other) in [
+            (("NCCL_ALGO", "ring"), ("NCCL_ALGO", "Ring;all_gather:Ring")),
+            (("NCCL_MIN_CTAS", "2"), ("NCCL_MIN_NCHANNELS", "2")),
+            (("NCCL_P2P_LEVEL", "4"), ("NCCL_P2P_LEVEL", "sys")),
+            (("NCCL_MAX_NCHANNELS", "64"), ("NCCL_MIN_NCHANNELS", "1")),
+            (("RSCCL_COHORT", "joint"), ("NCCL_BUFFSIZE", "-1")),
+        ] {
+            let [mine, theirs] = [one, other].map(|(name, value)| with(name, value));
+            assert_eq!(mine.fingerprint(), theirs.fingerprint(), "{one:?} {other:?}");
+        }
+    }
+
+    /// Each name is one of the table, whose value is shown.
+    #[test]
+    fn the_variables_exist() {
+        for (names, _) in effects(&Settings::read(&Config::default()).unwrap()) {
+            assert!(names.iter().all(|name| variable(name).is_some()), "{names:?}");
+        }
     }
 
     #[test]
     fn what_cannot_be_read_differs_in_nothing() {
-        let mine = settings(&Config::default());
-        for bytes in [&b""[..], b"=", b"\xff\xfe=1\n", b"NCCL_BUFFSIZE"] {
-            assert_eq!(differing(&mine, Rank::new(1), bytes), "");
+        let mine = equal(&Config::default());
+        let told = mine.told();
+        for bytes in [&b""[..], b"=", b"\xff\xfe=1\n", &told[..told.len() - 1], &[9; 7], &[255; 900]] {
+            assert_eq!(mine.differing(Rank::new(1), bytes), "");
         }
-        let odd = differing(&mine, Rank::new(1), b"NCCL_BUFFSIZE=\x1b[31m\n");
-        assert!(odd.ends_with("\\u{1b}[31m on rank 1"), "{odd}");
+        let mut odd = told;
+        odd[0] ^= 1;
+        odd[12] = 0x1b;
+        assert_eq!(mine.differing(Rank::new(1), &odd), "NCCL_P2P_DISABLE is 0 on this rank and \\u{1b} on rank 1");
     }
 }

@@ -42,6 +42,17 @@ pub struct KnownOfTwo {
     pub lines: Vec<String>,
 }
 
+/// What the ways between ranks of one host mean for collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DescribedReach {
+    /// Whether some do not reach each other's memory.
+    pub is_staged: bool,
+    /// Whether some do.
+    pub is_reached: bool,
+    /// Whether NVLinks join all of them, which reach each other.
+    pub is_linked: bool,
+}
+
 /// Nothing is known of the driver.
 pub fn no_driver(_: NodeId, _: NodeId) -> Option<Result<(), String>> {
     None
@@ -67,11 +78,9 @@ impl<'a> Described<'a> {
 
     /// The way from a rank to another.
     pub fn way(&self, from: Rank, to: Rank) -> PeerDecision {
-        let sayings = Sayings {
-            ranks: u32::try_from(self.gpus.len()).unwrap_or(u32::MAX),
-            of: |rank, peer| self.saying(rank, peer),
-        };
-        let is_parted = sayings.parts(from, to);
+        let ranks = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX);
+        let sayings = Sayings { ranks, of: |rank, peer| self.saying(rank, peer) };
+        let is_parted = self.is_parted(from, to);
         // Memory that left its process by a handle goes with that process.
         let lends = |_: Rank, _: [Rank; 2]| !self.settings.by_handle;
         let third = if is_parted { sayings.between(from, to, lends) } else { None };
@@ -85,6 +94,26 @@ impl<'a> Described<'a> {
                 PeerWay::Direct | PeerWay::CuMem | PeerWay::Ipc | PeerWay::Crossing => true,
                 PeerWay::Indirect(_) | PeerWay::Pinned | PeerWay::Wire => false,
             }
+    }
+
+    /// What the ways between ranks of one host mean for collectives.
+    pub fn reach(&self) -> DescribedReach {
+        let mut found = DescribedReach { is_staged: false, is_reached: false, is_linked: true };
+        for (one, _) in ranks(&self.gpus) {
+            let near = ranks(&self.gpus).filter(|(other, _)| *other != one && !self.is_far(one, *other));
+            for (other, _) in near {
+                let is_parted = self.is_parted(one, other);
+                found.is_staged |= is_parted;
+                found.is_reached |= !is_parted;
+                found.is_linked &= !is_parted && self.is_linked(one, other);
+            }
+        }
+        found
+    }
+
+    fn is_parted(&self, one: Rank, other: Rank) -> bool {
+        let ranks = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX);
+        Sayings { ranks, of: |rank, peer| self.saying(rank, peer) }.parts(one, other)
     }
 
     fn host(&self, rank: Rank) -> u32 {

@@ -114,7 +114,7 @@ pub(super) fn workers(count: u32, folder: &Path, between: impl Fn() -> Result<()
 
 /// The same, over a store that this process serves and has used.
 pub(super) fn workers_over_tcp(count: u32, folder: &Path) -> Result<()> {
-    let store = TcpStore::serve("127.0.0.1:0".parse().expect("an address"), &rsccl::store::Options::default())?;
+    let store = TcpStore::serve("127.0.0.1:0".parse().expect("an address"), &rsccl::store::StoreConfig::default())?;
     store.set("before", b"the fork", &soon())?;
     let mut children = Children::new(folder);
     for rank in 0..count {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rsccl::comm::{Detached, DeviceStream};
 use rsccl::error::Kind;
 use rsccl::internals::sys::poller;
-use rsccl::store::{AbortFlag, FileStore, Options, Store, TcpStore, Wait};
+use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait};
 use rsccl::{Buffer, Communicator, Config, Error, ReduceOp, Result, UniqueId};
 
 use super::forked;
@@ -127,7 +127,7 @@ fn round(comm: &Communicator, kind: &str, folder: &Path, stream: Option<&DeviceS
         "store" => {
             let wait = Wait::new(Duration::from_secs(20), &AbortFlag::new());
             FileStore::open(folder, &wait)?.set("key", b"value", &wait)?;
-            let store = TcpStore::serve("127.0.0.1:0".parse().expect("an address"), &Options::default())?;
+            let store = TcpStore::serve("127.0.0.1:0".parse().expect("an address"), &StoreConfig::default())?;
             store.set("key", b"value", &wait)?;
             store.get("key", &wait).map(drop)
         }

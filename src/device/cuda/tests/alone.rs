@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::gpu::{Members, at, gpu, read, symbol, write};
 use crate::device::cuda::gpus;
-use crate::device::{Average, Device, FabricHandle, Kernel, Pass, Sharing, Store};
+use crate::device::{Average, Device, DeviceMemory, FabricHandle, FabricMemory, Kernel, Pass, Sharing, Store};
 use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;

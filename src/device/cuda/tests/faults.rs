@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 
 use crate::device::cuda::gpus;
-use crate::device::{Average, Device, Kernel, Pass, Place, Sharing, Store};
+use crate::device::{Average, Device, DeviceMemory, FabricMemory, Kernel, Pass, Place, Sharing, Store};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 use crate::sys::clock;

@@ -10,7 +10,9 @@ use super::super::active::Active;
 use super::super::result::{Driver, call};
 use super::super::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
-use crate::device::{Average, Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings};
+use crate::device::{
+    Average, Device, DeviceMemory, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings,
+};
 use crate::error::{Kind, Result};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;

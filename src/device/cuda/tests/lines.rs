@@ -7,7 +7,7 @@ use crate::device::records::{
     BlockNumbers, COMBINE, ControlLayout, FIRST_MESSAGE, LaneNumbers, LaneRecord, LaunchPart, NONE, Numbers, OWN,
     OperandRecord, PeerMemory, Records, Reduction, SlotQueue, StepRecord,
 };
-use crate::device::{Device, Queue, Region, Sharing, StatusPage};
+use crate::device::{Device, DeviceMemory, Queue, Region, Sharing, StatusPage};
 use crate::sync::primitive::Arc;
 use crate::types::{DataType, Protocol};
 
