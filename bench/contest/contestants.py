@@ -220,13 +220,13 @@ def peers(names):
     """The contestants of each peer that was asked for: as it comes, and with the settings that help it somewhere."""
     known = {
         "openmpi": [OpenMpi("openmpi", environment=OPEN_MPI),
+                    # Bound it is better beside burners, unbound under a quota.
                     OpenMpi("openmpi", "openmpi, unbound", bound=False, environment=OPEN_MPI, parts=("busy",))],
         "mpich": [Mpich("mpich")],
         "impi": [
             IntelMpi("impi"),
             *(IntelMpi("impi", f"impi, algorithm {number}", {"I_MPI_ADJUST_ALLREDUCE": number}, only=is_all_reduce)
               for number in ("1", "8", "13")),
-            IntelMpi("impi", "impi, unbound", {"I_MPI_PIN": "0"}, parts=("busy",)),
         ],
         "oneccl": [
             OneCcl("oneccl"),

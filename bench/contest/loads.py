@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -25,7 +26,14 @@ class Load:
         """Why it cannot be had here, or nothing."""
         if self.quota:
             self.group, why = half_quota()
-            return why
+            if why:
+                return why
+        try:
+            # A group that can be made may still refuse processes.
+            subprocess.run(["true"], check=True, preexec_fn=self.enter)
+        except subprocess.SubprocessError as error:
+            self.end()
+            return str(error)
         return None
 
     def end(self):
