@@ -3,7 +3,7 @@
 //! begun and waited for together; rsccl, by a group; and rsccl by requests in a scope. They solve in turns, to the same residual.
 //!
 //!     cargo build --release --features mpi --example mpi_conjugate_gradients
-//!     mpirun -n 2 target/release/examples/mpi_conjugate_gradients [--sides 32] [--rounds 3] [--json]
+//!     mpirun -n 2 target/release/examples/mpi_conjugate_gradients [--sides 32,64 --rounds 5] [--json]
 //!
 //! Prints (under Open MPI 5.0.11; times are of the slowest rank, medians of rounds):
 //!
@@ -116,7 +116,7 @@ fn main() {
 fn compare(world: &SimpleCommunicator) -> Result<()> {
     let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
-    let rounds: usize = word("--rounds", "3").parse().expect("--rounds is a number");
+    let rounds: usize = word("--rounds", "1").parse().expect("--rounds is a number");
     for side in word("--sides", "32").split(',').map(|side| side.parse().expect("--sides are numbers")) {
         let (by_mpi, by_group, by_scope) = (ByMpi(world), ByGroup(&comm), ByScope(&comm));
         let all: [(&'static str, &dyn Ranks); 3] =
