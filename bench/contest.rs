@@ -9,8 +9,14 @@
 #![expect(clippy::disallowed_methods, reason = "the rules on the clock and on sleeping are the library's")]
 
 mod collective;
+#[path = "contest/in_use.rs"]
+mod in_use;
 #[path = "contest/memory.rs"]
 mod memory;
+#[path = "contest/requests.rs"]
+mod requests;
+#[path = "contest/ticks.rs"]
+mod ticks;
 #[path = "contest/usage.rs"]
 mod usage;
 
@@ -29,6 +35,8 @@ const MOST_CALLS: f64 = 100_000.0;
 const LEAST_BLOCKS: usize = 3;
 const MOST_BLOCKS: usize = 1000;
 const LATE: Duration = Duration::from_millis(200);
+/// Calls whose median counts, in `overlap`.
+const OVERLAPS: usize = 5;
 const ROOT: u32 = 0;
 
 fn main() -> Result<()> {
@@ -42,16 +50,11 @@ fn main() -> Result<()> {
         .collect();
     let comm = Communicator::from_env()?;
     let bench = Bench { comm: &comm, arguments };
-    for bytes in bench.sizes() {
-        match &*mode {
-            "collective" => bench.collective(bytes)?,
-            "first" => bench.first(bytes)?,
-            "late" => bench.late(bytes)?,
-            "overlap" => bench.overlap(bytes)?,
-            "footprint" => bench.footprint(bytes)?,
-            "startup" => bench.startup()?,
-            other => fail(&format!("mode {other}: one of collective, first, late, overlap, footprint, startup")),
-        }
+    match &*mode {
+        "requests" => bench.requests()?,
+        "persistent" => bench.persistent()?,
+        "busy" => bench.busy()?,
+        _ => bench.each_size(&mode)?,
     }
     comm.finalize()
 }
@@ -80,9 +83,30 @@ impl Bench<'_> {
         self.arguments.get(key).map_or(usual, String::as_str)
     }
 
+    fn each_size(&self, mode: &str) -> Result<()> {
+        for bytes in self.sizes() {
+            match mode {
+                "collective" => self.collective(bytes)?,
+                "first" => self.first(bytes)?,
+                "late" => self.late(bytes)?,
+                "overlap" => self.overlap(bytes)?,
+                "footprint" => self.footprint(bytes)?,
+                "startup" => self.startup()?,
+                other => fail(&format!(
+                    "mode {other}: one of collective, first, late, overlap, footprint, startup, requests, persistent, busy"
+                )),
+            }
+        }
+        Ok(())
+    }
+
     fn sizes(&self) -> Vec<usize> {
-        let parse = |size: &str| size.parse().unwrap_or_else(|error| fail(&format!("bytes={size}: {error}")));
-        self.text("bytes", "8").split(',').map(parse).collect()
+        self.sizes_of("bytes", "8")
+    }
+
+    fn sizes_of(&self, key: &str, usual: &'static str) -> Vec<usize> {
+        let parse = |size: &str| size.parse().unwrap_or_else(|error| fail(&format!("{key}={size}: {error}")));
+        self.text(key, usual).split(',').map(parse).collect()
     }
 
     fn wanted(&self) -> Collective {
@@ -139,14 +163,18 @@ impl Bench<'_> {
         Ok(most[0])
     }
 
-    /// One call on fresh values, and a look at every element: how many are wrong on the rank that has most.
     fn wrong(&self, case: &mut Case) -> Result<f64> {
+        self.wrong_of(case, |case| self.call(case))
+    }
+
+    /// One call on fresh values, and a look at every element: how many are wrong on the rank that has most.
+    fn wrong_of(&self, case: &mut Case, call: impl FnOnce(&mut Case) -> Result<()>) -> Result<f64> {
         let (rank, in_place) = (self.comm.rank(), case.collective == Collective::Broadcast);
         for (index, element) in case.input.iter_mut().enumerate() {
             *element = if in_place && rank != ROOT { -1.0 } else { value(rank, index) };
         }
         case.output.fill(-1.0);
-        self.call(case)?;
+        call(case)?;
         let result = if in_place { &case.input } else { &case.output };
         let wrong = result.iter().enumerate().filter(|(index, got)| **got != self.expected(case, *index)).count();
         self.max(wrong as f64)
@@ -257,10 +285,10 @@ impl Bench<'_> {
         for _ in 0..3 {
             self.call(&mut case)?;
         }
-        let blocking = self.median_of(|| self.call(&mut case))?;
+        let blocking = self.median_of(OVERLAPS, || self.call(&mut case))?;
         let mut beside = |nap: f64| {
             let Case { input, output, .. } = &mut case;
-            self.median_of(|| {
+            self.median_of(OVERLAPS, || {
                 self.comm.scope(|scope| {
                     let request = scope.all_reduce(&input[..], &mut output[..], ReduceOp::Sum)?;
                     std::thread::sleep(Duration::from_secs_f64(nap));
@@ -276,18 +304,6 @@ impl Bench<'_> {
             r#"{{"bytes":{bytes},"blocking_ms":{blocking:.3},"alone_ms":{alone:.3},"behind_sleep_ms":{both:.3},"hidden":{hidden:.3}}}"#
         ));
         Ok(())
-    }
-
-    /// Seconds, of the slowest rank, of the median of five.
-    fn median_of(&self, mut act: impl FnMut() -> Result<()>) -> Result<f64> {
-        let mut times = Vec::new();
-        for _ in 0..5 {
-            self.comm.barrier()?;
-            let begun = Instant::now();
-            act()?;
-            times.push(self.max(begun.elapsed().as_secs_f64())?);
-        }
-        Ok(median(times))
     }
 
     fn footprint(&self, bytes: usize) -> Result<()> {

@@ -17,9 +17,15 @@ MPI_ENVIRONMENT = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+# At its start it would ask libfabric for networks, and that sleeps for a second. No part uses them.
+OPEN_MPI = {"OMPI_MCA_btl": "^ofi"}
 # With more ranks than processors MPICH's collectives over shared memory spin without yielding.
 MPICH_CROWDED = {f"MPIR_CVAR_{it}_POSIX_INTRA_ALGORITHM": "mpir" for it in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")}
 ONECCL_CROWDED = {"CCL_YIELD": "sched_yield", "CCL_SPIN_COUNT": "1", "CCL_WORKER_OFFLOAD": "1", "CCL_WORKER_WAIT": "1"}
+
+
+# The parts of blocking calls back to back; the others are requests, persistent, busy.
+PLAIN = ("collective", "rewrite", "crowd", "first", "late", "overlap", "footprint", "startup")
 
 
 class Failed(Exception):
@@ -30,11 +36,11 @@ def processors():
     return len(os.sched_getaffinity(0))
 
 
-def run(command, environment=None, limit_s=RUN_LIMIT_S):
-    """Runs a command in a session of its own, so that a hung one can be ended with all that it started."""
+def run(command, environment=None, limit_s=RUN_LIMIT_S, enter=None):
+    """Runs a command in a session of its own, so that a hung one can be ended with all that it started. `enter` is called in the child."""
     words = [str(word) for word in command]
     child = subprocess.Popen(words, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=enter)
     try:
         output, errors = child.communicate(timeout=limit_s)
     except BaseException as reason:
@@ -58,14 +64,21 @@ def rows_of(output):
 class Contestant:
     """A library with one set of settings. `library` is what the table calls it, `name` tells its settings too."""
 
-    def __init__(self, library, name=None, environment=None, words=(), only=None):
+    # How its programs say messages both ways, and an all-reduce: a run of the part `requests` for each.
+    ways = ("blocking", "requests")
+
+    def __init__(self, library, name=None, environment=None, words=(), only=None, parts=None):
         self.library, self.name = library, name or library
         self.environment, self.words = environment or {}, list(words)
-        # Which (collective, ranks) these settings are for: None for all.
-        self.only = only
+        # Which (collective, ranks) of the part `collective` these settings are for, and which parts: None for all.
+        self.only, self.parts = only, parts
 
     def takes_part(self, mode, collective, ranks, transport):
-        return self.only is None or (mode == "collective" and self.only(collective, ranks))
+        if self.parts is not None and mode not in self.parts:
+            return False
+        if self.only is None:
+            return True
+        return self.only(collective, ranks) if mode == "collective" else self.parts is not None
 
     def driver(self):
         return [LOCAL / f"contest.{self.library}"]
@@ -77,10 +90,11 @@ class Contestant:
     def settings(self):
         return " ".join([*(f"{key}={value}" for key, value in self.environment.items()), *self.words]) or "as they come"
 
-    def measure(self, mode, ranks, transport, arguments, limit_s=RUN_LIMIT_S):
+    def measure(self, mode, ranks, transport, arguments, limit_s=RUN_LIMIT_S, load=None):
         before, environment = self.launch(ranks, transport)
         words = [f"{key}={value}" for key, value in arguments.items()]
-        rows = rows_of(run([*before, *self.driver(), mode, *words, *self.words], environment, limit_s))
+        beside, enter = (load.words, load.enter) if load else ([], None)
+        rows = rows_of(run([*before, *beside, *self.driver(), mode, *words, *self.words], environment, limit_s, enter))
         wrong = [row for row in rows if row.get("wrong")]
         if wrong or not rows:
             raise Failed(f"{self.name}: right results expected of {mode} {words} at {ranks} ranks, got {rows}")
@@ -90,12 +104,16 @@ class Contestant:
 class Rsccl(Contestant):
     """`folder` is where cargo put the programs. `sessions` starts each rank in a session of its own, as some launchers do."""
 
-    def __init__(self, folder, name, words=(), sessions=False, only=None):
-        super().__init__("rsccl", name, words=words, only=only)
+    def __init__(self, folder, name, words=(), sessions=False, only=None, parts=None, program=None):
+        super().__init__("rsccl", name, words=words, only=only, parts=parts)
         self.folder, self.sessions = pathlib.Path(folder), sessions
+        self.program = program or self.folder / "examples" / "contest"
+        # The C++ classes have those of the peers.
+        if program is None:
+            self.ways = ("blocking", "group", "scope", "owned")
 
     def driver(self):
-        return [self.folder / "examples" / "contest"]
+        return [self.program]
 
     def takes_part(self, mode, collective, ranks, transport):
         if "registered=1" in self.words and transport != "shm":
@@ -115,9 +133,18 @@ class Rsccl(Contestant):
 
 
 class OpenMpi(Contestant):
+    """`bound`: each rank to a core, as it comes."""
+
+    def __init__(self, library, name=None, bound=True, **others):
+        super().__init__(library, name, **others)
+        self.bound = bound
+
+    def settings(self):
+        return super().settings() + ("" if self.bound else " --bind-to none")
+
     def launch(self, ranks, transport):
         words = [LOCAL / "openmpi" / "bin" / "mpirun", "-n", ranks]
-        if ranks > processors():
+        if ranks > processors() or not self.bound:
             words += ["--bind-to", "none"]
         if transport == "tcp":
             words += ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"]
@@ -157,6 +184,8 @@ class IntelMpi(Contestant):
 
 class OneCcl(IntelMpi):
     def takes_part(self, mode, collective, ranks, transport):
+        if mode not in PLAIN:
+            return False
         # Its library for processors has no messages; over sockets it is Intel MPI's.
         if collective == "send_recv" or transport == "tcp" or mode == "startup":
             return False
@@ -190,8 +219,9 @@ def is_all_reduce(collective, ranks):
 def peers(names):
     """The contestants of each peer that was asked for: as it comes, and with the settings that help it somewhere."""
     known = {
-        # At its start it would ask libfabric for networks, and that sleeps for a second. No part uses them.
-        "openmpi": [OpenMpi("openmpi", environment={"OMPI_MCA_btl": "^ofi"})],
+        "openmpi": [OpenMpi("openmpi", environment=OPEN_MPI),
+                    # Bound it is better beside burners, unbound under a quota.
+                    OpenMpi("openmpi", "openmpi, unbound", bound=False, environment=OPEN_MPI, parts=("busy",))],
         "mpich": [Mpich("mpich")],
         "impi": [
             IntelMpi("impi"),

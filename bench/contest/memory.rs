@@ -5,7 +5,11 @@ use std::ptr::NonNull;
 
 use rsccl::{Buffer, Communicator, Result};
 
+#[derive(Default)]
 pub(crate) enum Memory {
+    /// A request has it.
+    #[default]
+    Away,
     Ordinary(Private),
     Registered(Buffer<f32>),
 }
@@ -28,6 +32,7 @@ impl Deref for Memory {
 
     fn deref(&self) -> &[f32] {
         match self {
+            Memory::Away => &[],
             Memory::Ordinary(private) => private,
             Memory::Registered(buffer) => buffer,
         }
@@ -37,6 +42,7 @@ impl Deref for Memory {
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [f32] {
         match self {
+            Memory::Away => &mut [],
             Memory::Ordinary(private) => private,
             Memory::Registered(buffer) => buffer,
         }
@@ -50,6 +56,9 @@ pub(crate) struct Private {
     data: NonNull<f32>,
     elements: usize,
 }
+
+// SAFETY: the mapping belongs to this value alone, and threads have no part in it.
+unsafe impl Send for Private {}
 
 const ALIGNMENT: usize = 2 << 20;
 

@@ -8,7 +8,9 @@ import statistics
 import subprocess
 import sys
 
+import in_use
 from contestants import BENCH, LOCAL
+from figures import figure, median, ratio, size_of, table
 
 README = BENCH.parent / "README.md"
 # The README's table stands between these lines.
@@ -23,32 +25,6 @@ BEFORE = "before: "
 ALLOWED = 0.03
 PLOTS = LOCAL / "plots"
 PLOTS_PACKAGE = "matplotlib==3.10.0"
-
-
-def size_of(size):
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size} B"
-
-
-def figure(value):
-    if value is None:
-        return ""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def ratio(ours, theirs):
-    return "" if ours is None or not theirs else f"{ours / theirs:.2f}"
-
-
-def median(values):
-    return statistics.median(values) if values else None
-
-
-def table(heads, rows):
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
 class Cells:
@@ -278,8 +254,10 @@ def write(result, folder, name):
         *(f"| {contestant} | {settings} |" for contestant, settings in result["settings"].items()),
         *baseline_table(result["samples"]),
         # Without peers there is nothing to sum up.
-        *(["", "## Summary", "", summary(ratios)] if any(ratios.values()) else []), "", "## Tables", *tables, *others(result),
+        *(["", "## Summary", "", summary(ratios)] if any(ratios.values()) else []), "", *in_use.goals(result), "", "## Tables", *tables, *others(result), *in_use.tables(result),
     ]
+    if result.get("left_out"):
+        lines += ["", "### Left out", "", *(f"- {words}" for words in result["left_out"])]
     if result["failures"]:
         lines += ["", "### Runs that failed", "", *(f"- {failure['contestant']}, {failure['part']}, {failure['ranks']} ranks: {failure['why']}"
                                                   for failure in result["failures"])]

@@ -12,6 +12,12 @@ pub(crate) fn processor_s() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
+/// The session of this process: the scheduler shares processors out among sessions.
+pub(crate) fn session() -> i32 {
+    // SAFETY: it asks for the number of the caller's own session.
+    unsafe { libc::getsid(0) }
+}
+
 /// kB resident, kB of its share of shared pages, descriptors, threads: a JSON object.
 pub(crate) fn now() -> String {
     let (status, pages) = ("/proc/self/status", "/proc/self/smaps_rollup");

@@ -29,7 +29,7 @@ build() { # ENVIRONMENT SOURCE PROGRAM FLAG...
     shift 3
     wrapper=$venv/bin/mpicxx
     # What is newer than its sources stands.
-    [[ $local/$program -nt $here/../contest/driver/$source && $local/$program -nt $here/../contest/driver/loop.hpp ]] && return
+    [[ -z $(find "$here/../contest/driver/$source" "$here/../contest/driver/"*.hpp -newer "$local/$program" 2>&1) ]] && return
     # The libraries stand in the environment's lib folder, which no system path names.
     "$wrapper" -O2 -Wall -Wextra -Werror -std=c++17 "$here/../contest/driver/$source" -o "$local/$program.new" "$@" "-Wl,-rpath,$venv/lib"
     mv "$local/$program.new" "$local/$program"

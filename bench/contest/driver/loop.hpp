@@ -9,6 +9,8 @@
 //   footprint   bytes=A              memory, descriptors and threads of rank 0, after init and after calls
 //   startup                          init, one all-reduce of 8 bytes, and the end: the caller takes the time of the whole job
 //
+// What programs do besides blocking calls on a quiet machine stands in in_use.hpp.
+//
 // Float sums, out of place; a broadcast is in place. `bytes` counts as nccl-tests counts: the larger of a rank's two buffers.
 // send_recv is half of a round trip between ranks 0 and 1, 2 and 3, and so on.
 #pragma once
@@ -61,6 +63,7 @@ struct Library {
     virtual int ranks() = 0;
     virtual void barrier() = 0;
     virtual double max(double mine) = 0;
+    virtual double sum(double mine) = 0;
     virtual void call(const Case&) = 0;
     // Begins an all-reduce; `finish` waits for it.
     virtual void start(const Case&) = 0;
@@ -103,10 +106,11 @@ inline float value(int rank, std::size_t index) { return static_cast<float>(inde
 
 class Bench {
   public:
+    virtual ~Bench() = default;
     Bench(Library& library, std::map<std::string, std::string> arguments)
         : library_(library), arguments_(std::move(arguments)), rank_(library.rank()), ranks_(library.ranks()) {}
 
-    void run(const std::string& mode) {
+    virtual void run(const std::string& mode) {
         if (mode == "collective") each_size([&](std::size_t bytes) { collective(bytes); });
         else if (mode == "first") each_size([&](std::size_t bytes) { first(bytes); });
         else if (mode == "late") each_size([&](std::size_t bytes) { late(bytes); });
@@ -116,7 +120,7 @@ class Bench {
         else fail("mode " + mode + ": one of collective, first, late, overlap, footprint, startup");
     }
 
-  private:
+  protected:
     static constexpr double BLOCK_S = 0.005;
     static constexpr double WARM_UP_SHARE = 0.2;
     static constexpr int MOST_CALLS = 100000, LEAST_BLOCKS = 3, MOST_BLOCKS = 1000;
@@ -165,13 +169,18 @@ class Bench {
 
     int partner() const { return (rank_ ^ 1) < ranks_ ? rank_ ^ 1 : -1; }
 
-    // One call on fresh values, and a look at every element. The number of wrong ones on all ranks, as far as rank 0 needs it.
     double wrong(Case& it) {
+        return wrong(it, [&] { library_.call(it); });
+    }
+
+    // One call on fresh values, and a look at every element. The number of wrong ones on all ranks, as far as rank 0 needs it.
+    template <class Do>
+    double wrong(Case& it, Do&& call) {
         bool in_place = it.collective == Collective::Broadcast;
         float* result = in_place ? it.input : it.output;
         for (std::size_t i = 0; i < it.sent; i++) it.input[i] = in_place && rank_ != 0 ? -1.0f : value(rank_, i);
         for (std::size_t i = 0; i < it.received; i++) it.output[i] = -1.0f;
-        library_.call(it);
+        call();
         std::size_t errors = 0;
         for (std::size_t i = 0; i < it.received; i++) errors += result[i] != expected(it, i);
         return library_.max(static_cast<double>(errors));
@@ -358,7 +367,8 @@ class Bench {
     int rank_, ranks_;
 };
 
-inline int main_of(Library& library, int argc, char** argv) {
+template <class Loops = Bench, class Peer>
+int main_of(Peer& library, int argc, char** argv) {
     if (argc < 2) fail("which mode?");
     std::map<std::string, std::string> arguments;
     for (int i = 2; i < argc; i++) {
@@ -366,7 +376,7 @@ inline int main_of(Library& library, int argc, char** argv) {
         if (!equals) fail(std::string(argv[i]) + ": KEY=VALUE expected");
         arguments[std::string(argv[i], static_cast<std::size_t>(equals - argv[i]))] = equals + 1;
     }
-    Bench(library, std::move(arguments)).run(argv[1]);
+    Loops(library, std::move(arguments)).run(argv[1]);
     return 0;
 }
 

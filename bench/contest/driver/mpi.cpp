@@ -1,14 +1,14 @@
 // An MPI library in the contest: Open MPI, MPICH, Intel MPI.
 #include <mpi.h>
 
-#include "loop.hpp"
+#include "in_use.hpp"
 
 namespace {
 
 using contest::Case;
 using contest::Collective;
 
-class Mpi final : public contest::Library {
+class Mpi final : public contest::Requests {
   public:
     Mpi() {
         MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
@@ -21,6 +21,11 @@ class Mpi final : public contest::Library {
         double most = mine;
         MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         return most;
+    }
+    double sum(double mine) override {
+        double total = mine;
+        MPI_Allreduce(&mine, &total, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        return total;
     }
     void call(const Case& it) override {
         int count = static_cast<int>(it.count);
@@ -44,6 +49,33 @@ class Mpi final : public contest::Library {
         MPI_Iallreduce(it.input, it.output, static_cast<int>(it.count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request_);
     }
     void finish() override { MPI_Wait(&request_, MPI_STATUS_IGNORE); }
+    bool test() override {
+        int done = 0;
+        MPI_Test(&request_, &done, MPI_STATUS_IGNORE);
+        return done;
+    }
+
+    void exchange(const Case& it) override {
+        int count = static_cast<int>(it.count), peer = rank_ ^ 1;
+        MPI_Sendrecv(it.input, count, MPI_FLOAT, peer, 0, it.output, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    void exchange_by_requests(const Case& it) override {
+        int count = static_cast<int>(it.count), peer = rank_ ^ 1;
+        MPI_Request both[2];
+        MPI_Irecv(it.output, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, &both[0]);
+        MPI_Isend(it.input, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, &both[1]);
+        MPI_Waitall(2, both, MPI_STATUSES_IGNORE);
+    }
+
+    bool prepare(const Case& it) override {
+        MPI_Allreduce_init(it.input, it.output, static_cast<int>(it.count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &prepared_);
+        return true;
+    }
+    void run_prepared() override {
+        MPI_Start(&prepared_);
+        MPI_Wait(&prepared_, MPI_STATUS_IGNORE);
+    }
+    void release() override { MPI_Request_free(&prepared_); }
 
   private:
     void send_recv(const Case& it, int count) const {
@@ -55,7 +87,7 @@ class Mpi final : public contest::Library {
         if (peer < rank_) send();
     }
     int rank_ = 0, ranks_ = 0;
-    MPI_Request request_ = MPI_REQUEST_NULL;
+    MPI_Request request_ = MPI_REQUEST_NULL, prepared_ = MPI_REQUEST_NULL;
 };
 
 } // namespace
@@ -63,7 +95,7 @@ class Mpi final : public contest::Library {
 int main(int argc, char** argv) {
     MPI_Init(&argc, &argv);
     Mpi library;
-    int exit = contest::main_of(library, argc, argv);
+    int exit = contest::main_of<contest::InUse>(library, argc, argv);
     MPI_Finalize();
     return exit;
 }

@@ -52,6 +52,11 @@ class OneCcl final : public contest::Library {
         MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         return most;
     }
+    double sum(double mine) override {
+        double total = mine;
+        MPI_Allreduce(&mine, &total, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        return total;
+    }
     void call(const Case& it) override {
         const auto sum = ccl::reduction::sum;
         const auto type = ccl::datatype::float32;
