@@ -6,7 +6,8 @@
 //!
 //! In a collective both ranks come by themselves. The receiver of a plain send may be in any other call, and may itself
 //! wait in a send: the sender asks it over the bootstrap to open its end, and the receiver does that in whatever wait
-//! it is (`Fabric::open_for`, in each slow turn). On devices either end of a message may come first, and asks the other.
+//! it is (`Fabric::open_for`, in each slow turn). On devices either end of a message may come first, and asks the
+//! other.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::bootstrap::Bootstrap;
 use crate::device::{Home, Region};
 use crate::error::{Error, Kind, Result};
 use crate::sync::ring::{Receiver, Sender, Shape};
-use crate::sync::{AbortFlag, Wait};
+use crate::sync::{Deadline, Wait};
 use crate::transport::connection::{Channel, EndKey, EndPart, EndRequest, Need, QueuePart, Way};
 use crate::transport::device_queues::DeviceQueues;
 use crate::transport::fabric_handles;
@@ -215,7 +216,7 @@ impl OpeningSide for ConnectionEnds<'_> {
     }
 
     fn has_left(&mut self, key: EndKey) -> Result<bool> {
-        match self.bootstrap.settle(key.need.peer, &Wait::new(Duration::ZERO, &AbortFlag::new())) {
+        match self.bootstrap.settle(key.need.peer, &self.wait.until(Deadline::within_wait(Duration::ZERO))) {
             Err(error) if error.kind() == Kind::Timeout => Ok(false),
             settled => settled.map(|()| true),
         }

@@ -10,7 +10,7 @@ use crate::bootstrap::{Bootstrap, Sources};
 use crate::device::{Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Weak};
-use crate::sync::{Backoff, Chime, Deadline, Patience, Turn, Turned, Wait, Waiting};
+use crate::sync::{AbortFlag, Backoff, Chime, Deadline, Patience, Turn, Turned, Wait, Waiting};
 use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
@@ -22,7 +22,7 @@ use crate::transport::kernel_slots::FarEnd;
 use crate::transport::links::Links;
 use crate::transport::opening::{Openings, ROUND_PEERS};
 use crate::transport::peer_reads::PeerReads;
-use crate::transport::routes::{Routes, Sizes, unbounded, unreachable};
+use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
@@ -113,6 +113,9 @@ pub struct Fabric {
     links: Links,
     queues: DeviceQueues,
     openings: Openings<EndKey, OpenEnd>,
+    /// For words of few bytes, which wait for nothing. It is made once: a new one in each turn would begin a wait
+    /// anew, and then nobody sees that the process stood still since the last look (`sys::clock`).
+    at_once: Wait,
     /// See [`Fabric::owes`].
     owes: bool,
 }
@@ -130,6 +133,7 @@ impl Fabric {
             links: Links::new(PeerReads::new(mine, peers, policy)),
             queues: DeviceQueues::default(),
             openings: Openings::new(ROUND_PEERS),
+            at_once: Wait::new(Duration::MAX, &AbortFlag::new()),
             owes: false,
         }
     }
@@ -156,8 +160,7 @@ impl Fabric {
     pub fn pay(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let before = self.routes.outstanding().len();
         self.serve(clock::now())?;
-        let wait = unbounded();
-        let (openings, mut ends) = self.openings(bootstrap, &wait);
+        let (openings, mut ends) = self.openings(bootstrap, None);
         let moved = openings.is_any() && openings.progress(&mut ends)?;
         Ok((self.note_debt() < before) | moved)
     }
@@ -420,8 +423,13 @@ impl Fabric {
     ///
     /// # Errors
     /// Of memory, or of the bootstrap that carries the offers.
-    pub fn begin_connect(&mut self, needs: &[Need], receivers: Receivers, of: (&dyn Bootstrap, &Wait)) -> Result<()> {
-        self.begin((needs, ConnectionKind::Rings), receivers, of).map(drop)
+    pub fn begin_connect(
+        &mut self,
+        needs: &[Need],
+        receivers: Receivers,
+        (bootstrap, wait): (&dyn Bootstrap, &Wait),
+    ) -> Result<()> {
+        self.begin((needs, ConnectionKind::Rings), receivers, (bootstrap, Some(wait))).map(drop)
     }
 
     /// Whether the connection of `need` is open at both ends.
@@ -440,9 +448,8 @@ impl Fabric {
     /// # Errors
     /// As [`Fabric::begin_connect`].
     pub fn open_for(&mut self, ask: EndRequest, bootstrap: &dyn Bootstrap) -> Result<()> {
-        let wait = unbounded();
-        match self.openings(bootstrap, &wait).1.asked(ask)? {
-            Some((need, kind)) => self.begin((&[need], kind), Receivers::Come, (bootstrap, &wait)).map(drop),
+        match self.openings(bootstrap, None).1.asked(ask)? {
+            Some((need, kind)) => self.begin((&[need], kind), Receivers::Come, (bootstrap, None)).map(drop),
             None => Ok(()),
         }
     }
@@ -455,7 +462,7 @@ impl Fabric {
         setup: &mut Setup<'_>,
     ) -> Result<()> {
         let before = self.routes.outstanding();
-        let keys = self.begin(connections, receivers, (setup.bootstrap, setup.wait))?;
+        let keys = self.begin(connections, receivers, (setup.bootstrap, Some(setup.wait)))?;
         // The turns of this wait move them on, as those of any other wait do: this rank owes them.
         self.serve_until(setup, |fabric| {
             let is_open = !keys.iter().any(|key| fabric.openings.has(*key));
@@ -470,7 +477,7 @@ impl Fabric {
         &mut self,
         (needs, kind): (&[Need], ConnectionKind),
         receivers: Receivers,
-        (bootstrap, wait): (&dyn Bootstrap, &Wait),
+        (bootstrap, wait): (&dyn Bootstrap, Option<&Wait>),
     ) -> Result<Vec<EndKey>> {
         let (openings, mut ends) = self.openings(bootstrap, wait);
         let mut keys = Vec::with_capacity(needs.len());
@@ -488,14 +495,14 @@ impl Fabric {
         Ok(keys)
     }
 
-    /// The hand-shakes, and what they need.
+    /// The hand-shakes, and what they need; with a `wait` where one begins.
     fn openings<'a>(
         &'a mut self,
         bootstrap: &'a dyn Bootstrap,
-        wait: &'a Wait,
+        wait: Option<&'a Wait>,
     ) -> (&'a mut Openings<EndKey, OpenEnd>, ConnectionEnds<'a>) {
-        let Fabric { routes, links, queues, openings, .. } = self;
-        (openings, ConnectionEnds { routes, links, queues, bootstrap, wait })
+        let Fabric { routes, links, queues, openings, at_once, .. } = self;
+        (openings, ConnectionEnds { routes, links, queues, bootstrap, wait: wait.unwrap_or(at_once) })
     }
 
     /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest

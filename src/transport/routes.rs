@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use crate::device::Sharing;
 use crate::error::{Error, Result};
-use crate::sync::Wait;
 use crate::sync::ring::Shape;
 use crate::sys::limits;
 use crate::transport::connection::{Channel, Need, Way};
@@ -149,12 +148,6 @@ pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
         return error.duplicate();
     }
     Error::remote(peer, format!("cannot set up a connection with rank {peer}: {}", error.message()))
-}
-
-/// For a message of few bytes to a rank from which one has come: it never waits. The deadline is that of whoever drives
-/// the set-up.
-pub(super) fn unbounded() -> Wait {
-    Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new())
 }
 
 /// Says for each rank of my host why no better transport connects us.

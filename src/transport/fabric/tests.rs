@@ -4,7 +4,6 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::bootstrap::{LocalBootstrap, NetBootstrap, Options, Root};
-use crate::sync::AbortFlag;
 use crate::sync::ring::Shape;
 use crate::sys::numa::ThreadHome;
 use crate::sys::thread;
