@@ -113,6 +113,7 @@ const MOST_TOLD_BYTES: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::settings::Settings;
 
     fn equal(config: &Config) -> EqualSettings {
         Settings::read(config).unwrap().equal
