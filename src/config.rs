@@ -59,8 +59,8 @@ use value::{Kind, Value};
 ///
 /// All ranks of a communicator must have equal algorithms, protocols, channels, sizes, forbidden transports and
 /// reproducibility, and what says "equal on all ranks" below: otherwise joining fails on every rank with
-/// [`crate::error::Kind::Mismatch`], which names a rank that differs, the variable and both values. The other fields may
-/// differ as long as the ranks find each other.
+/// [`crate::error::Kind::Mismatch`], which names a rank that differs, the variable and both values. The other fields
+/// may differ as long as the ranks find each other.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {

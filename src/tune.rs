@@ -21,7 +21,7 @@ pub use cost::Costs;
 pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled, SpecOf};
 pub use rings::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
-pub use terrain::Terrain;
+pub use terrain::{BETWEEN_PROCESSES, Terrain};
 
 use crate::plan::{Layout, Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};

@@ -173,7 +173,6 @@ const WIDE: &[&str] = &[
     "src/bin/rsccl/topo/show.rs",
     "src/comm/collectives.rs",
     "src/comm/group.rs",
-    "src/comm/init.rs",
     "src/comm/launched.rs",
     "src/comm/lone_world.rs",
     "src/comm/on_stream.rs",

@@ -453,8 +453,8 @@ impl Engine {
         &self.host.chooser.grounds().layout
     }
 
-    /// What this rank plans for a call on host memory, with root 0, where ranks work in scratch; `None` where it goes by
-    /// flat slots.
+    /// What this rank plans for a call on host memory, with root 0, where ranks work in scratch; `None` where it goes
+    /// by flat slots.
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn spec(&self, asked: Question<'_>) -> Result<Option<crate::plan::Spec>> {

@@ -14,7 +14,7 @@ use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
 use crate::topo::layout::ChannelOrders;
 use crate::tune::{self, Choice, RingSizes};
-use crate::types::{Algorithm, Collective, DataType, Protocol, Rank, TransportKind, World};
+use crate::types::{Algorithm, Collective, DataType, Protocol, Rank, World};
 
 /// The choices of a communicator whose ranks are processes that stand where a description says.
 #[derive(Debug)]
@@ -160,7 +160,7 @@ fn grounds(ranks: ForeseenRanks<'_>) -> Result<Arc<Grounds>> {
     settings.sizes.shape.slots = ring.slots;
     settings.sizes.shape.slot_bytes = ring.slot_bytes;
     let world = World { rank: Rank::default(), size: u32::try_from(layout.size()).unwrap_or(u32::MAX) };
-    Ok(Arc::new(Grounds::new(world, (layout, TransportKind::Shm, cores), &settings)))
+    Ok(Arc::new(Grounds::new(world, (layout, tune::BETWEEN_PROCESSES, cores), &settings)))
 }
 
 /// The type of the elements: the usual one of gradients.

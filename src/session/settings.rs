@@ -23,7 +23,7 @@ use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
-use differing::EqualSettings;
+use differing::{Effect, EqualSettings};
 use searching::Searching;
 use standing::Standing;
 use tuning::Tuning;
@@ -152,8 +152,37 @@ impl Settings {
             visible_devices: VisibleDevices::read(&Environment::capture()),
             equal: EqualSettings::default(),
         };
-        settings.equal = EqualSettings::of(&settings, config);
+        settings.equal = EqualSettings::of(settings.effects(), config);
         Ok(settings)
+    }
+
+    /// What must be equal on all ranks.
+    fn effects(&self) -> [Effect; 20] {
+        let Settings { policy, sizes, ways, .. } = self;
+        let buffers = (sizes.shape, sizes.messages_in_memory, sizes.messages_over_sockets);
+        [
+            (&["NCCL_P2P_DISABLE"], shown(&policy.no_local)),
+            (&["NCCL_SHM_DISABLE"], shown(&policy.no_shm)),
+            (&["RSCCL_CMA_DISABLE"], shown(&policy.no_peer_reads)),
+            (&["RSCCL_CMA_FORCE"], shown(&policy.slow_peer_reads)),
+            (&["NCCL_P2P_USE_CUDA_MEMCPY"], shown(&self.copy_engines)),
+            (&["NCCL_P2P_LL_THRESHOLD"], shown(&self.most_line_message_bytes)),
+            (&["NCCL_BUFFSIZE"], shown(&buffers)),
+            (&["RSCCL_SCRATCH_BYTES"], shown(&sizes.scratch_bytes)),
+            (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(&sizes.sockets.sockets)),
+            (&["NCCL_SOCKET_SNDBUF"], shown(&sizes.sockets.send_buffer_bytes)),
+            (&["NCCL_SOCKET_RCVBUF"], shown(&sizes.sockets.receive_buffer_bytes)),
+            (&["RSCCL_REPRODUCIBLE"], shown(&self.reproducible)),
+            (&["RSCCL_COHORT"], shown(&self.split_cohorts)),
+            (&["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"], shown(&self.channels)),
+            (&["NCCL_ALGO", STRICT], shown(&self.algorithms)),
+            (&["NCCL_PROTO", STRICT], shown(&(&self.protocols, &self.asked_protocols))),
+            (&["RSCCL_TEAM_RANKS"], shown(&self.team_ranks)),
+            (&["NCCL_CROSS_NIC"], shown(&self.searching.cross)),
+            (&["NCCL_P2P_LEVEL"], shown(&ways.level)),
+            // A rank that maps its host's memory in init waits there for the others.
+            (&["NCCL_RUNTIME_CONNECT"], shown(&self.connect_late)),
+        ]
     }
 }
 
@@ -249,6 +278,13 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     })
 }
 
+/// An effect in words, to compare it.
+fn shown(effect: &impl std::fmt::Debug) -> String {
+    format!("{effect:?}")
+}
+
+/// What [`read_filters`] obeys besides.
+const STRICT: &str = "RSCCL_STRICT_FILTERS";
 /// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;

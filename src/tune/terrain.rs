@@ -139,7 +139,7 @@ impl Terrain {
 
     /// [`Terrain::of_hosts`] of processes, which share their host's memory.
     pub fn of_processes(hosts: &[Vec<Rank>], costs: &Costs) -> Terrain {
-        Terrain::of_hosts(hosts, TransportKind::Shm, costs)
+        Terrain::of_hosts(hosts, BETWEEN_PROCESSES, costs)
     }
 
     /// A rank on each GPU of `system`, domain by domain. Every domain stands for `times` equal domains, which follow
@@ -325,6 +325,9 @@ impl Terrain {
         (leave, enter, leave.latency_us + enter.latency_us + self.network_latency_us)
     }
 }
+
+/// What connects processes of a host.
+pub const BETWEEN_PROCESSES: TransportKind = TransportKind::Shm;
 
 /// The domain of each rank, and its seat there.
 pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {

@@ -30,10 +30,10 @@ use crate::{print, topo};
 /// What is played is what communicators do there: the same functions choose algorithm, protocol, channels and memory,
 /// by the same settings (NCCL_ALGO, NCCL_BUFFSIZE, RSCCL_TUNE_FILE, ...), and the same plans run, step by step. Ranks
 /// are processes whose buffers are not registered, unless --registered. Only time is modelled: links and GPU memory by
-/// their bandwidth, messages and flags by the latencies of NCCL's tuner. Lines below a row say what else is not as it is
-/// there: flat slots for small calls on host memory, which are no plan; LL and LL128, whose latencies are not modelled;
-/// memory of the host between GPUs that do not reach each other's. GPUs of several hosts send as if each had its nearest
-/// NIC for itself; communicators send by TCP over one interface of a host.
+/// their bandwidth, messages and flags by the latencies of NCCL's tuner. Lines below a row say what else is not as it
+/// is there: flat slots for small calls on host memory, which are no plan; LL and LL128, whose latencies are not
+/// modelled; memory of the host between GPUs that do not reach each other's. GPUs of several hosts send as if each had
+/// its nearest NIC for itself; communicators send by TCP over one interface of a host.
 ///
 /// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE. Where the costs of the system's links give another
 /// algorithm, a line below the row names it, and --algo plays it.

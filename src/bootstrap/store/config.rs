@@ -7,8 +7,8 @@ use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::{Options, SharedSecret};
 use crate::error::Result;
 
-/// How a [`TcpStore`](super::TcpStore) is served and opened. All its processes have the same secret and job; the default
-/// has neither, so that any process that reaches the port can use the store.
+/// How a [`TcpStore`](super::TcpStore) is served and opened. All its processes have the same secret and job; the
+/// default has neither, so that any process that reaches the port can use the store.
 ///
 /// # Examples
 /// ```

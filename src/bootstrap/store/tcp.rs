@@ -133,8 +133,8 @@ impl TcpStore {
         TcpStore::of(ServicePlace::Known(vec![near]), options, Some((served, thread)))
     }
 
-    /// Opens the store that is, or will be, served at `place`: `host:port`, or `[ipv6]:port`. The first call connects. A
-    /// name is looked up until it has an address, and again when none of its addresses answers.
+    /// Opens the store that is, or will be, served at `place`: `host:port`, or `[ipv6]:port`. The first call connects.
+    /// A name is looked up until it has an address, and again when none of its addresses answers.
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`] if `place` is no such text; [`Kind::System`] if the system has no descriptor left.

@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 
 use crate::config::{Config, VARIABLES, Variable};
 use crate::error::{self, Result};
-use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
@@ -26,44 +25,18 @@ struct EqualSetting {
     effect: u64,
 }
 
-/// The variables, and what they bring about: ranks with other values may do the same.
-fn effects(settings: &Settings) -> [(&'static [&'static str], String); 20] {
-    let Settings { policy, sizes, ways, .. } = settings;
-    let buffers = (sizes.shape, sizes.messages_in_memory, sizes.messages_over_sockets);
-    [
-        (&["NCCL_P2P_DISABLE"], shown(&policy.no_local)),
-        (&["NCCL_SHM_DISABLE"], shown(&policy.no_shm)),
-        (&["RSCCL_CMA_DISABLE"], shown(&policy.no_peer_reads)),
-        (&["RSCCL_CMA_FORCE"], shown(&policy.slow_peer_reads)),
-        (&["NCCL_P2P_USE_CUDA_MEMCPY"], shown(&settings.copy_engines)),
-        (&["NCCL_P2P_LL_THRESHOLD"], shown(&settings.most_line_message_bytes)),
-        (&["NCCL_BUFFSIZE"], shown(&buffers)),
-        (&["RSCCL_SCRATCH_BYTES"], shown(&sizes.scratch_bytes)),
-        (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(&sizes.sockets.sockets)),
-        (&["NCCL_SOCKET_SNDBUF"], shown(&sizes.sockets.send_buffer_bytes)),
-        (&["NCCL_SOCKET_RCVBUF"], shown(&sizes.sockets.receive_buffer_bytes)),
-        (&["RSCCL_REPRODUCIBLE"], shown(&settings.reproducible)),
-        (&["RSCCL_COHORT"], shown(&settings.split_cohorts)),
-        (&["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"], shown(&settings.channels)),
-        (&["NCCL_ALGO", STRICT], shown(&settings.algorithms)),
-        (&["NCCL_PROTO", STRICT], shown(&(&settings.protocols, &settings.asked_protocols))),
-        (&["RSCCL_TEAM_RANKS"], shown(&settings.team_ranks)),
-        (&["NCCL_CROSS_NIC"], shown(&settings.searching.cross)),
-        (&["NCCL_P2P_LEVEL"], shown(&ways.level)),
-        // A rank that maps its host's memory in init waits there for the others.
-        (&["NCCL_RUNTIME_CONNECT"], shown(&settings.connect_late)),
-    ]
-}
+/// Variables, and what they bring about: ranks with other values may do the same.
+pub(crate) type Effect = (&'static [&'static str], String);
 
 impl EqualSettings {
-    /// What `settings` have, which were read from `config`.
-    pub(super) fn of(settings: &Settings, config: &Config) -> EqualSettings {
+    /// Of what the values of `config` bring about.
+    pub(super) fn of(effects: impl IntoIterator<Item = Effect>, config: &Config) -> EqualSettings {
         let written = |name: &&'static str| (*name, variable(name).map_or_else(String::new, |it| it.shown(config)));
-        let setting = |(names, effect): (&'static [&'static str], String)| EqualSetting {
+        let setting = |(names, effect): Effect| EqualSetting {
             written: names.iter().map(written).collect(),
             effect: hash(effect.as_bytes()),
         };
-        EqualSettings(effects(settings).into_iter().map(setting).collect())
+        EqualSettings(effects.into_iter().map(setting).collect())
     }
 
     /// A number that is equal on two ranks of which all these settings bring about the same.
@@ -129,22 +102,18 @@ fn or_unset(value: &str) -> String {
     if value.is_empty() { "not set".to_owned() } else { value.escape_debug().to_string() }
 }
 
-fn shown(effect: &impl std::fmt::Debug) -> String {
-    format!("{effect:?}")
-}
-
 fn hash(bytes: &[u8]) -> u64 {
     let hash = blake3::hash(bytes);
     u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
 }
 
-const STRICT: &str = "RSCCL_STRICT_FILTERS";
 /// Above what [`error::shown`] leaves of a value.
 const MOST_TOLD_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::settings::Settings;
 
     fn equal(config: &Config) -> EqualSettings {
         Settings::read(config).unwrap().equal
@@ -163,7 +132,7 @@ mod tests {
         );
         config = Config::default();
         config.algo = Some("Ring\u{1b}[31m".to_owned() + &"x".repeat(9000));
-        let told = EqualSettings::of(&Settings::read(&Config::default()).unwrap(), &config).told();
+        let told = EqualSettings::of(Settings::read(&Config::default()).unwrap().effects(), &config).told();
         assert_eq!(mine.differing(other, &told), "", "it does the same");
         config.algo = Some("Ring;all_gather:^Direct".to_owned());
         let said = mine.differing(other, &equal(&config).told());
@@ -193,7 +162,7 @@ mod tests {
     /// Each name is one of the table, whose value is shown.
     #[test]
     fn the_variables_exist() {
-        for (names, _) in effects(&Settings::read(&Config::default()).unwrap()) {
+        for (names, _) in Settings::read(&Config::default()).unwrap().effects() {
             assert!(names.iter().all(|name| variable(name).is_some()), "{names:?}");
         }
     }
