@@ -113,28 +113,11 @@ mod bridge {
         Real = 3,
     }
 
-    /// The numbers of `rsccl::detail::Kind`.
+    /// The number of `rsccl::detail::Kind` that is no collective's. The others are those of `types::Collective`, which
+    /// tests/parity.rs compares.
     #[repr(u8)]
     enum CallCode {
-        AllReduce = 0,
-        Broadcast = 1,
-        Reduce = 2,
-        AllGather = 3,
-        ReduceScatter = 4,
-        AllToAll = 5,
-        Gather = 6,
-        Scatter = 7,
-        Barrier = 8,
-        Send = 9,
-        Recv = 10,
-        AllGatherV = 11,
-        ReduceScatterV = 12,
-        AllToAllV = 13,
-        GatherV = 14,
-        ScatterV = 15,
-        Scan = 16,
-        Exscan = 17,
-        /// No collective: a send and a recv side by side.
+        /// A send and a recv side by side.
         SendRecv = 255,
     }
 
@@ -191,6 +174,7 @@ mod bridge {
 
         fn version() -> String;
         fn type_name(code: i32) -> &'static str;
+        fn call_name(kind: u8) -> &'static str;
         fn encode(data_type: i32, value: f32) -> u16;
         fn decode(data_type: i32, bits: u16) -> f32;
 
@@ -415,6 +399,10 @@ fn version() -> String {
 
 fn type_name(code: i32) -> &'static str {
     call::data_type(code).map_or("unknown", DataType::name)
+}
+
+fn call_name(kind: u8) -> &'static str {
+    call::name_of(kind)
 }
 
 fn encode(data_type: i32, value: f32) -> u16 {

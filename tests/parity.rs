@@ -14,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use parity::declared::{Declared, of_cpp, of_rust};
+use rsccl::types::Collective;
 
 /// A public thing of Rust: its type, its name, and what stands for it in C++.
 type Other = (&'static str, &'static str, Instead);
@@ -212,6 +213,22 @@ fn the_headers_name_every_method_field_and_variant_of_rust() {
         }
     }
     assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+/// The numbers by which C++ names a call to the library are the library's own.
+#[test]
+fn the_kinds_of_calls_have_the_numbers_of_rust() {
+    let header = read(&header_path("collectives.hpp"));
+    let (_, rest) = header.split_once("enum class Kind : std::uint8_t {").expect("the header has the kinds of calls");
+    let (kinds, _) = rest.split_once('}').expect("the list ends");
+    let of_cpp: Vec<(&str, &str)> =
+        kinds.lines().filter_map(|line| line.trim().trim_end_matches(',').split_once(" = ")).collect();
+    let numbers: Vec<String> = Collective::ALL.iter().map(|collective| collective.code().to_string()).collect();
+    let mut of_rust: Vec<(&str, &str)> =
+        Collective::ALL.iter().zip(&numbers).map(|(collective, number)| (collective.name(), number.as_str())).collect();
+    // Of two messages, and no collective.
+    of_rust.push(("send_recv", "255"));
+    assert_eq!(of_cpp, of_rust);
 }
 
 /// The calls that Rust has on streams of GPUs take a stream in C++, in all their forms.

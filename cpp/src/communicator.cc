@@ -84,13 +84,7 @@ void refuse_forked(const State& state) {
 
 namespace {
 
-const char* name_of_call(Kind call) {
-    static constexpr const char* names[] = {"all_reduce", "broadcast",    "reduce",           "all_gather",   "reduce_scatter", "all_to_all",
-                                            "gather",     "scatter",      "barrier",          "send",         "recv",           "all_gather_v",
-                                            "reduce_scatter_v", "all_to_all_v", "gather_v",   "scatter_v",    "scan",           "exscan"};
-    const auto place = static_cast<std::size_t>(call);
-    return place < std::size(names) ? names[place] : "send_recv";
-}
+std::string name_of_call(Kind call) { return std::string(ffi::call_name(static_cast<std::uint8_t>(call))); }
 
 } // namespace
 

@@ -35,24 +35,6 @@ RSCCL_SAME(ReduceOp::Scalar::none, ScalarCode::None);
 RSCCL_SAME(ReduceOp::Scalar::integer, ScalarCode::Integer);
 RSCCL_SAME(ReduceOp::Scalar::natural, ScalarCode::Natural);
 RSCCL_SAME(ReduceOp::Scalar::real, ScalarCode::Real);
-RSCCL_SAME(detail::Kind::all_reduce, CallCode::AllReduce);
-RSCCL_SAME(detail::Kind::broadcast, CallCode::Broadcast);
-RSCCL_SAME(detail::Kind::reduce, CallCode::Reduce);
-RSCCL_SAME(detail::Kind::all_gather, CallCode::AllGather);
-RSCCL_SAME(detail::Kind::reduce_scatter, CallCode::ReduceScatter);
-RSCCL_SAME(detail::Kind::all_to_all, CallCode::AllToAll);
-RSCCL_SAME(detail::Kind::gather, CallCode::Gather);
-RSCCL_SAME(detail::Kind::scatter, CallCode::Scatter);
-RSCCL_SAME(detail::Kind::barrier, CallCode::Barrier);
-RSCCL_SAME(detail::Kind::send, CallCode::Send);
-RSCCL_SAME(detail::Kind::recv, CallCode::Recv);
-RSCCL_SAME(detail::Kind::all_gather_v, CallCode::AllGatherV);
-RSCCL_SAME(detail::Kind::reduce_scatter_v, CallCode::ReduceScatterV);
-RSCCL_SAME(detail::Kind::all_to_all_v, CallCode::AllToAllV);
-RSCCL_SAME(detail::Kind::gather_v, CallCode::GatherV);
-RSCCL_SAME(detail::Kind::scatter_v, CallCode::ScatterV);
-RSCCL_SAME(detail::Kind::scan, CallCode::Scan);
-RSCCL_SAME(detail::Kind::exscan, CallCode::Exscan);
 RSCCL_SAME(detail::Kind::send_recv, CallCode::SendRecv);
 #undef RSCCL_SAME
 

@@ -4,14 +4,15 @@
 //! The list is a macro and no public trait, so that programs call the methods without an import. What becomes of a call
 //! differs by type, and is said by [`Submit`].
 
+use crate::comm::Communicator;
 use crate::comm::group::{Member, StreamMember};
 use crate::comm::on_stream::OnStream;
 use crate::comm::request::Request;
 use crate::comm::scope::Scope;
-use crate::comm::{Communicator, typed};
+use crate::comm::typed::{self, Typed};
 use crate::error::Result;
 use crate::exec::{Call, DeviceSlice, DeviceSliceMut, Message};
-use crate::types::{Element, NO_RANK, ReduceOp, World};
+use crate::types::{Collective, Element, NO_RANK, ReduceOp, World};
 
 /// Takes described calls. A communicator runs them at once, a scope begins them, and a group keeps them until it runs.
 pub(super) trait Submit<'a>: Sized {
@@ -43,6 +44,13 @@ pub(super) trait Submit<'a>: Sized {
     fn describe<D>(&self, name: &'static str, describe: impl FnOnce(World) -> Result<D>) -> Result<D> {
         let world = self.world()?;
         describe(world).map_err(|error| error.during(name).at(world.rank))
+    }
+
+    /// Takes the collective that `with` makes of `call` and its buffers.
+    #[inline]
+    fn submit_typed(self, call: Typed, with: impl FnOnce(Typed, World) -> Result<Call<'a>>) -> Result<Self::Output> {
+        let call = self.describe(call.name(), |world| with(call, world))?;
+        self.submit(call)
     }
 }
 
@@ -90,8 +98,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("all_reduce", |world| typed::all_reduce(world, send, recv, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::AllReduce).reducing_by(op);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::all_reduce`] with one buffer for both.
@@ -104,7 +112,7 @@ macro_rules! collectives {
                 buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                self.submit(typed::all_reduce_in_place(buffer, op))
+                self.submit(Typed::of(Collective::AllReduce).reducing_by(op).of_one(buffer))
             }
 
             /// The root's `buffer` comes to every rank's `buffer`. All pass the same length.
@@ -128,7 +136,7 @@ macro_rules! collectives {
                 buffer: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
-                self.submit(typed::broadcast(buffer, root))
+                self.submit(Typed::of(Collective::Broadcast).rooted_at(root).of_one(buffer))
             }
 
             /// The root's `send` comes to every rank's `recv`, the root's too. What others pass as `send` is not looked
@@ -142,8 +150,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("broadcast", |world| typed::broadcast_into(world, send, recv, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Broadcast).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// Every rank passes `send`, all of one count; the root gets the reduction of all in `recv`. What others
@@ -171,8 +179,8 @@ macro_rules! collectives {
                 op: ReduceOp,
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("reduce", |world| typed::reduce(world, send, recv, op, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Reduce).reducing_by(op).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::reduce`] where the root's `buffer` is input and output; other ranks' are only read.
@@ -185,7 +193,7 @@ macro_rules! collectives {
                 op: ReduceOp,
                 root: u32,
             ) -> Result<$output> {
-                self.submit(typed::reduce_in_place(buffer, op, root))
+                self.submit(Typed::of(Collective::Reduce).reducing_by(op).rooted_at(root).of_one(buffer))
             }
 
             /// Every rank passes `send`, all of one count, and gets everyone's, in rank order, in `recv`.
@@ -208,8 +216,8 @@ macro_rules! collectives {
                 send: slice!($memory $a T),
                 recv: slice_mut!($memory $a T),
             ) -> Result<$output> {
-                let call = self.describe("all_gather", |world| typed::all_gather(world, send, recv))?;
-                self.submit(call)
+                let call = Typed::of(Collective::AllGather);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::all_gather`] where a rank's input is its block of `buffer`.
@@ -232,8 +240,8 @@ macro_rules! collectives {
                 & $($mutable)? self,
                 buffer: slice_mut!($memory $a T),
             ) -> Result<$output> {
-                let call = self.describe("all_gather", |world| typed::all_gather_in_place(world, buffer))?;
-                self.submit(call)
+                let call = Typed::of(Collective::AllGather);
+                self.submit_typed(call, |call, world| call.within(world, buffer))
             }
 
             /// Every rank passes `send`, as many blocks as ranks; rank r gets the reduction of everyone's block r in
@@ -260,8 +268,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("reduce_scatter", |world| typed::reduce_scatter(world, send, recv, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::ReduceScatter).reducing_by(op);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::reduce_scatter`] where a rank's output is its block of `buffer`; what the other blocks hold
@@ -287,8 +295,8 @@ macro_rules! collectives {
                 buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("reduce_scatter", |world| typed::reduce_scatter_in_place(world, buffer, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::ReduceScatter).reducing_by(op);
+                self.submit_typed(call, |call, world| call.within(world, buffer))
             }
 
             /// Every rank passes `send`, as many blocks as ranks; rank r gets everyone's block r, in rank order, in
@@ -314,8 +322,8 @@ macro_rules! collectives {
                 send: slice!($memory $a T),
                 recv: slice_mut!($memory $a T),
             ) -> Result<$output> {
-                let call = self.describe("all_to_all", |world| typed::all_to_all(world, send, recv))?;
-                self.submit(call)
+                let call = Typed::of(Collective::AllToAll);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// Every rank passes `send`, all of one count; the root gets everyone's, in rank order, in `recv`. What
@@ -340,8 +348,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("gather", |world| typed::gather(world, send, recv, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Gather).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// The root passes `send`, as many blocks as ranks; rank r gets block r in `recv`. What others pass as
@@ -367,8 +375,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("scatter", |world| typed::scatter(world, send, recv, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Scatter).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// Nobody returns before everyone has called.
@@ -376,7 +384,7 @@ macro_rules! collectives {
             /// # Errors
             /// Those of all calls ([`Communicator`]).
             pub fn barrier(& $($mutable)? self) -> Result<$output> {
-                self.submit(typed::barrier())
+                self.submit(Typed::of(Collective::Barrier).of_none())
             }
 
             /// [`Self::all_gather`] where rank r passes `counts[r]` elements. All ranks pass the same `counts`.
@@ -402,8 +410,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 counts: &[usize],
             ) -> Result<$output> {
-                let call = self.describe("all_gather_v", |world| typed::all_gather_v(world, send, recv, counts))?;
-                self.submit(call)
+                let call = Typed::of(Collective::AllGatherV);
+                self.submit_typed(call, |call, world| call.of_counts(world, send, recv, counts))
             }
 
             /// [`Self::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
@@ -431,8 +439,8 @@ macro_rules! collectives {
                 counts: &[usize],
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("reduce_scatter_v", |world| typed::reduce_scatter_v(world, send, recv, counts, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::ReduceScatterV).reducing_by(op);
+                self.submit_typed(call, |call, world| call.of_counts(world, send, recv, counts))
             }
 
             /// [`Self::all_to_all`] with a count for each pair, `counts = (send_counts, recv_counts)`: this rank sends
@@ -496,8 +504,8 @@ macro_rules! collectives {
                 counts: &[usize],
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("gather_v", |world| typed::gather_v(world, send, recv, counts, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::GatherV).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_counts(world, send, recv, counts))
             }
 
             /// [`Self::scatter`] where ranks get different numbers of elements. The root passes how many each rank
@@ -524,8 +532,8 @@ macro_rules! collectives {
                 counts: &[usize],
                 root: u32,
             ) -> Result<$output> {
-                let call = self.describe("scatter_v", |world| typed::scatter_v(world, send, recv, counts, root))?;
-                self.submit(call)
+                let call = Typed::of(Collective::ScatterV).rooted_at(root);
+                self.submit_typed(call, |call, world| call.of_counts(world, send, recv, counts))
             }
 
             /// Every rank passes `send`, all of one count; rank r gets the reduction of ranks 0 to r in `recv`. Not
@@ -552,8 +560,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("scan", |world| typed::scan(world, send, recv, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Scan).reducing_by(op);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::scan`] with one buffer for both.
@@ -565,7 +573,7 @@ macro_rules! collectives {
                 buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                self.submit(typed::scan_in_place(buffer, op))
+                self.submit(Typed::of(Collective::Scan).reducing_by(op).of_one(buffer))
             }
 
             /// Every rank passes `send`, all of one count; rank r gets the reduction of the ranks below it in `recv`,
@@ -594,8 +602,8 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                let call = self.describe("exscan", |world| typed::exscan(world, send, recv, op))?;
-                self.submit(call)
+                let call = Typed::of(Collective::Exscan).reducing_by(op);
+                self.submit_typed(call, |call, world| call.of_two(world, send, recv))
             }
 
             /// [`Self::exscan`] with one buffer for both; rank 0's is not touched.
@@ -607,7 +615,7 @@ macro_rules! collectives {
                 buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
-                self.submit(typed::exscan_in_place(buffer, op))
+                self.submit(Typed::of(Collective::Exscan).reducing_by(op).of_one(buffer))
             }
 
             /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count. To

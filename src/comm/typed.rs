@@ -4,229 +4,130 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
-use crate::types::{Collective, Element, NO_RANK, Rank, ReduceOp, World};
+use crate::types::{Collective, Counted, Element, Holding, InPlace, NO_RANK, Rank, ReduceOp, RootSide, World};
 
-#[inline]
-pub(super) fn all_reduce<'a, T: Element>(
-    _: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    expect("recv", recv.count(), send.count())?;
-    Ok(Call { op: Some(op), ..apart(Collective::AllReduce, recv.count(), (send, recv)) })
+/// A collective call but for its buffers. What these have to hold, and which of them tells the count, follows from the
+/// collective's definition; where the collective is known while compiling, nothing of that is left at run time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Typed {
+    collective: Collective,
+    op: Option<ReduceOp>,
+    root: Option<Rank>,
 }
 
-#[inline]
-pub(super) fn all_reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
-    Call { op: Some(op), ..in_place(Collective::AllReduce, buffer) }
-}
-
-#[inline]
-pub(super) fn broadcast<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, root: u32) -> Call<'a> {
-    Call { root: Some(Rank::new(root)), ..in_place(Collective::Broadcast, buffer) }
-}
-
-#[inline]
-pub(super) fn broadcast_into<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    root: u32,
-) -> Result<Call<'a>> {
-    if root == world.rank.get() {
-        expect("send", send.count(), recv.count())?;
+impl Typed {
+    /// A call of a collective without operator and root.
+    #[inline(always)]
+    pub(super) const fn of(collective: Collective) -> Typed {
+        Typed { collective, op: None, root: None }
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Broadcast, recv.count(), (send, recv)) })
-}
 
-#[inline]
-pub(super) fn reduce<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-    root: u32,
-) -> Result<Call<'a>> {
-    if root == world.rank.get() {
-        expect("recv", recv.count(), send.count())?;
+    /// The collective's name, for errors.
+    #[inline]
+    pub(super) const fn name(self) -> &'static str {
+        self.collective.name()
     }
-    let basic = apart(Collective::Reduce, send.count(), (send, recv));
-    Ok(Call { op: Some(op), root: Some(Rank::new(root)), ..basic })
-}
 
-#[inline]
-pub(super) fn reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp, root: u32) -> Call<'a> {
-    Call { op: Some(op), root: Some(Rank::new(root)), ..in_place(Collective::Reduce, buffer) }
-}
-
-#[inline]
-pub(super) fn all_gather<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-) -> Result<Call<'a>> {
-    expect("recv", recv.count(), times(world, send.count())?)?;
-    Ok(apart(Collective::AllGather, send.count(), (send, recv)))
-}
-
-#[inline]
-pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl WriteBuffer<'a, T>) -> Result<Call<'a>> {
-    let count = block(world, buffer.count())?;
-    let start = count * world.rank.index();
-    Ok(describe::<T>(Collective::AllGather, count, Buffers::input_within(buffer, start, count)))
-}
-
-#[inline]
-pub(super) fn reduce_scatter<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    expect("send", send.count(), times(world, recv.count())?)?;
-    Ok(Call { op: Some(op), ..apart(Collective::ReduceScatter, recv.count(), (send, recv)) })
-}
-
-#[inline]
-pub(super) fn reduce_scatter_in_place<'a, T: Element>(
-    world: World,
-    buffer: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    let count = block(world, buffer.count())?;
-    let buffers = Buffers::output_within(buffer, count * world.rank.index(), count);
-    Ok(Call { op: Some(op), ..describe::<T>(Collective::ReduceScatter, count, buffers) })
-}
-
-#[inline]
-pub(super) fn all_to_all<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-) -> Result<Call<'a>> {
-    expect("recv", recv.count(), send.count())?;
-    Ok(apart(Collective::AllToAll, block(world, send.count())?, (send, recv)))
-}
-
-#[inline]
-pub(super) fn gather<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    root: u32,
-) -> Result<Call<'a>> {
-    if root == world.rank.get() {
-        expect("recv", recv.count(), times(world, send.count())?)?;
+    /// With an operator.
+    #[inline(always)]
+    pub(super) const fn reducing_by(self, op: ReduceOp) -> Typed {
+        Typed { op: Some(op), ..self }
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Gather, send.count(), (send, recv)) })
-}
 
-#[inline]
-pub(super) fn scatter<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    root: u32,
-) -> Result<Call<'a>> {
-    if root == world.rank.get() {
-        expect("send", send.count(), times(world, recv.count())?)?;
+    /// With a root.
+    #[inline(always)]
+    pub(super) const fn rooted_at(self, root: u32) -> Typed {
+        Typed { root: Some(Rank::new(root)), ..self }
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Scatter, recv.count(), (send, recv)) })
-}
 
-pub(super) fn barrier() -> Call<'static> {
-    describe::<u8>(Collective::Barrier, 0, Buffers::none())
-}
-
-pub(super) fn all_gather_v<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    counts: &[usize],
-) -> Result<Call<'a>> {
-    let (mine, total) = sums(world, counts)?;
-    expect("send", send.count(), mine)?;
-    expect("recv", recv.count(), total)?;
-    Ok(Call { count: per_rank::<T>(counts), ..apart(Collective::AllGatherV, 0, (send, recv)) })
-}
-
-pub(super) fn reduce_scatter_v<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    counts: &[usize],
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    let (mine, total) = sums(world, counts)?;
-    expect("recv", recv.count(), mine)?;
-    expect("send", send.count(), total)?;
-    let basic = apart(Collective::ReduceScatterV, 0, (send, recv));
-    Ok(Call { op: Some(op), count: per_rank::<T>(counts), ..basic })
-}
-
-pub(super) fn gather_v<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    counts: &[usize],
-    root: u32,
-) -> Result<Call<'a>> {
-    let (length, room) = (send.count(), recv.count());
-    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::GatherV, length, (send, recv)) };
-    if root != world.rank.get() {
-        return Ok(basic);
+    /// The call with two buffers. The count is that of a buffer which every rank passes; the other has to fit.
+    #[inline]
+    pub(super) fn of_two<'a, T: Element>(
+        self,
+        world: World,
+        send: impl ReadBuffer<'a, T>,
+        recv: impl WriteBuffer<'a, T>,
+    ) -> Result<Call<'a>> {
+        let definition = self.collective.definition();
+        let (input, output) = definition.sides(self.root == Some(world.rank));
+        // Of two buffers that every rank passes, the one with one block tells the count.
+        let by_output = match (definition.root, input, output) {
+            (RootSide::Input, ..) | (RootSide::Neither, Holding::Each, Holding::One) => true,
+            (RootSide::Output | RootSide::Neither, ..) => false,
+        };
+        let tells = if by_output { output } else { input };
+        let told = if by_output { recv.count() } else { send.count() };
+        let count = if tells == Holding::Each { block(world, told)? } else { told };
+        let (name, holding, given) =
+            if by_output { ("send", input, send.count()) } else { ("recv", output, recv.count()) };
+        match holding {
+            // Not looked at.
+            Holding::Nothing => {}
+            Holding::One => expect(name, given, count)?,
+            Holding::Each => expect(name, given, times(world, count)?)?,
+        }
+        Ok(self.described::<T>(count, Buffers::of_two(send, recv)))
     }
-    let (mine, total) = sums(world, counts)?;
-    expect("send", length, mine)?;
-    expect("recv", room, total)?;
-    Ok(Call { count: per_rank::<T>(counts), ..basic })
-}
 
-pub(super) fn scatter_v<'a, T: Element>(
-    world: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    counts: &[usize],
-    root: u32,
-) -> Result<Call<'a>> {
-    let (room, length) = (send.count(), recv.count());
-    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::ScatterV, length, (send, recv)) };
-    if root != world.rank.get() {
-        return Ok(basic);
+    /// The call with one buffer, of a collective whose input and output begin at the same element.
+    #[inline(always)]
+    pub(super) fn of_one<'a, T: Element>(self, buffer: impl WriteBuffer<'a, T>) -> Call<'a> {
+        self.described::<T>(buffer.count(), Buffers::of_one(buffer))
     }
-    let (mine, total) = sums(world, counts)?;
-    expect("recv", length, mine)?;
-    expect("send", room, total)?;
-    Ok(Call { count: per_rank::<T>(counts), ..basic })
-}
 
-pub(super) fn scan<'a, T: Element>(
-    _: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    expect("recv", recv.count(), send.count())?;
-    Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.count(), (send, recv)) })
-}
+    /// The call with one buffer of a block for each rank, of which this rank's is its input or its output.
+    #[inline]
+    pub(super) fn within<'a, T: Element>(self, world: World, buffer: impl WriteBuffer<'a, T>) -> Result<Call<'a>> {
+        let count = block(world, buffer.count())?;
+        let start = count * world.rank.index();
+        let buffers = match self.collective.definition().in_place() {
+            Some(InPlace::InputInOutput) => Buffers::input_within(buffer, start, count),
+            Some(InPlace::OutputInInput) => Buffers::output_within(buffer, start, count),
+            Some(InPlace::Same) | None => {
+                return Err(Error::internal(format!("{} has no form within one buffer", self.collective)));
+            }
+        };
+        Ok(self.described::<T>(count, buffers))
+    }
 
-pub(super) fn scan_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
-    Call { op: Some(op), ..in_place(Collective::Scan, buffer) }
-}
+    /// The call with a count for each rank. Where the root alone knows them, others pass any, and the count of their
+    /// block is that of their buffer.
+    pub(super) fn of_counts<'a, T: Element>(
+        self,
+        world: World,
+        send: impl ReadBuffer<'a, T>,
+        recv: impl WriteBuffer<'a, T>,
+        counts: &[usize],
+    ) -> Result<Call<'a>> {
+        let (definition, is_root) = (self.collective.definition(), self.root == Some(world.rank));
+        if definition.counted == Counted::AtRoot && !is_root {
+            let own = if definition.root == RootSide::Input { recv.count() } else { send.count() };
+            return Ok(self.described::<T>(own, Buffers::of_two(send, recv)));
+        }
+        let (mine, total) = sums(world, counts)?;
+        let length = |holding| match holding {
+            Holding::Nothing => 0,
+            Holding::One => mine,
+            Holding::Each => total,
+        };
+        let (input, output) = definition.sides(is_root);
+        expect("send", send.count(), length(input))?;
+        expect("recv", recv.count(), length(output))?;
+        Ok(Call { count: per_rank::<T>(counts), ..self.described::<T>(0, Buffers::of_two(send, recv)) })
+    }
 
-pub(super) fn exscan<'a, T: Element>(
-    _: World,
-    send: impl ReadBuffer<'a, T>,
-    recv: impl WriteBuffer<'a, T>,
-    op: ReduceOp,
-) -> Result<Call<'a>> {
-    expect("recv", recv.count(), send.count())?;
-    Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.count(), (send, recv)) })
-}
+    /// The call without buffers.
+    pub(super) fn of_none(self) -> Call<'static> {
+        self.described::<u8>(0, Buffers::none())
+    }
 
-pub(super) fn exscan_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
-    Call { op: Some(op), ..in_place(Collective::Exscan, buffer) }
+    #[inline(always)]
+    fn described<T: Element>(self, count: usize, buffers: Buffers<'_>) -> Call<'_> {
+        // What does not fit has been refused where the buffers' lengths were compared: a buffer of so many values would
+        // not fit either.
+        let count = CallCount::Each((count * T::VALUES) as u64);
+        Call { collective: self.collective, data_type: T::DATA_TYPE, op: self.op, root: self.root, count, buffers }
+    }
 }
 
 /// The sending end of a message.
@@ -310,28 +211,6 @@ fn sums(world: World, counts: &[usize]) -> Result<(usize, usize)> {
     let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
     let total = total.ok_or_else(|| Error::invalid_argument("the counts together are too large"))?;
     Ok((counts[world.rank.index()], total))
-}
-
-#[inline]
-fn apart<'a, T: Element>(
-    collective: Collective,
-    count: usize,
-    (send, recv): (impl ReadBuffer<'a, T>, impl WriteBuffer<'a, T>),
-) -> Call<'a> {
-    describe::<T>(collective, count, Buffers::of_two(send, recv))
-}
-
-#[inline]
-fn in_place<'a, T: Element>(collective: Collective, buffer: impl WriteBuffer<'a, T>) -> Call<'a> {
-    describe::<T>(collective, buffer.count(), Buffers::of_one(buffer))
-}
-
-#[inline]
-fn describe<T: Element>(collective: Collective, count: usize, buffers: Buffers<'_>) -> Call<'_> {
-    // What does not fit has been refused where the buffers' lengths were compared: a buffer of so many values would not
-    // fit either.
-    let count = CallCount::Each((count * T::VALUES) as u64);
-    Call { collective, data_type: T::DATA_TYPE, op: None, root: None, count, buffers }
 }
 
 fn per_rank<T: Element>(counts: &[usize]) -> CallCount {

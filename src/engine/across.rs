@@ -20,7 +20,7 @@ use crate::reach::side_layout;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::Wait;
 use crate::tune::Choice;
-use crate::types::{Collective, Rank, ReduceOp};
+use crate::types::{Rank, ReduceOp};
 
 /// The status page of this rank, where a process leads on each device: one of the pages of the ranks there, in
 /// memory of the leader, which each of their processes maps. `ready` is what came of the steps before. Collective.
@@ -79,11 +79,7 @@ pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>) -> Result<bool>
     // No process addresses users' buffers on another device.
     let windows = if ranks.waits { Windows::Scratch } else { Windows::User };
     // The leader knows neither another rank's scalar nor its counts.
-    let own_words = matches!(call.op, Some(ReduceOp::PreMulSum(_)))
-        || matches!(
-            call.collective,
-            Collective::Scan | Collective::Exscan | Collective::GatherV | Collective::ScatterV
-        );
+    let own_words = matches!(call.op, Some(ReduceOp::PreMulSum(_))) || call.collective.is_messages();
     let choice = if own_words { None } else { on.side.chooser.direct(call)? };
     let Some(choice) = choice else { return Ok(false) };
     let stages = Stages::new(call, world, side_layout::stage_bytes(on.given.session.settings.sizes.scratch_bytes));

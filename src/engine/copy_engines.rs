@@ -8,8 +8,6 @@
 //! | a copy to or from each rank | |
 //! | the barrier again | all inputs have been read, and all outputs are there |
 
-#![warn(clippy::wildcard_enum_match_arm)]
-
 use crate::device::records::{LaunchPart, Reduction};
 use crate::engine::device_call::{DeviceCall, Putting};
 use crate::engine::device_windows::Placed;
@@ -17,8 +15,8 @@ use crate::engine::launches::Launched;
 use crate::error::{Error, Result};
 use crate::exec::{Begun, Buffers, Call, CallCount, WindowCopy, put_copies};
 use crate::log;
-use crate::plan::Windows;
-use crate::types::{Collective, DataType, Rank, World};
+use crate::plan::{Buffer, Pattern, Windows};
+use crate::types::{Collective, DataType, World};
 
 /// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
 pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: Option<&Placed>) -> Result<bool> {
@@ -67,45 +65,24 @@ fn barrier_part(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: &Placed) -> 
 /// the call is not made of copies. `mine` has this rank's input and output, `bases` those of each rank in which peers
 /// work.
 fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result<Option<Vec<WindowCopy>>> {
-    let size = u64::from(call.data_type.size());
-    // Where the block of each rank begins in what has those of all, and its bytes.
-    let mut end = 0_u64;
-    let blocks = world.ranks().map(|rank| {
-        let (start, bytes) = (end, call.count.of(rank).checked_mul(size)?);
-        end = start.checked_add(bytes)?;
-        Some((start, bytes))
-    });
-    let blocks: Option<Vec<(u64, u64)>> = blocks.collect();
-    let blocks = blocks.ok_or_else(|| Error::internal("blocks that no address space holds"))?;
-    let me = world.rank;
-    let (from, to) = (|rank: Rank| bases[2 * rank.index()], |rank: Rank| bases[2 * rank.index() + 1]);
-    let (before, block) = (|rank: Rank| blocks[rank.index()].0, |rank: Rank| blocks[rank.index()].1);
-    let with_all = |copy: &dyn Fn(Rank) -> (u64, u64, u64)| {
-        let ranks = (0..world.size).map(|step| me.after(step + 1, world.size));
-        ranks.map(copy).map(|(from, to, bytes)| WindowCopy { from, to, bytes }).collect::<Vec<_>>()
+    let (me, blocks, size) = (world.rank, call.blocks(world), u64::from(call.data_type.size()));
+    let Some(pattern) = Pattern::of(call.collective).filter(|_| call.collective.definition().only_moves()) else {
+        return Ok(None);
     };
-    let is_root = call.root == Some(me);
-    let [input, output] = mine;
-    let mut moves = match call.collective {
-        Collective::AllGather | Collective::AllGatherV => with_all(&|rank| (input, to(rank) + before(me), block(me))),
-        Collective::AllToAll => with_all(&|rank| (from(rank) + before(me), output + before(rank), block(rank))),
-        Collective::Broadcast if is_root => with_all(&|rank| (input, to(rank), block(rank))),
-        Collective::Gather if is_root => with_all(&|rank| (from(rank), output + before(rank), block(rank))),
-        Collective::Scatter if is_root => with_all(&|rank| (input + before(rank), to(rank), block(rank))),
-        Collective::Broadcast | Collective::Gather | Collective::Scatter => Vec::new(),
-        Collective::AllReduce
-        | Collective::Reduce
-        | Collective::ReduceScatter
-        | Collective::ReduceScatterV
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan
-        | Collective::Barrier
-        | Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV => return Ok(None),
-    };
+    // Peers' outputs are known, or their inputs are: to the first a rank gives, from the others it takes.
+    let gives = pattern.symmetric_buffers().contains(&Buffer::Output);
+    let mut moves = Vec::new();
+    for peer in (1..=world.size).map(|step| me.after(step, world.size)) {
+        let Some(block) = (if gives { blocks.between(me, peer) } else { blocks.between(peer, me) }) else { continue };
+        let place = 2 * peer.index();
+        let bytes = |elements: u64| elements.checked_mul(size);
+        let (from, to) = if gives { (mine[0], bases[place + 1]) } else { (bases[place], mine[1]) };
+        let copy = || {
+            let (from, to) = (from.checked_add(bytes(block.from)?)?, to.checked_add(bytes(block.to)?)?);
+            Some(WindowCopy { from, to, bytes: bytes(block.elements)? })
+        };
+        moves.push(copy().ok_or_else(|| Error::internal("blocks that no address space holds"))?);
+    }
     moves.retain(|copy| copy.from != copy.to && copy.bytes > 0);
     Ok(Some(moves))
 }
@@ -114,7 +91,7 @@ fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::plan::{Buffer, Pattern};
+    use crate::types::Rank;
 
     fn call(collective: Collective, count: u64) -> Call<'static> {
         let (root, count) = (collective.rooted().then(|| Rank::new(2)), CallCount::Each(count));

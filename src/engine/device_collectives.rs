@@ -9,12 +9,11 @@ use crate::exec::{Begun, composed};
 use crate::log;
 use crate::plan::Windows;
 use crate::reach::side_layout;
-use crate::types::Collective;
 
 /// Runs a collective whose buffers live on a device, in its order.
 pub(super) fn run(on: &mut DeviceCall<'_>, begun: &Begun<'_>) -> Result<()> {
     let Begun { call, operation, world, .. } = *begun;
-    if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
+    if call.collective.is_messages() && !call.collective.reduces() {
         let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(on.side.home)).collect();
         return device_messages::launch_collective(on, messages, operation);
     }

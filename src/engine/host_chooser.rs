@@ -3,11 +3,11 @@
 use crate::engine::choose::{self, Chosen, Grounds, PlanPath, Question};
 use crate::engine::programs::Programs;
 use crate::error::Result;
-use crate::exec::{Call, CallCount, Program};
+use crate::exec::{Call, Program};
 use crate::plan::Windows;
 use crate::sync::primitive::Arc;
 use crate::tune::Choice;
-use crate::types::{Algorithm, Collective, Protocol};
+use crate::types::{Algorithm, CallBlocks, Protocol};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,17 +63,9 @@ impl HostChooser {
 
     /// The most bytes that any rank would write into a flat slot; `None` on overflow.
     fn flat_bytes(&self, asked: Question<'_>) -> Option<usize> {
-        let ranks = u64::from(self.grounds.world.size);
-        let elements = match (asked.count, asked.collective) {
-            (CallCount::Each(count), Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter) => {
-                count.checked_mul(ranks)?
-            }
-            (CallCount::Each(count), _) => *count,
-            (CallCount::PerRank(counts), Collective::ReduceScatterV) => {
-                counts.iter().try_fold(0u64, |sum, count| sum.checked_add(*count))?
-            }
-            (CallCount::PerRank(counts), _) => counts.iter().copied().max().unwrap_or(0),
-        };
+        // Only its length is asked, and that is the same wherever the root is.
+        let blocks = CallBlocks::new(asked.collective, None, asked.count.counts(), self.grounds.world.size);
+        let elements = blocks.longest_input()?;
         usize::try_from(elements.checked_mul(u64::from(asked.data_type.size()))?).ok()
     }
 

@@ -18,7 +18,7 @@ use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::transport::{Fabric, HostWindows, Need, Receivers};
 use crate::tune::Choice;
-use crate::types::{Collective, Rank, World};
+use crate::types::{Folded, Rank, World};
 
 /// What one rank has for calls on host memory.
 #[derive(Debug)]
@@ -251,7 +251,7 @@ impl HostSide {
 /// A collective that is made of messages.
 fn run_messages(mut given: Given<'_>, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
     let (call, world) = (begun.call, begun.world);
-    if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
+    if call.collective.definition().folded == Folded::No {
         return deliver(&mut given, composed::blocks(call, world), begun.operation, background);
     }
     let mut scan = composed::Scan::new(call, &begun.kernel, world, given.session.settings.reproducible)?;
@@ -271,8 +271,7 @@ fn deliver(
 ) -> Result<()> {
     let others = exec::copy_to_self(given.session.world.rank, messages)?;
     // A part of a scan says how long the whole is: the first parts of two scans are often alike.
-    let is_scan = matches!(operation.collective, Collective::Scan | Collective::Exscan);
-    let whole = is_scan.then_some(operation.count);
+    let whole = operation.collective.reduces().then_some(operation.count);
     let run = |message| MessageRun::of_collective(message, operation, whole);
     let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
     let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();

@@ -5,7 +5,10 @@
 use crate::device::Kernel;
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, DeviceStream, Operation};
-use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
+use crate::types::{
+    CallBlocks, CarriedBy, Collective, Counted, Counts, DataType, Elements, Folded, InPlace, Rank, ReduceOp, RootSide,
+    World,
+};
 
 /// A collective call as every path below takes it.
 #[derive(Debug)]
@@ -77,11 +80,17 @@ pub struct Begun<'a> {
 }
 
 impl CallCount {
-    /// The count of `rank`.
+    /// The count of `rank`; 0 where it has none.
     pub fn of(&self, rank: Rank) -> u64 {
+        self.counts().of(rank)
+    }
+
+    /// The counts, as definitions of collectives take them.
+    #[inline(always)]
+    pub(crate) fn counts(&self) -> Counts<'_> {
         match self {
-            CallCount::Each(count) => *count,
-            CallCount::PerRank(counts) => counts[rank.index()],
+            CallCount::Each(count) => Counts::Each(*count),
+            CallCount::PerRank(counts) => Counts::PerRank(counts),
         }
     }
 
@@ -105,8 +114,15 @@ pub fn wrong_counts(given: usize, ranks: u32) -> Error {
 
 impl Call<'_> {
     /// The part of the count that is the same on all ranks, for labels; 0 if only the root has the counts.
+    #[inline]
     pub(crate) fn count_label(&self) -> u64 {
-        if matches!(self.collective, Collective::GatherV | Collective::ScatterV) { 0 } else { self.count.label() }
+        if self.collective.definition().counted == Counted::AtRoot { 0 } else { self.count.label() }
+    }
+
+    /// What each rank has for each.
+    #[inline(always)]
+    pub(crate) fn blocks(&self, world: World) -> CallBlocks<'_> {
+        CallBlocks::new(self.collective, self.root, self.count.counts(), world.size)
     }
 
     /// Elements of this rank's input and output.
@@ -114,26 +130,11 @@ impl Call<'_> {
     /// # Errors
     /// Where a size does not fit the address space.
     pub(crate) fn lengths(&self, world: World) -> Result<(Elements, Elements)> {
-        let ranks = u64::from(world.size);
-        let mine = self.count.of(world.rank);
-        let total = match &self.count {
-            CallCount::Each(count) => count.checked_mul(ranks),
-            CallCount::PerRank(counts) => counts.iter().try_fold(0u64, |sum, count| sum.checked_add(*count)),
+        let too_large = || {
+            let (mine, ranks) = (self.count.of(world.rank), world.size);
+            Error::invalid_argument(format!("a count of {mine} for each of {ranks} ranks is too large"))
         };
-        let too_large = || Error::invalid_argument(format!("a count of {mine} for each of {ranks} ranks is too large"));
-        let total = total.ok_or_else(too_large)?;
-        let at_root = |count: u64| if self.root == Some(world.rank) { count } else { 0 };
-        let (input, output) = match self.collective {
-            Collective::AllReduce | Collective::Scan | Collective::Exscan => (mine, mine),
-            Collective::Broadcast => (at_root(mine), mine),
-            Collective::Reduce => (mine, at_root(mine)),
-            Collective::AllGather | Collective::AllGatherV => (mine, total),
-            Collective::ReduceScatter | Collective::ReduceScatterV => (total, mine),
-            Collective::AllToAll => (total, total),
-            Collective::Gather | Collective::GatherV => (mine, at_root(total)),
-            Collective::Scatter | Collective::ScatterV => (at_root(total), mine),
-            Collective::Barrier | Collective::Send | Collective::Recv | Collective::AllToAllV => (0, 0),
-        };
+        let (input, output) = self.blocks(world).lengths(world.rank).ok_or_else(too_large)?;
         let size = u64::from(self.data_type.size());
         let fits = |count: u64| count.checked_mul(size).is_some_and(|bytes| bytes <= MAX_BYTES);
         if fits(input) && fits(output) { Ok((Elements(input), Elements(output))) } else { Err(too_large()) }
@@ -192,24 +193,24 @@ impl Call<'_> {
     /// would each make something else of it.
     fn check_kind(&self, world: World) -> Result<()> {
         let collective = self.collective;
-        let rooted = matches!(collective, Collective::GatherV | Collective::ScatterV);
-        let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV)
-            || rooted && self.root == Some(world.rank);
-        let wrong = match (collective, &self.count) {
-            (Collective::Send | Collective::Recv | Collective::AllToAllV, _) => "is made of messages: describe those",
-            (_, CallCount::PerRank(_)) if rooted && !vector => {
+        let definition = collective.definition();
+        let at_root = definition.counted == Counted::AtRoot;
+        let vector = definition.counted == Counted::PerRank || at_root && self.root == Some(world.rank);
+        let wrong = match (definition.carried, &self.count) {
+            (CarriedBy::UserMessages, _) => "is made of messages: describe those",
+            (_, CallCount::PerRank(_)) if at_root && !vector => {
                 "takes a count for each rank at its root, elsewhere its own"
             }
             (_, CallCount::PerRank(_)) if !vector => "takes one count for all ranks, not one for each",
             (_, CallCount::Each(_)) if vector => "takes a count for each rank, not one for all",
-            _ if collective.reduces() != self.op.is_some() => {
+            _ if (definition.folded != Folded::No) != self.op.is_some() => {
                 if self.op.is_none() {
                     "needs an operator, and has none"
                 } else {
                     "takes no operator"
                 }
             }
-            _ if collective.rooted() != self.root.is_some() => {
+            _ if (definition.root != RootSide::Neither) != self.root.is_some() => {
                 if self.root.is_none() {
                     "needs a root, and has none"
                 } else {
@@ -240,30 +241,16 @@ impl Call<'_> {
 
     /// Whether input and output are the one buffer that the collective's in-place form means.
     pub(crate) fn in_place(&self, world: World) -> bool {
-        let size = self.data_type.size() as usize;
-        let offset = |count: u64| usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(size);
-        let before = |rank: Rank| match &self.count {
-            CallCount::Each(count) => count * u64::from(rank.get()),
-            CallCount::PerRank(counts) => counts[..rank.index()].iter().sum(),
+        let block = || {
+            let start = usize::try_from(self.count.counts().before(world.rank)).unwrap_or(usize::MAX);
+            start.saturating_mul(self.data_type.size() as usize)
         };
         let (input, output) = self.buffers.places();
-        match self.collective {
-            Collective::AllReduce
-            | Collective::Broadcast
-            | Collective::Reduce
-            | Collective::Scan
-            | Collective::Exscan => input == output,
-            Collective::AllGather | Collective::AllGatherV | Collective::Gather | Collective::GatherV => {
-                !output.is_null() && input == output.wrapping_add(offset(before(world.rank)))
-            }
-            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter | Collective::ScatterV => {
-                !input.is_null() && output == input.wrapping_add(offset(before(world.rank)))
-            }
-            Collective::AllToAll
-            | Collective::AllToAllV
-            | Collective::Barrier
-            | Collective::Send
-            | Collective::Recv => false,
+        match self.collective.definition().in_place() {
+            Some(InPlace::Same) => input == output,
+            Some(InPlace::InputInOutput) => !output.is_null() && input == output.wrapping_add(block()),
+            Some(InPlace::OutputInInput) => !input.is_null() && output == input.wrapping_add(block()),
+            None => false,
         }
     }
 

@@ -11,43 +11,32 @@ use std::ops::Range;
 
 use crate::device::{Average, Kernel, Pass, Store};
 use crate::error::{Error, Result};
-use crate::exec::{Call, CallCount, Message};
+use crate::exec::{Call, Message};
 use crate::plan::{ScanFold, ScanOrder, ScanPlace, ScanRounds};
 use crate::types::{Collective, World};
 
 /// The messages of a `gather_v` or `scatter_v` that has been checked, the root's to itself among them.
 pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
-    let root = call.root.unwrap_or_default();
     // Of any home: messages carry it, and nothing is followed here.
     let (source, target) = call.buffers.places();
     let target = target.cast_mut();
-    let gathers = call.collective == Collective::GatherV;
+    let (me, blocks) = (world.rank, call.blocks(world));
     let size = call.data_type.size() as usize;
+    // Fits: the lengths have been checked.
+    let offset = |elements: u64| usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(size);
     let mut messages = Vec::new();
-    if let (CallCount::PerRank(counts), true) = (&call.count, root == world.rank) {
-        let mut before = 0;
-        for (rank, count) in world.ranks().zip(counts) {
-            let sized = (*count, call.data_type);
-            messages.push(if gathers {
-                // SAFETY: `Call::check` has seen that the output has all counts together; `Buffers` vouches for it.
-                // Blocks lie one behind the other.
-                unsafe { Message::recv_raw(target.wrapping_add(before), sized, rank) }
-            } else {
-                // SAFETY: as above, of the input.
-                unsafe { Message::send_raw(source.wrapping_add(before), sized, rank) }
-            });
-            // Fits: the lengths have been checked.
-            before += usize::try_from(*count).unwrap_or(usize::MAX) * size;
+    for peer in world.ranks() {
+        if let Some(block) = blocks.between(peer, me) {
+            let sized = (block.elements, call.data_type);
+            // SAFETY: `Call::check` has seen that the output holds this rank's blocks; `Buffers` vouches for it.
+            messages.push(unsafe { Message::recv_raw(target.wrapping_add(offset(block.to)), sized, peer) });
+        }
+        if let Some(block) = blocks.between(me, peer) {
+            let sized = (block.elements, call.data_type);
+            // SAFETY: as above, of the input.
+            messages.push(unsafe { Message::send_raw(source.wrapping_add(offset(block.from)), sized, peer) });
         }
     }
-    let sized = (call.count.of(world.rank), call.data_type);
-    messages.push(if gathers {
-        // SAFETY: `Call::check` has seen that the input has this rank's count; `Buffers` vouches for it.
-        unsafe { Message::send_raw(source, sized, root) }
-    } else {
-        // SAFETY: as above, of the output.
-        unsafe { Message::recv_raw(target, sized, root) }
-    });
     messages
 }
 
@@ -165,3 +154,39 @@ impl<'a> Scan<'a> {
 /// The bytes of a piece: less than a processor's caches hold of what is sent, received and written, and enough that a
 /// round costs little more than its bytes (`bench/NOTES.md`, "A scan in pieces").
 const PIECE_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::exec::{Buffers, CallCount};
+    use crate::types::{DataType, Rank};
+
+    /// The messages of rank `me` of three, or of the one there is: peer, whether it is sent, the first element, how many.
+    fn messages(collective: Collective, (me, size): (u32, u32), count: CallCount) -> Vec<(u32, bool, u64, u64)> {
+        let (input, mut output) = (vec![0_i32; 12], vec![0_i32; 12]);
+        let starts = [input.as_ptr().addr() as u64, output.as_ptr().addr() as u64];
+        let (root, buffers) = (Some(Rank::new(size - 1)), Buffers::apart(&input, &mut output));
+        let call = Call { collective, data_type: DataType::I32, op: None, root, count, buffers };
+        let world = World { rank: Rank::new(me), size };
+        let told = |message: Message<'_>| {
+            let start = starts[usize::from(!message.sends())];
+            let first = (message.address() - start) / 4;
+            (message.peer().get(), message.sends(), first, message.count())
+        };
+        blocks(&call, world).into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn every_block_is_a_message_the_empty_ones_and_the_roots_own_too() {
+        let counts = CallCount::PerRank(vec![3, 0, 5]);
+        let at_root = messages(Collective::GatherV, (2, 3), counts.clone());
+        assert_eq!(at_root, [(0, false, 0, 3), (1, false, 3, 0), (2, false, 3, 5), (2, true, 0, 5)]);
+        let at_root = messages(Collective::ScatterV, (2, 3), counts);
+        assert_eq!(at_root, [(0, true, 0, 3), (1, true, 3, 0), (2, false, 0, 5), (2, true, 3, 5)]);
+        assert_eq!(messages(Collective::GatherV, (1, 3), CallCount::Each(4)), [(2, true, 0, 4)]);
+        assert_eq!(messages(Collective::ScatterV, (1, 3), CallCount::Each(0)), [(2, false, 0, 0)]);
+        let alone = messages(Collective::GatherV, (0, 1), CallCount::PerRank(vec![2]));
+        assert_eq!(alone, [(0, false, 0, 2), (0, true, 0, 2)]);
+    }
+}

@@ -1,17 +1,16 @@
 //! Small collectives inside a host as calls: what a rank writes into its flat slot, and what each collective takes out
 //! of the other ranks' slots.
 
-#![warn(clippy::wildcard_enum_match_arm)]
-
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::device::{Average, Pass, Store};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::call::Begun;
 use crate::exec::flat::{Exchange, Flat};
 use crate::exec::turn::WaitContext;
 use crate::transport::HostWindows;
-use crate::types::{Collective, Rank};
+use crate::types::{Folded, Holding, Rank, RootSide};
 
 /// Runs a call by flat slots. The bytes of each rank fit one slot, and the windows are open.
 ///
@@ -60,60 +59,17 @@ pub fn run(
     Ok(())
 }
 
-/// What a rank takes out of a slot, in elements.
-#[derive(Debug, Clone, Copy)]
-struct Extract {
-    /// How many elements the slot has.
-    of: usize,
-    /// The first element that is taken.
-    from: usize,
-    /// Where that element goes in the output.
-    to: usize,
-    /// How many elements are taken.
-    elements: usize,
-}
-
-impl Extract {
-    /// All elements of a slot.
-    fn whole(elements: usize, to: usize) -> Extract {
-        Extract { of: elements, from: 0, to, elements }
-    }
-}
-
 /// If ranks form teams, waits for all of them. Returns whether the call is done: the last rank of a team has reduced
 /// the result, which is in the output.
 #[inline]
-fn meet_all(
-    begun: &Begun<'_>,
-    exchange: &Exchange<'_>,
-    wait_context: &mut WaitContext<'_>,
-    (mine, before): (usize, &dyn Fn(Rank) -> usize),
-) -> Result<bool> {
+fn meet_all(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitContext<'_>) -> Result<bool> {
     if !exchange.has_teams() {
         return Ok(false);
     }
     let Begun { call, kernel, world, .. } = begun;
     let size = call.data_type.size() as usize;
-    // Elements that all slots have, and the first of them that is mine.
-    let (count, from) = match call.collective {
-        Collective::AllReduce => (mine, 0),
-        Collective::ReduceScatter | Collective::ReduceScatterV => (before(Rank::new(world.size)), before(world.rank)),
-        Collective::AllGather
-        | Collective::AllGatherV
-        | Collective::AllToAll
-        | Collective::Barrier
-        | Collective::Broadcast
-        | Collective::Reduce
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan => (0, 0),
-    };
+    // Elements that all slots have, and those of them that are mine.
+    let (count, mine) = folded(begun).unwrap_or((0, 0..0));
     let folds = call.collective.reduces() && exchange.may_fold();
     let mut fold = |sources: &[*const u8], target: *mut u8, finish: bool| {
         let average = exchange.average(finish);
@@ -126,82 +82,67 @@ fn meet_all(
         return Ok(false);
     };
     if !folds {
-        return Ok(call.collective == Collective::Barrier);
+        // Nothing is read where nothing moves.
+        return Ok(call.blocks(*world).owners(world.rank).is_empty());
     }
-    let source = result.data(count * size).as_ptr().wrapping_add(from * size);
+    let source = result.data(count * size).as_ptr().wrapping_add(mine.start * size);
     // SAFETY: the slot has `count` elements, `mine` of them from there on, and is written anew when everyone has come
     // to the next operation; the output is the caller's.
-    unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), call.buffers.target(), mine * size) };
+    unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), call.buffers.target(), mine.len() * size) };
     Ok(true)
+}
+
+/// If this rank gets the reduction of all inputs: the elements of each slot, and those of them that it gets.
+#[inline]
+fn folded(begun: &Begun<'_>) -> Option<(usize, Range<usize>)> {
+    let Begun { call, world, lengths: (input, output), .. } = begun;
+    let definition = call.collective.definition();
+    let (_, holding) = definition.sides(call.root == Some(world.rank));
+    if definition.folded != Folded::All || holding == Holding::Nothing {
+        return None;
+    }
+    // All inputs are alike; mine has the same for me as each.
+    let is_whole = definition.input != Holding::Each;
+    let from = if is_whole { 0 } else { index(call.count.counts().before(world.rank)) };
+    Some((input.index(), from..from + output.index()))
 }
 
 /// Reads the slots of other ranks that the collective needs.
 fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitContext<'_>) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
-    let world = *world;
     let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
     let size = call.data_type.size() as usize;
-    let count =
-        |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
-    let mine = count(world.rank)?;
-    let before = |rank: Rank| world.ranks().take(rank.index()).map(|rank| count(rank).unwrap_or(0)).sum::<usize>();
-    let total = || before(Rank::new(world.size));
-    let root = call.root.unwrap_or_default();
-    let at_root = root == world.rank;
-    if !call.collective.rooted() && meet_all(begun, exchange, wait_context, (mine, &before))? {
+    let definition = call.collective.definition();
+    if definition.root == RootSide::Neither && meet_all(begun, exchange, wait_context)? {
         return Ok(());
     }
-    let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
-        let slot = exchange.read(rank.index(), of * size, wait_context)?;
-        let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
-        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the
-        // caller's.
-        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, elements * size) };
-        Ok::<_, Error>(())
-    };
-    match call.collective {
-        Collective::AllReduce => {
-            // SAFETY: the output is the caller's; the slots hold as many bytes.
-            unsafe { exchange.reduce(kernel, wait_context, (mine * size, 0), (output_place, mine))? };
+    if let Some((count, mine)) = folded(begun) {
+        let span = (count * size, mine.start * size);
+        // SAFETY: the output is the caller's; the slots hold as many bytes.
+        return unsafe { exchange.reduce(kernel, wait_context, span, (output_place, mine.len())) };
+    }
+    if definition.output == Holding::Nothing {
+        return exchange.read_all(wait_context);
+    }
+    let blocks = call.blocks(*world);
+    for owner in blocks.owners(world.rank).map(Rank::new) {
+        let Some(block) = blocks.between(owner, world.rank) else { continue };
+        let (from, to) = (index(block.from) * size, index(block.to) * size);
+        let target = output_place.wrapping_add(to);
+        if owner == world.rank && input_place.wrapping_add(from) == target.cast_const() {
+            continue;
         }
-        Collective::ReduceScatter | Collective::ReduceScatterV => {
-            let span = (total() * size, before(world.rank) * size);
-            // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, wait_context, span, (output_place, mine))? };
-        }
-        Collective::Reduce if at_root => {
-            // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, wait_context, (mine * size, 0), (output_place, mine))? };
-        }
-        Collective::Broadcast if !at_root => copy(root, Extract::whole(mine, 0))?,
-        Collective::Broadcast if input_place != output_place.cast_const() => copy(root, Extract::whole(mine, 0))?,
-        Collective::Scatter => copy(root, Extract { of: total(), from: before(world.rank), to: 0, elements: mine })?,
-        Collective::AllGather | Collective::AllGatherV => {
-            for rank in world.ranks() {
-                copy(rank, Extract::whole(count(rank)?, before(rank)))?;
-            }
-        }
-        Collective::Gather if at_root => {
-            for rank in world.ranks() {
-                copy(rank, Extract::whole(count(rank)?, before(rank)))?;
-            }
-        }
-        Collective::AllToAll => {
-            for rank in world.ranks() {
-                copy(rank, Extract { of: total(), from: before(world.rank), to: before(rank), elements: mine })?;
-            }
-        }
-        Collective::Barrier => exchange.read_all(wait_context)?,
-        Collective::Reduce
-        | Collective::Broadcast
-        | Collective::Gather
-        | Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan => {}
+        let (of, _) = blocks.lengths(owner).expect("a call's lengths have been checked");
+        let slot = exchange.read(owner.index(), index(of) * size, wait_context)?;
+        let source = slot.as_ptr().wrapping_add(from);
+        // SAFETY: the slot has its owner's input, which its owner leaves alone until everyone is done; the output is
+        // the caller's, and both hold the block.
+        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, index(block.elements) * size) };
     }
     Ok(())
+}
+
+#[inline]
+fn index(elements: u64) -> usize {
+    usize::try_from(elements).expect("checked against the address space")
 }

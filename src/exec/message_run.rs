@@ -31,7 +31,7 @@ use crate::sync::ring::{Label, PostedOffer, Shape};
 use crate::sys::alive::Process;
 use crate::sys::cpu;
 use crate::transport::{Announced, Channel, Links, Need, Taken};
-use crate::types::{Collective, DataType, Rank};
+use crate::types::{CarriedBy, Collective, DataType, Rank};
 
 /// A message under way.
 #[derive(Debug)]
@@ -85,21 +85,9 @@ enum Look {
 /// made have connections of their own: they wait for no message that was begun before them, and no other collective
 /// runs beside them.
 pub fn channel_of(call: Collective) -> Channel {
-    match call {
-        Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
-        Collective::GatherV | Collective::ScatterV | Collective::Scan | Collective::Exscan => Channel::Collective(0),
-        // They have plans.
-        Collective::AllReduce
-        | Collective::Broadcast
-        | Collective::Reduce
-        | Collective::AllGather
-        | Collective::AllGatherV
-        | Collective::ReduceScatter
-        | Collective::ReduceScatterV
-        | Collective::AllToAll
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::Barrier => Channel::Collective(0),
+    match call.definition().carried {
+        CarriedBy::UserMessages => Channel::PointToPoint,
+        CarriedBy::Messages | CarriedBy::Plan => Channel::Collective(0),
     }
 }
 

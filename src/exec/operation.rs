@@ -5,7 +5,7 @@
 use std::fmt;
 
 use crate::sync::ring::Label;
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Collective, Counted, DataType, Rank, ReduceOp};
 
 /// One operation of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,32 +104,14 @@ pub(super) fn describe_in(label: Label, windows: u64) -> String {
     let short = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
     let known = short == short_sum(windows);
     let counted = label[1] ^ if known { windows } else { 0 };
-    let mut parts = match Collective::from_code(byte(0)) {
+    let collective = Collective::from_code(byte(0));
+    let mut parts = match collective.map(|collective| collective.definition().counted) {
         // Nobody passes elements.
-        Some(Collective::Barrier) if label[1] == 0 => Vec::new(),
+        _ if collective == Some(Collective::Barrier) && label[1] == 0 => Vec::new(),
         // The label of a vector form has a hash in the place of the counts.
-        Some(Collective::AllGatherV | Collective::ReduceScatterV) => {
-            vec![format!("counts with check sum {counted:016x}"), data_type.to_owned()]
-        }
-        Some(Collective::AllToAllV) => vec!["counts of each pair".to_owned(), data_type.to_owned()],
-        None
-        | Some(
-            Collective::AllReduce
-            | Collective::Broadcast
-            | Collective::Reduce
-            | Collective::AllGather
-            | Collective::ReduceScatter
-            | Collective::AllToAll
-            | Collective::Gather
-            | Collective::Scatter
-            | Collective::Barrier
-            | Collective::Send
-            | Collective::Recv
-            | Collective::GatherV
-            | Collective::ScatterV
-            | Collective::Scan
-            | Collective::Exscan,
-        ) => {
+        Some(Counted::PerRank) => vec![format!("counts with check sum {counted:016x}"), data_type.to_owned()],
+        Some(Counted::PerPair) => vec!["counts of each pair".to_owned(), data_type.to_owned()],
+        None | Some(Counted::Once | Counted::AtRoot) => {
             let sum = || format!("count and places with check sum {counted:016x}");
             vec![if known { format!("count {counted}") } else { sum() }, data_type.to_owned()]
         }

@@ -5,51 +5,27 @@
 //! begins. Each then reads its blocks, and all meet again: a rank returns when nobody reads its input any more. In that
 //! second meeting each rank says whether it has read everything. Where one has not, all go on by scratch.
 
-#![warn(clippy::wildcard_enum_match_arm)]
-
 use std::ptr::NonNull;
 
 use crate::device::{Average, Pass, Store};
 use crate::error::Result;
-use crate::exec::call::{Begun, Call, CallCount};
+use crate::exec::call::{Begun, Call};
 use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
 use crate::exec::turn::WaitContext;
-use crate::types::{Collective, Rank, World};
-
-/// What a rank takes from the input of another, or from its own, in elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Block {
-    owner: Rank,
-    from: u64,
-    to: u64,
-    elements: u64,
-}
+use crate::types::{Contribution, Holding, RootSide, World};
 
 /// Whether ranks may run such a call by reading each other's input; all of them get the same answer.
 pub(super) fn serves(call: &Call<'_>, world: World) -> bool {
-    let most_bytes = match call.collective {
-        Collective::AllGather | Collective::AllGatherV | Collective::AllToAll => u64::MAX,
-        Collective::Broadcast => MOST_BROADCAST_BYTES,
-        Collective::AllReduce
-        | Collective::Reduce
-        | Collective::ReduceScatter
-        | Collective::ReduceScatterV
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan
-        | Collective::Barrier
-        | Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV => 0,
+    let definition = call.collective.definition();
+    let most_bytes = match (definition.root, definition.input) {
+        _ if !definition.only_moves() => 0,
+        (RootSide::Neither, _) => u64::MAX,
+        // A broadcast. Of a scatter and a gather, one rank would do all the work, or all would read one rank.
+        (RootSide::Input, Holding::One) => MOST_BROADCAST_BYTES,
+        (RootSide::Input | RootSide::Output, _) => 0,
     };
-    let longest = match &call.count {
-        CallCount::Each(count) => *count,
-        CallCount::PerRank(counts) => counts.iter().copied().max().unwrap_or(0),
-    };
+    let longest = call.count.counts().longest();
     let bytes = longest.saturating_mul(u64::from(call.data_type.size()));
     (LEAST_BYTES..most_bytes).contains(&bytes) && world.size <= MOST_RANKS
 }
@@ -70,7 +46,7 @@ pub(crate) fn run(
     let (input, output) = (call.buffers.source(), call.buffers.target());
     let index = |elements: u64| usize::try_from(elements * size).expect("checked against the address space");
     let mut is_whole = true;
-    for block in blocks(call, world) {
+    for block in contributions(call, world) {
         let target = output.wrapping_add(index(block.to));
         if block.owner != world.rank {
             let Some(target) = NonNull::new(target).filter(|_| block.elements > 0) else { continue };
@@ -99,39 +75,10 @@ pub(crate) fn run(
     epoch.part(begun, is_whole, flat, wait_context)
 }
 
-/// What a rank takes from whom, from its successor on, so that not all read the same rank at once.
-fn blocks<'a>(call: &'a Call<'_>, world: World) -> impl Iterator<Item = Block> + use<'a> {
-    let mine = call.count.of(world.rank);
-    let before = |rank: Rank| match &call.count {
-        CallCount::Each(count) => count * u64::from(rank.get()),
-        CallCount::PerRank(counts) => counts[..rank.index()].iter().sum(),
-    };
-    (0..world.size).map(move |distance| world.rank.after(distance, world.size)).filter_map(move |owner| {
-        match call.collective {
-            Collective::Broadcast => {
-                (call.root == Some(owner)).then_some(Block { owner, from: 0, to: 0, elements: mine })
-            }
-            Collective::AllToAll => Some(Block { owner, from: before(world.rank), to: before(owner), elements: mine }),
-            Collective::AllGather | Collective::AllGatherV => {
-                Some(Block { owner, from: 0, to: before(owner), elements: call.count.of(owner) })
-            }
-            // `serves` has not named them.
-            Collective::AllReduce
-            | Collective::Reduce
-            | Collective::ReduceScatter
-            | Collective::ReduceScatterV
-            | Collective::Gather
-            | Collective::Scatter
-            | Collective::GatherV
-            | Collective::ScatterV
-            | Collective::Scan
-            | Collective::Exscan
-            | Collective::Barrier
-            | Collective::Send
-            | Collective::Recv
-            | Collective::AllToAllV => None,
-        }
-    })
+/// What a rank takes from whom, from itself and its successor on, so that not all read the same rank at once.
+fn contributions<'a>(call: &'a Call<'_>, world: World) -> impl Iterator<Item = Contribution> + use<'a> {
+    let (me, blocks) = (world.rank, call.blocks(world));
+    (0..world.size).filter_map(move |distance| blocks.between(me.after(distance, world.size), me))
 }
 
 /// The least longest block that is read in place: the kernel's work for a page costs as much as a copy of it.
@@ -147,14 +94,14 @@ const MOST_RANKS: u32 = 8;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::exec::Buffers;
-    use crate::types::DataType;
+    use crate::exec::{Buffers, CallCount};
+    use crate::types::{Collective, DataType, Rank};
 
     fn taken(collective: Collective, root: Option<u32>, count: CallCount) -> Vec<(u32, u64, u64, u64)> {
         let world = World { rank: Rank::new(1), size: 3 };
         let buffers = Buffers::apart::<u8>(&[], &mut []);
         let call = Call { collective, data_type: DataType::U8, op: None, root: root.map(Rank::new), count, buffers };
-        blocks(&call, world).map(|block| (block.owner.get(), block.from, block.to, block.elements)).collect()
+        contributions(&call, world).map(|block| (block.owner.get(), block.from, block.to, block.elements)).collect()
     }
 
     #[test]

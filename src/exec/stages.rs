@@ -3,11 +3,9 @@
 //! A call whose buffers are too long for a stage becomes several, its pieces: each takes a range of every block. A
 //! stage holds the blocks of a piece close together, those of the input first.
 
-#![warn(clippy::wildcard_enum_match_arm)]
-
 use crate::device::{Home, Place};
 use crate::exec::{Buffers, Call, CallCount};
-use crate::types::{Collective, Rank, World};
+use crate::types::{Holding, Rank, World};
 
 /// A call, cut into pieces that fit into stages.
 #[derive(Debug)]
@@ -29,32 +27,22 @@ pub struct StagedSide {
     pub stage: u64,
 }
 
-/// Which blocks of a call a buffer holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Blocks {
-    None,
-    /// One, of the rank's own count.
-    Own,
-    /// One of each rank.
-    All,
-}
-
 impl<'a> Stages<'a> {
     /// A call that has been checked, with stages of `bytes`.
     pub fn new(call: &'a Call<'a>, world: World, bytes: usize) -> Stages<'a> {
         let element = u64::from(call.data_type.size());
-        let many = |blocks| match blocks {
-            Blocks::None => 0,
-            Blocks::Own => 1,
-            Blocks::All => u64::from(world.size),
+        let many = |holding| match holding {
+            Holding::Nothing => 0,
+            Holding::One => 1,
+            Holding::Each => u64::from(world.size),
         };
         // At the root, which has the most.
-        let root = call.root.unwrap_or_default();
-        let blocks: u64 = blocks(call, root).into_iter().map(many).sum();
+        let (input, output) = call.collective.definition().sides(true);
+        let blocks: u64 = many(input) + many(output);
         let most = (bytes as u64).saturating_sub(GRAIN) / element / blocks.max(1);
         // Whole lines, where there is room for one.
         let piece = if most >= LINE { most / LINE * LINE } else { most.max(1) };
-        let longest = world.ranks().map(|rank| block_of(call, rank)).max().unwrap_or(0);
+        let longest = call.count.counts().longest();
         Stages { call, world, element, piece, pieces: longest.div_ceil(piece).max(1) }
     }
 
@@ -75,7 +63,8 @@ impl<'a> Stages<'a> {
 
     /// A rank's input and output in a piece.
     pub fn sides(&self, rank: Rank, piece: u64) -> [StagedSide; 2] {
-        let [input, output] = blocks(self.call, rank).map(|blocks| self.blocks(blocks, rank, piece));
+        let (input, output) = self.call.collective.definition().sides(self.call.root.is_none_or(|root| root == rank));
+        let [input, output] = [input, output].map(|holding| self.blocks(holding, rank, piece));
         let behind = input.iter().map(|(_, bytes)| bytes).sum::<u64>().next_multiple_of(GRAIN);
         [StagedSide { blocks: input, stage: 0 }, StagedSide { blocks: output, stage: behind }]
     }
@@ -100,25 +89,13 @@ impl<'a> Stages<'a> {
         plan(&Call { collective, data_type, op, root, count: self.count(piece), buffers })
     }
 
-    fn blocks(&self, blocks: Blocks, rank: Rank, piece: u64) -> Vec<(u64, u64)> {
-        let cut = |before: u64, count: u64| {
+    /// The offset and the length in bytes of what the piece has of each block.
+    fn blocks(&self, holding: Holding, rank: Rank, piece: u64) -> Vec<(u64, u64)> {
+        let cut = |(before, count): (u64, u64)| {
             let start = before + (self.piece * piece).min(count);
             (start * self.element, self.cut(count, piece) * self.element)
         };
-        match blocks {
-            Blocks::None => Vec::new(),
-            Blocks::Own => vec![cut(0, block_of(self.call, rank))],
-            Blocks::All => {
-                let mut before = 0;
-                let mut all = Vec::with_capacity(self.world.size as usize);
-                for other in self.world.ranks() {
-                    let count = block_of(self.call, other);
-                    all.push(cut(before, count));
-                    before += count;
-                }
-                all
-            }
-        }
+        self.call.blocks(self.world).held(holding, rank).map(cut).collect()
     }
 
     /// Elements of a piece of a block of `count`.
@@ -155,35 +132,6 @@ impl StagedSide {
     }
 }
 
-/// The count of a rank's block. A rank whose count is not known has none.
-fn block_of(call: &Call<'_>, rank: Rank) -> u64 {
-    match &call.count {
-        CallCount::Each(count) => *count,
-        CallCount::PerRank(counts) => counts.get(rank.index()).copied().unwrap_or(0),
-    }
-}
-
-/// What a rank's input and output hold; those of messages are empty.
-fn blocks(call: &Call<'_>, rank: Rank) -> [Blocks; 2] {
-    let at_root = |blocks| if call.root == Some(rank) { blocks } else { Blocks::None };
-    match call.collective {
-        Collective::AllReduce | Collective::Scan | Collective::Exscan => [Blocks::Own, Blocks::Own],
-        Collective::Broadcast => [at_root(Blocks::Own), Blocks::Own],
-        Collective::Reduce => [Blocks::Own, at_root(Blocks::Own)],
-        Collective::AllGather | Collective::AllGatherV => [Blocks::Own, Blocks::All],
-        Collective::ReduceScatter | Collective::ReduceScatterV => [Blocks::All, Blocks::Own],
-        Collective::AllToAll => [Blocks::All, Blocks::All],
-        Collective::Gather => [Blocks::Own, at_root(Blocks::All)],
-        Collective::Scatter => [at_root(Blocks::All), Blocks::Own],
-        Collective::GatherV
-        | Collective::ScatterV
-        | Collective::AllToAllV
-        | Collective::Barrier
-        | Collective::Send
-        | Collective::Recv => [Blocks::None, Blocks::None],
-    }
-}
-
 /// Where outputs begin in a stage: a multiple of this, in bytes.
 const GRAIN: u64 = 256;
 /// Elements of which a piece has a multiple.
@@ -193,7 +141,7 @@ const LINE: u64 = 64;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::types::{DataType, ReduceOp};
+    use crate::types::{Collective, DataType, ReduceOp};
 
     fn call(collective: Collective, count: CallCount) -> Call<'static> {
         let op = collective.reduces().then_some(ReduceOp::Sum);

@@ -5,7 +5,7 @@ use super::{Comm, stream};
 use crate::comm::{Buffers, Call, CallCount, Detached, DeviceStream, Message, Pending, Steps};
 use crate::error::{Error, Result};
 use crate::exec::{check_to_self, wrong_counts};
-use crate::types::{Collective, DataType, NO_RANK, Rank, ReduceOp, Scalar, World};
+use crate::types::{Collective, Counted, DataType, NO_RANK, Rank, ReduceOp, Scalar, World};
 
 /// What a call comes to.
 pub(super) enum Work {
@@ -68,7 +68,7 @@ pub(super) unsafe fn work(
 
 /// The name of a call, for its errors.
 #[cold]
-fn name_of(kind: u8) -> &'static str {
+pub(super) fn name_of(kind: u8) -> &'static str {
     match Collective::from_code(kind) {
         _ if kind == CallCode::SendRecv.repr => "send_recv",
         Some(collective) => collective.name(),
@@ -88,15 +88,15 @@ unsafe fn collective(
 ) -> Result<Call<'static>> {
     let op = if collective.reduces() { Some(operator(what)?) } else { None };
     let root = if collective.rooted() { Some(other("root", what.other, world)?) } else { None };
-    let count = match collective {
-        Collective::GatherV | Collective::ScatterV if root != Some(world.rank) => CallCount::Each(what.count),
-        Collective::AllGatherV | Collective::ReduceScatterV | Collective::GatherV | Collective::ScatterV => {
+    let count = match collective.definition().counted {
+        Counted::AtRoot if root != Some(world.rank) => CallCount::Each(what.count),
+        Counted::PerRank | Counted::AtRoot => {
             if counts.len() != world.size as usize {
                 return Err(wrong_counts(counts.len(), world.size));
             }
             CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
         }
-        _ => CallCount::Each(what.count),
+        Counted::Once | Counted::PerPair => CallCount::Each(what.count),
     };
     let mut call = Call { collective, data_type, op, root, count, buffers: Buffers::none() };
     let (input, output) = call.lengths(world)?;
@@ -380,13 +380,5 @@ const _: () = {
     same!(OpCode: Sum = ReduceOp::Sum.code(), Prod = ReduceOp::Prod.code(), Min = ReduceOp::Min.code(), Max = ReduceOp::Max.code(),
         Avg = ReduceOp::Avg.code(), BitAnd = ReduceOp::BitAnd.code(), BitOr = ReduceOp::BitOr.code(),
         BitXor = ReduceOp::BitXor.code(), PreMulSum = ReduceOp::PreMulSum(Scalar::Signed(0)).code());
-    same!(CallCode: AllReduce = Collective::AllReduce.code(), Broadcast = Collective::Broadcast.code(),
-        Reduce = Collective::Reduce.code(), AllGather = Collective::AllGather.code(),
-        ReduceScatter = Collective::ReduceScatter.code(), AllToAll = Collective::AllToAll.code(),
-        Gather = Collective::Gather.code(), Scatter = Collective::Scatter.code(), Barrier = Collective::Barrier.code(),
-        Send = Collective::Send.code(), Recv = Collective::Recv.code(), AllGatherV = Collective::AllGatherV.code(),
-        ReduceScatterV = Collective::ReduceScatterV.code(), AllToAllV = Collective::AllToAllV.code(),
-        GatherV = Collective::GatherV.code(), ScatterV = Collective::ScatterV.code(), Scan = Collective::Scan.code(),
-        Exscan = Collective::Exscan.code());
-    assert!(DataType::ALL.len() == 12 && Collective::ALL.len() == 18 && ReduceOp::PLAIN.len() == 8);
+    assert!(DataType::ALL.len() == 12 && ReduceOp::PLAIN.len() == 8);
 };

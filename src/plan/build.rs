@@ -7,7 +7,7 @@ use super::{
     Action, Buffer, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
 };
 use crate::sync::primitive::Arc;
-use crate::types::{Algorithm, Collective, Elements, Rank};
+use crate::types::{Algorithm, Collective, Counted, Elements, Rank};
 use crate::{Error, Result};
 
 /// Slots that every connection must have for plans to be free of deadlock.
@@ -29,20 +29,19 @@ pub(super) const BARRIER_SCRATCH: usize = 2;
 /// The algorithms that plan a collective; empty for a collective that is made of messages.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{Direct, Pat, Ring, Tree};
-    match collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &[Ring, Tree, Direct],
-        Collective::AllGather | Collective::ReduceScatter => &[Ring, Direct, Pat],
-        Collective::AllGatherV | Collective::ReduceScatterV => &[Ring, Direct],
-        Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Direct],
-        Collective::Barrier => &[Direct, Tree],
-        Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan => &[],
+    match Pattern::of(collective) {
+        Some(Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce) => &[Ring, Tree, Direct],
+        Some(Pattern::AllGather | Pattern::ReduceScatter) if takes_counts(collective) => &[Ring, Direct],
+        Some(Pattern::AllGather | Pattern::ReduceScatter) => &[Ring, Direct, Pat],
+        Some(Pattern::AllToAll | Pattern::Gather | Pattern::Scatter) => &[Direct],
+        Some(Pattern::Barrier) => &[Direct, Tree],
+        None => &[],
     }
+}
+
+/// Whether a spec has a count for each rank.
+fn takes_counts(collective: Collective) -> bool {
+    collective.definition().counted == Counted::PerRank
 }
 
 impl Plan {
@@ -187,17 +186,17 @@ impl Spec {
     }
 
     fn validate_kind(&self) -> Result<()> {
-        self.pattern()?;
+        let pattern = self.pattern()?;
         let allowed = algorithms(self.collective);
         if !allowed.contains(&self.algorithm) {
             let names: Vec<&str> = allowed.iter().map(|algorithm| algorithm.name()).collect();
             let (collective, names) = (self.collective, names.join(", "));
             return refuse(format!("{} does not do {collective}; allowed are {names}", self.algorithm));
         }
-        if self.in_place && self.collective == Collective::AllToAll {
-            return refuse("all_to_all is not done in place; give it two buffers".to_owned());
+        if self.in_place && pattern == Pattern::AllToAll {
+            return refuse(format!("{} is not done in place; give it two buffers", self.collective));
         }
-        let vector = matches!(self.collective, Collective::AllGatherV | Collective::ReduceScatterV);
+        let vector = takes_counts(self.collective);
         match &self.count {
             Count::PerRank(counts) if vector && counts.len() != self.world.ranks().len() => {
                 refuse(format!("{} counts for {} ranks", counts.len(), self.world.size))

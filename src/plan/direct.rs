@@ -12,7 +12,7 @@ use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
 use super::sizes::{Cutting, LaneSizes, Measure};
 use super::{Buffer, Lane, Operand, Span, Windows};
-use crate::types::{Algorithm, Rank};
+use crate::types::{Algorithm, Places, Rank};
 use crate::{Error, Result};
 
 /// Rounds until a piece of scratch may be written again; `check` proves it.
@@ -49,13 +49,7 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         true if is_broadcast || site.pattern == Pattern::Gather => peers.min(1),
         true => peers,
     };
-    let cutting = if is_broadcast {
-        Cutting::Shares { shares: 1, parts: 1 }
-    } else if site.pattern == Pattern::AllToAll {
-        Cutting::EachPair
-    } else {
-        Cutting::EachRank
-    };
+    let cutting = if is_broadcast { Cutting::Shares { shares: 1, parts: 1 } } else { Cutting::EachRank };
     let most = if staged { CACHED_PIECE } else { u64::MAX };
     // The readers of a broadcast copy the first half while the root copies the second.
     let under_way = if is_broadcast { 2 } else { 1 };
@@ -201,17 +195,20 @@ impl Direct<'_> {
 
     fn all_to_all(&self, draft: &mut Draft) {
         let me = self.site.me();
-        let mine = me.get();
         for peer in self.site.peers().filter(|_| self.staged) {
+            let given = self.site.places(me, peer).given.get();
             let target = Operand::Local(self.stage(me, peer));
-            draft.copy(0, peer.get(), (Operand::input(peer.get()), target));
+            draft.copy(0, given, (Operand::input(given), target));
         }
         draft.signal(0, READY, self.site.peers());
-        draft.copy(0, mine, (Operand::input(mine), Operand::output(mine)));
+        let own = self.site.places(me, me);
+        draft.copy(0, own.given.get(), (Operand::input(own.given.get()), Operand::output(own.taken.get())));
         for peer in self.site.peers() {
-            let span = if self.staged { self.stage(peer, me) } else { Span { buffer: Buffer::Input, index: mine } };
+            let Places { given, taken } = self.site.places(peer, me);
+            let (index, taken) = (given.get(), taken.get());
+            let span = if self.staged { self.stage(peer, me) } else { Span { buffer: Buffer::Input, index } };
             draft.wait(1, READY, [peer]);
-            draft.copy(1, peer.get(), (Operand::Window(peer, span), Operand::output(peer.get())));
+            draft.copy(1, taken, (Operand::Window(peer, span), Operand::output(taken)));
         }
         if !self.staged {
             draft.signal(1, DONE, self.site.peers());

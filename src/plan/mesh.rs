@@ -20,8 +20,9 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let cutting = match site.pattern {
         Pattern::AllReduce | Pattern::Reduce if !mesh.one_shot() => Cutting::Shares { shares: ranks, parts: 1 },
         Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => WHOLE,
-        Pattern::AllToAll => Cutting::EachPair,
-        Pattern::AllGather | Pattern::ReduceScatter | Pattern::Gather | Pattern::Scatter => Cutting::EachRank,
+        Pattern::AllGather | Pattern::ReduceScatter | Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => {
+            Cutting::EachRank
+        }
         Pattern::Barrier => return barrier(site, false),
     };
     let measure = Measure { slotted: true, ..Measure::of(cutting) };
@@ -171,11 +172,17 @@ impl Mesh<'_> {
         }
     }
 
+    /// Every rank has a block for every rank; the definition says which.
     fn all_to_all(&self, draft: &mut Draft) {
-        let mine = self.me().get();
-        draft.copy(0, mine, (Operand::input(mine), Operand::output(mine)));
-        self.give(draft);
-        self.take(1, draft);
+        let given = |peer| self.site.places(self.me(), peer).given.get();
+        let taken = |peer| self.site.places(peer, self.me()).taken.get();
+        draft.copy(0, given(self.me()), (Operand::input(given(self.me())), Operand::output(taken(self.me()))));
+        for peer in self.site.peers() {
+            draft.copy(0, given(peer), (Operand::input(given(peer)), Operand::Slot(peer)));
+        }
+        for peer in self.site.peers() {
+            draft.copy(1, taken(peer), (Operand::Slot(peer), Operand::output(taken(peer))));
+        }
     }
 }
 

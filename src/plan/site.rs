@@ -5,7 +5,7 @@ use super::pattern::Pattern;
 use super::sizes::{Block, LaneSizes, Measure, Recipe};
 use super::{Action, Combine, Count, Lane, Operand, Spec, Step, Windows};
 use crate::sync::primitive::Arc;
-use crate::types::{Algorithm, Elements, Rank};
+use crate::types::{Algorithm, CallBlocks, Counts, Elements, Holding, Places, Rank};
 use crate::{Error, Result};
 
 /// One lane of a spec.
@@ -34,6 +34,13 @@ impl<'a> Site<'a> {
         (1..world.size).map(move |distance| world.rank.after(distance, world.size))
     }
 
+    /// Which block of the input of `owner` is for `reader`, and which of the reader's output it becomes.
+    pub(super) fn places(&self, owner: Rank, reader: Rank) -> Places {
+        let Spec { collective, root, world, .. } = self.spec;
+        // Which blocks belong together is the same for all counts.
+        CallBlocks::new(*collective, Some(*root), Counts::Each(0), world.size).places(owner, reader)
+    }
+
     /// The lane's part of `length` elements.
     pub(super) fn part(&self, length: Elements) -> Range {
         Range::first(length).cut(self.lanes, self.lane)
@@ -49,27 +56,18 @@ impl<'a> Site<'a> {
         self.part(self.spec.count.of(Rank::new(0)))
     }
 
-    /// The lane's part of the block that belongs to each rank: its input's place in everyone's output, or its output's
-    /// place in everyone's input.
+    /// The lane's part of the block that belongs to each rank, where it lies in inputs and outputs: in a buffer of all
+    /// ranks' blocks behind those of the ranks before, in a buffer of one block at its start.
     pub(super) fn blocks_of_ranks(&self) -> impl Iterator<Item = Block> {
+        let definition = self.spec.collective.definition();
         let mut before = Elements::ZERO;
         self.spec.world.ranks().map(move |rank| {
             let count = self.spec.count.of(rank);
             let part = self.part(count);
-            let placed = before + part.start;
+            let place = |holding| if holding == Holding::Each { before + part.start } else { part.start };
+            let (input, output) = (place(definition.input), place(definition.output));
             before = before + count;
-            match self.pattern {
-                Pattern::AllGather | Pattern::Gather => {
-                    Block { input: part.start, output: placed, length: part.length }
-                }
-                Pattern::AllReduce
-                | Pattern::Broadcast
-                | Pattern::Reduce
-                | Pattern::ReduceScatter
-                | Pattern::AllToAll
-                | Pattern::Scatter
-                | Pattern::Barrier => Block { input: placed, output: part.start, length: part.length },
-            }
+            Block { input, output, length: part.length }
         })
     }
 

@@ -112,8 +112,6 @@ pub(super) enum Cutting {
     OneShare { shares: usize, all: usize },
     /// The lane's part of each rank's block, in rank order.
     EachRank,
-    /// The lane's part of what each rank exchanges with each, in rank order.
-    EachPair,
 }
 
 /// How a lane is measured.
@@ -155,7 +153,6 @@ impl Measure {
     }
 
     fn blocks(self, site: Site<'_>) -> Vec<Block> {
-        let spec = site.spec;
         match self.cutting {
             Cutting::Token => vec![Block::at(Elements::ZERO, Elements(1))],
             Cutting::Shares { shares, parts } => {
@@ -170,11 +167,6 @@ impl Measure {
                 blocks
             }
             Cutting::EachRank => site.blocks_of_ranks().collect(),
-            Cutting::EachPair => {
-                let part = site.part(spec.count.longest());
-                let at = |rank| Block::at(spec.count.before(rank) + part.start, part.length);
-                spec.world.ranks().map(at).collect()
-            }
         }
     }
 
@@ -183,9 +175,7 @@ impl Measure {
         let empty = |block: &Block| block.length == Elements::ZERO;
         match self.cutting {
             Cutting::OneShare { all, .. } => sizes.blocks.get(all).is_none_or(empty),
-            Cutting::Token | Cutting::Shares { .. } | Cutting::EachRank | Cutting::EachPair => {
-                sizes.blocks.iter().any(empty)
-            }
+            Cutting::Token | Cutting::Shares { .. } | Cutting::EachRank => sizes.blocks.iter().any(empty),
         }
     }
 }

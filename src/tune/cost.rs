@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Query;
 use crate::plan::{Pattern, Windows, is_one_shot, read_the_root};
-use crate::types::{Algorithm, Collective, Elements, Protocol, TransportKind};
+use crate::types::{Algorithm, Collective, Elements, Holding, Protocol, TransportKind};
 
 /// A way between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -191,7 +191,7 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
         ranks,
         hosts,
         seats: ranks / hosts,
-        whole: if of_blocks(pattern) { bytes * ranks } else { bytes },
+        whole: if of_blocks(query.collective) { bytes * ranks } else { bytes },
         staged: query.windows == Windows::Scratch,
         piece: slot_bytes,
         one_shot: is_one_shot(Elements(query.bytes.0 / u64::from(query.element_bytes.max(1))), query.ranks),
@@ -235,16 +235,10 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
     }
 }
 
-fn of_blocks(pattern: Pattern) -> bool {
-    match pattern {
-        Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce => false,
-        Pattern::AllGather
-        | Pattern::ReduceScatter
-        | Pattern::AllToAll
-        | Pattern::Gather
-        | Pattern::Scatter
-        | Pattern::Barrier => true,
-    }
+/// Whether a buffer has the blocks of all ranks.
+fn of_blocks(collective: Collective) -> bool {
+    let definition = collective.definition();
+    definition.input == Holding::Each || definition.output == Holding::Each
 }
 
 fn barrier(query: &Query, stand: Stand, algorithm: Algorithm) -> Work {

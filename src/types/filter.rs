@@ -86,7 +86,7 @@ impl<T: Selectable> Filter<T> {
             match collective {
                 Some(collective) => filter.allowed[usize::from(collective.code())] = allowed,
                 None => {
-                    let meant = Collective::ALL.iter().filter(|collective| !ONLY_BY_NAME.contains(collective));
+                    let meant = Collective::ALL.iter().filter(|collective| OF_NCCL.contains(collective));
                     meant.for_each(|collective| filter.allowed[usize::from(collective.code())] = allowed);
                 }
             }
@@ -124,17 +124,18 @@ impl<T: Selectable> Filter<T> {
     }
 }
 
-/// Collectives to which `NCCL_ALGO=Ring` does not apply: NCCL has no such algorithms for them, so nothing would remain.
-const ONLY_BY_NAME: [Collective; 9] = [
-    Collective::Barrier,
-    Collective::AllToAll,
-    Collective::AllToAllV,
-    Collective::Gather,
-    Collective::GatherV,
-    Collective::Scatter,
-    Collective::ScatterV,
-    Collective::Scan,
-    Collective::Exscan,
+/// Collectives to which `NCCL_ALGO=Ring` applies: those that NCCL has such algorithms for, these with counts, and
+/// messages. Of the others nothing would remain.
+const OF_NCCL: [Collective; 9] = [
+    Collective::AllReduce,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::AllGather,
+    Collective::AllGatherV,
+    Collective::ReduceScatter,
+    Collective::ReduceScatterV,
+    Collective::Send,
+    Collective::Recv,
 ];
 
 fn parse_collective(word: &str) -> Result<Collective> {

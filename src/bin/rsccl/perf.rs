@@ -38,10 +38,7 @@ pub(crate) use verify::Program;
 /// variable that it goes with, is wrong.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Arguments {
-    /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, sendrecv, barrier,
-    /// all_gather_v, reduce_scatter_v, all_to_all_v, gather_v, scatter_v, scan, exscan; several separated by commas, or
-    /// all.
-    #[arg(value_name = "COLLECTIVE")]
+    #[arg(value_name = "COLLECTIVE", help = names())]
     collective: String,
     /// Ranks [default: 2, or those of the launcher].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS), value_name = "N")]
@@ -184,6 +181,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     arguments.absent.check()?;
     let right = launch::run(arguments)?;
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the collective may be.
+fn names() -> String {
+    let names: Vec<&str> = Program::ALL.iter().map(|program| program.name()).collect();
+    format!("{}; several separated by commas, or all", names.join(", "))
 }
 
 fn seconds(text: &str) -> std::result::Result<f64, String> {

@@ -51,8 +51,7 @@ use crate::{print, topo};
 /// channels that `rsccl topo` shows, on one host those of NCCL_GRAPH_FILE.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier
-    #[arg(value_name = "COLLECTIVE", value_parser = collective)]
+    #[arg(value_name = "COLLECTIVE", value_parser = collective, help = planned())]
     collective: Collective,
     /// A topology file in NCCL's or RCCL's format [default: NCCL_TOPO_FILE, or this machine]
     #[arg(long, visible_alias = "file", value_name = "FILE")]
@@ -387,12 +386,7 @@ impl Run {
             Ok(Box::new(move |rank| part.spec(&call, way, rank)))
         };
         let simulated = modelled.play(&specs, ask.element_bytes, fidelity)?;
-        let ranks = f64::from(modelled.terrain().size());
-        let factor = match ask.collective {
-            Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
-            Collective::Broadcast | Collective::Reduce => 1.0,
-            _ => (ranks - 1.0) / ranks,
-        };
+        let factor = Program::of(ask.collective).map_or(1.0, |program| program.bus_factor(modelled.terrain().size()));
         #[expect(clippy::cast_precision_loss, reason = "for people: three digits")]
         let gigabytes = bytes as f64 / 1e9;
         let seconds = simulated.time.as_secs_f64();
@@ -551,31 +545,25 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
 /// The plan's count for a size as `rsccl perf` counts it.
 fn elements(collective: Collective, bytes: u64, ranks: u32) -> u64 {
     let whole = bytes / u64::from(ELEMENT_BYTES);
-    match collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => whole,
-        Collective::Barrier => 0,
-        _ => whole / u64::from(ranks.max(1)),
+    match Program::of(collective) {
+        Some(Program::Barrier) => 0,
+        Some(program) if program.has_blocks() => whole / u64::from(ranks.max(1)),
+        Some(_) | None => whole,
     }
 }
 
 fn collective(text: &str) -> std::result::Result<Collective, String> {
     // As `rsccl perf` reads it: nccl-tests' spellings too.
-    let known = Program::from_name(text).and_then(Program::collective).filter(|known| PLANNED.contains(known));
-    known.ok_or_else(|| format!("allowed are {}", PLANNED.map(Collective::name).join(", ")))
+    let known = Program::from_name(text).filter(|known| !known.is_vector()).and_then(Program::collective);
+    known.ok_or_else(|| format!("allowed are {}", planned()))
 }
 
-/// Collectives of equal counts that are done by plans.
-const PLANNED: [Collective; 9] = [
-    Collective::AllReduce,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllToAll,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::Barrier,
-];
+/// The names of the collectives of equal counts that are done by plans.
+fn planned() -> String {
+    let planned = Program::ALL.iter().filter(|program| !program.is_vector() && program.collective().is_some());
+    planned.map(|program| program.name()).collect::<Vec<_>>().join(", ")
+}
+
 /// float32, the usual type of gradients.
 const ELEMENT_BYTES: u32 = 4;
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]

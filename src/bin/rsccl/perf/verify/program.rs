@@ -119,8 +119,19 @@ impl Program {
         }
     }
 
+    /// The program that calls a collective, where [`Program::collective`] names that.
+    pub fn of(collective: Collective) -> Option<Program> {
+        Program::ALL.iter().copied().find(|program| program.collective() == Some(collective))
+    }
+
+    /// Whether it has a count for each rank.
+    pub fn is_vector(self) -> bool {
+        use Program::{AllGatherV, AllToAllV, GatherV, ReduceScatterV, ScatterV};
+        matches!(self, AllGatherV | ReduceScatterV | AllToAllV | GatherV | ScatterV)
+    }
+
     /// Whether its size is that of all ranks' blocks together.
-    fn blocks(self) -> bool {
+    pub fn has_blocks(self) -> bool {
         use Program::{AllReduce, Barrier, Broadcast, Exscan, Reduce, Scan, SendRecv};
         !matches!(self, AllReduce | Broadcast | Reduce | SendRecv | Barrier | Scan | Exscan)
     }
@@ -201,12 +212,8 @@ impl Shape {
         let ranks = world as usize;
         let counts = match program {
             Program::Barrier => vec![0; ranks],
-            Program::AllGatherV
-            | Program::ReduceScatterV
-            | Program::AllToAllV
-            | Program::GatherV
-            | Program::ScatterV => uneven(ranks, elements),
-            _ if program.blocks() => vec![elements / ranks; ranks],
+            _ if program.is_vector() => uneven(ranks, elements),
+            _ if program.has_blocks() => vec![elements / ranks; ranks],
             _ => vec![elements; ranks],
         };
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -224,12 +231,12 @@ impl Shape {
 
     /// Elements that the bandwidth counts.
     pub fn elements(&self) -> usize {
-        if self.program.blocks() { self.counts.iter().sum() } else { self.mine() }
+        if self.program.has_blocks() { self.counts.iter().sum() } else { self.mine() }
     }
 
     /// The count of one rank, for tables; the mean of vector forms.
     pub fn count(&self) -> usize {
-        if self.program.blocks() { self.elements() / self.counts.len() } else { self.mine() }
+        if self.program.has_blocks() { self.elements() / self.counts.len() } else { self.mine() }
     }
 
     /// The count that the library's call takes.
