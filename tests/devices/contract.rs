@@ -187,11 +187,13 @@ fn places_that_a_queue_cannot_reach_are_refused() {
 /// What a device cannot do is no method that fails: there is nothing to call, and whoever needs it says so.
 #[test]
 fn what_a_device_cannot_do_it_does_not_offer() {
-    let far = Far::new(ABSENT);
-    for device in [&HostMemory as &dyn Device, &far] {
-        let offers =
-            [device.fabric_memory().is_some(), device.program_memory().is_some(), device.led_device().is_some()];
-        assert_eq!(offers, [false; 3], "{device:?}");
+    let [host, far, gpus @ ..] = &devices()[..] else { panic!("the host's memory and a device in software") };
+    let offers = |device: &dyn Device| {
+        [device.fabric_memory().is_some(), device.program_memory().is_some(), device.led_device().is_some()]
+    };
+    assert_eq!([offers(*host), offers(*far)], [[false; 3]; 2]);
+    for gpu in gpus {
+        assert_eq!(offers(*gpu), [true; 3], "{gpu:?}");
     }
     let errors =
         [device::fabric_of(Home::Host).err(), device::programs_of(Home::Host).err(), device::led_of(Home::Host).err()];
