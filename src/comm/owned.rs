@@ -2,21 +2,21 @@
 //! loop.
 //!
 //! The buffers move to a place of their own, to which the calls of the request point. That place is freed when both the
-//! request and the thread that works at it have let go of it, and the request gives the buffers back only after the
+//! request and its operation have let go of it, and the request gives the buffers back only after the
 //! operation has ended. So a request that is dropped, or forgotten, is safe: its operation goes on in memory that
 //! nobody else has.
 
 use std::fmt;
 use std::ptr::null_mut;
 
-use crate::comm::detached::{Detached, Pending};
+use crate::comm::Communicator;
 use crate::comm::group::{Calls, Member};
-use crate::comm::request::{Kept, Promise};
-use crate::comm::worker::{Job, check_messages};
+use crate::comm::request::{Kept, Pending, Promise};
+use crate::comm::requests::{Job, check_messages};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
 
-/// An operation under way, and its buffers. [`OwnedRequest::wait`] gives them back. Made by [`Detached::start`].
+/// An operation under way, and its buffers. [`OwnedRequest::wait`] gives them back. Made by [`Communicator::start`].
 ///
 /// Dropping it neither stops the operation nor waits for it: the buffers are freed when the operation has ended.
 #[must_use = "wait() gives the buffers back"]
@@ -25,12 +25,12 @@ pub struct OwnedRequest<B> {
     pending: Pending,
 }
 
-impl Detached {
+impl Communicator {
     /// Begins the calls that `body` adds, on `buffers` that the request owns until they have ended.
     ///
     /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run
     /// side by side with those of other requests; collectives run one after the other, in the order in which they were
-    /// started, as all ranks must start them. Where `body` returns an error nothing runs, and the buffers are dropped.
+    /// started, as all ranks must start them. Blocking calls may stand between a request's start and its wait. Where `body` returns an error nothing runs, and the buffers are dropped.
     ///
     /// # Errors
     /// That of `body`, and where a send to this rank itself has no recv; every other error of the calls comes with
@@ -38,17 +38,17 @@ impl Detached {
     ///
     /// # Examples
     /// ```
-    /// use rsccl::ReduceOp;
-    /// use rsccl::comm::{Detached, OwnedRequest};
+    /// use rsccl::comm::OwnedRequest;
+    /// use rsccl::{Communicator, ReduceOp};
     ///
     /// /// Gradients are summed while the next ones are computed.
     /// struct Trainer {
-    ///     ranks: Detached,
+    ///     ranks: Communicator,
     ///     under_way: Vec<OwnedRequest<Vec<f32>>>,
     /// }
     ///
     /// rsccl::local::run(3, |comm| {
-    ///     let mut trainer = Trainer { ranks: Detached::new(comm), under_way: Vec::new() };
+    ///     let mut trainer = Trainer { ranks: comm, under_way: Vec::new() };
     ///     for layer in 0..4 {
     ///         let gradients = vec![layer as f32; 1000];
     ///         let sum = trainer.ranks.start(gradients, |calls, gradients| {
@@ -60,7 +60,7 @@ impl Detached {
     ///         assert_eq!(sum.wait()?[999], 3.0 * layer as f32);
     ///     }
     ///     // Input and output apart: the request owns both.
-    ///     let buffers = (vec![trainer.ranks.communicator().rank()], vec![0; 3]);
+    ///     let buffers = (vec![trainer.ranks.rank()], vec![0; 3]);
     ///     let gathered = trainer.ranks.start(buffers, |calls, (mine, all)| calls.all_gather(mine, all))?;
     ///     assert_eq!(gathered.wait()?.1, [0, 1, 2]);
     ///     trainer.ranks.finalize()
@@ -72,23 +72,23 @@ impl Detached {
         buffers: B,
         body: impl for<'a> FnOnce(&mut Member<'_, 'a>, &'a mut B) -> Result<()>,
     ) -> Result<OwnedRequest<B>> {
-        let world = self.communicator().world()?;
+        let world = self.world()?;
         let place = Arc::new(Place::new(buffers));
         let mut calls = Calls::default();
         // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it
-        // can put it nowhere but into `calls`. They are dropped here, or go to the thread of requests together with a
+        // can put it nowhere but into `calls`. They are dropped here, or go to the requests together with a
         // promise that keeps the place; once that promise has given its word, nobody follows the pointers of the calls
         // any more.
         let lent = unsafe { place.lend() };
         body(&mut Member::new(Ok(world), &mut calls), lent)?;
         check_messages(&calls.messages, world)?;
-        let (promise, outcome) = Promise::keeping(Box::new(Arc::clone(&place)));
-        // Messages alone run beside what is started after them; a collective keeps the thread until it has ended.
-        let job = match calls.steps.is_empty() {
-            true => Job::Messages(calls.messages, promise),
-            false => Job::Group(calls.messages, calls.steps, promise),
+        let promise = Promise::keeping(Box::new(Arc::clone(&place)));
+        let job = match (calls.steps.is_empty(), calls.messages.len()) {
+            (true, 1) => calls.messages.pop().map_or_else(|| Job::Messages(Vec::new()), Job::Message),
+            (true, _) => Job::Messages(calls.messages),
+            (false, _) => Job::Group(calls.messages, calls.steps),
         };
-        Ok(OwnedRequest { place, pending: self.queue(job, outcome)? })
+        Ok(OwnedRequest { place, pending: self.begin_job(job, promise)? })
     }
 }
 
@@ -105,7 +105,7 @@ impl<B> OwnedRequest<B> {
         buffers.map(|buffers| *buffers).ok_or_else(|| Error::internal("a request has lost its buffers"))
     }
 
-    /// Whether the operation has ended, well or not. Never waits.
+    /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub fn is_finished(&self) -> bool {
         self.pending.is_finished()
     }
@@ -174,7 +174,6 @@ impl<B: Send> Kept for Arc<Place<B>> {}
 mod tests {
     use std::sync::mpsc::{Sender, channel};
 
-    use super::*;
     use crate::comm::local;
     use crate::config::Config;
     use crate::error::Kind;
@@ -197,7 +196,7 @@ mod tests {
     fn messages_of_requests_run_side_by_side() {
         local::run(2, |comm| {
             let (me, peer) = (comm.rank(), 1 - comm.rank());
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             // Far more than the slots hold: each send ends only while its peer's recv runs, which both ranks start
             // behind their sends.
             let sent = ranks.start(vec![me; 1 << 20], |calls, buffer| calls.send(buffer, peer))?;
@@ -213,7 +212,7 @@ mod tests {
     fn several_calls_of_a_request_run_as_a_group() {
         local::run(3, |comm| {
             let (me, size) = (comm.rank(), comm.size());
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let buffers = ([me], [9], [me; 3], [0; 3]);
             let both = ranks.start(buffers, |calls, (mine, own, parts, swapped)| {
                 calls.send(mine, me)?;
@@ -233,7 +232,7 @@ mod tests {
     fn a_request_that_is_dropped_or_forgotten_leaves_its_operation_alone() {
         local::run(2, |comm| {
             let me = comm.rank();
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let (freed, heard) = channel();
             let told = |word| Told { words: vec![word; 1000], freed: freed.clone() };
             drop(ranks.start(told(me), |calls, told| calls.all_reduce_in_place(&mut told.words, ReduceOp::Sum))?);
@@ -262,7 +261,7 @@ mod tests {
         let config = Config::default();
         local::run_with(2, &config, |comm| {
             let me = comm.rank();
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let (freed, heard) = channel();
             let told = |word| Told { words: vec![word; 4], freed: freed.clone() };
             let refused = ranks.start(told(1), |calls, told| calls.broadcast(&mut told.words, 7)).unwrap_err();

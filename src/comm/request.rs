@@ -1,41 +1,92 @@
-//! Non-blocking calls: the requests of a scope, and how the worker's thread reports the end of each.
+//! Non-blocking calls: the requests of a program, and how each of them ends.
 
 use std::marker::PhantomData;
 
 use crate::comm::forked;
-use crate::comm::waiting_hooks::WaitingHooks;
+use crate::comm::joint::Joint;
 use crate::error::{Error, Kind, Result};
-use crate::sync::Chime;
-use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, OnceLock, Ordering};
-use crate::sys::fork::Birthplace;
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
 
-/// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their
-/// errors.
+/// An operation that was begun in a scope. Waiting is optional: the scope ends after all of its requests, with the first
+/// of their errors.
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {
-    birthplace: Birthplace,
-    outcome: Arc<Outcome>,
-    hooks: WaitingHooks,
+    pending: Pending,
     scope: PhantomData<&'scope ()>,
 }
 
 impl Request<'_> {
-    /// The request whose end `outcome` tells.
-    pub(super) fn new(birthplace: Birthplace, outcome: Arc<Outcome>, hooks: WaitingHooks) -> Self {
-        Request { birthplace, outcome, hooks, scope: PhantomData }
+    /// The request of a scope.
+    pub(super) fn new(pending: Pending) -> Self {
+        Request { pending, scope: PhantomData }
+    }
+
+    /// Waits until the operation has ended; the communicator's time-out bounds it. Other requests of the communicator
+    /// go on meanwhile.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub fn wait(self) -> Result<()> {
+        self.pending.wait()
+    }
+
+    /// Whether the operation has ended, well or not. Moves it, and never waits.
+    pub fn is_finished(&self) -> bool {
+        self.pending.is_finished()
+    }
+}
+
+/// An operation that was begun, in memory that outlives it. Dropping it neither stops it nor waits for it.
+#[derive(Debug)]
+#[must_use = "wait() says when the buffers hold the result"]
+pub(crate) struct Pending {
+    joint: Arc<Joint>,
+    outcome: Arc<Outcome>,
+}
+
+impl Pending {
+    /// The request of a communicator whose end `outcome` tells.
+    pub(super) fn new(joint: Arc<Joint>, outcome: Arc<Outcome>) -> Pending {
+        Pending { joint, outcome }
+    }
+
+    /// What tells its end.
+    pub(super) fn outcome(&self) -> &Arc<Outcome> {
+        &self.outcome
     }
 
     /// Waits until the operation has ended; the communicator's time-out bounds it.
     ///
     /// # Errors
     /// The operation's.
-    pub fn wait(self) -> Result<()> {
-        if self.birthplace.is_here() { self.outcome.wait(&self.hooks) } else { Err(forked()) }
+    pub(crate) fn wait(&self) -> Result<()> {
+        if !self.joint.birthplace.is_here() {
+            return Err(forked());
+        }
+        self.joint.await_end(&self.outcome);
+        self.outcome.result().inspect_err(|_| {
+            // A mismatch that the program has got need not be told when the communicator is dropped.
+            if self.outcome.has_failed() && !self.outcome.is_left.load(Ordering::Relaxed) {
+                self.joint.status.abort.set_heard(true);
+            }
+        })
     }
 
-    /// Whether the operation has ended, well or not. Never waits.
-    pub fn is_finished(&self) -> bool {
+    /// The same for whoever does not tell the program of an error.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn await_end(&self) {
+        if self.joint.birthplace.is_here() {
+            // The communicator remembers what ended it.
+            self.joint.await_end(&self.outcome);
+        }
+    }
+
+    /// Whether the operation has ended, well or not. Moves it, and never waits.
+    pub(crate) fn is_finished(&self) -> bool {
+        if !self.outcome.is_set() && self.joint.birthplace.is_here() {
+            self.joint.poll();
+        }
         self.outcome.is_set()
     }
 }
@@ -43,84 +94,55 @@ impl Request<'_> {
 /// How a request ended.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    ended: Mutex<Option<Result<()>>>,
-    changed: Condvar,
-    /// Whether the program has got the error with which the request ended, whatever it is.
-    is_heard: AtomicBool,
+    /// [`UNDER_WAY`], [`WELL`] or [`FAILED`].
+    state: AtomicU32,
+    error: Mutex<Option<Error>>,
     /// Whether a thread has waited for it.
     is_awaited: AtomicBool,
     /// Whether its error only says that another request has failed.
     is_left: AtomicBool,
-    /// Wakes the thread that works at it.
-    worker: OnceLock<Arc<Chime>>,
 }
 
+const UNDER_WAY: u32 = 0;
+const WELL: u32 = 1;
+const FAILED: u32 = 2;
+
 impl Outcome {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<()>>> {
-        self.ended.lock()
-    }
-
     fn set(&self, result: Result<()>) {
-        *self.lock() = Some(result);
-        self.changed.notify_all();
+        let state = match result {
+            Ok(()) => WELL,
+            Err(error) => {
+                *self.error.lock() = Some(error);
+                FAILED
+            }
+        };
+        // Pairs with the acquire in `is_set`: whoever sees the end sees what the operation has written.
+        self.state.store(state, Ordering::Release);
     }
 
+    #[inline]
     pub(super) fn is_set(&self) -> bool {
-        self.lock().is_some()
+        self.state.load(Ordering::Acquire) != UNDER_WAY
+    }
+
+    /// How it has ended; to be asked once it has.
+    pub(super) fn result(&self) -> Result<()> {
+        match self.state.load(Ordering::Acquire) {
+            WELL => Ok(()),
+            UNDER_WAY => Err(Error::internal("a request has not ended")),
+            _ => Err(self.error.lock().as_ref().map_or_else(|| Error::internal("no reason"), Error::duplicate)),
+        }
     }
 
     /// Whether the request ended with an error that ended the communicator.
     pub(super) fn has_failed(&self) -> bool {
-        self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
-    }
-
-    /// Whether the program has got the error that ended the communicator from this request.
-    pub(super) fn has_told_the_end(&self) -> bool {
-        // Relaxed: nothing is read because of it. `is_left` was set before the outcome, under whose lock `has_failed`
-        // looks.
-        self.is_heard.load(Ordering::Relaxed) && self.has_failed() && !self.is_left.load(Ordering::Relaxed)
+        self.is_set() && self.error.lock().as_ref().is_some_and(|error| !is_own(error))
     }
 
     /// Notes that the program does not go on before the request has ended.
     pub(super) fn note_wait(&self) {
         // Relaxed: it is told to other ranks, and nothing is published by it.
         self.is_awaited.store(true, Ordering::Relaxed);
-        // It may sleep for long where nobody waits.
-        if let Some(worker) = self.worker.get() {
-            worker.ring();
-        }
-    }
-
-    /// Says what wakes the thread that works at the request.
-    pub(super) fn set_worker(&self, worker: &Arc<Chime>) {
-        // Set once: a request has one thread.
-        self.worker.get_or_init(|| Arc::clone(worker));
-    }
-
-    /// Waits until the request has ended, and gives the program its error.
-    pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
-        self.note_wait();
-        self.await_end(hooks).inspect_err(|_| self.is_heard.store(true, Ordering::Relaxed))
-    }
-
-    /// Waits until the request has ended. The thread that works at it has a deadline, so this wait ends too.
-    pub(super) fn await_end(&self, hooks: &WaitingHooks) -> Result<()> {
-        let mut ended = self.lock();
-        loop {
-            match &*ended {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => return Err(error.duplicate()),
-                None if hooks.is_empty() => {
-                    ended = self.changed.wait(ended);
-                }
-                None => {
-                    // The hook may run for long: another thread must not wait for the lock meanwhile.
-                    drop(self.changed.wait_timeout(ended, crate::sync::Progress::REST));
-                    hooks.turn();
-                    ended = self.lock();
-                }
-            }
-        }
     }
 }
 
@@ -157,6 +179,11 @@ impl Promise {
         self.outcome.set(result);
     }
 
+    /// Whether it is the promise of `outcome`.
+    pub(super) fn is_of(&self, outcome: &Arc<Outcome>) -> bool {
+        Arc::ptr_eq(&self.outcome, outcome)
+    }
+
     /// Whether a thread waits for the operation.
     pub(super) fn is_awaited(&self) -> bool {
         self.outcome.is_awaited.load(Ordering::Relaxed)
@@ -172,7 +199,7 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if self.outcome.lock().is_none() {
+        if !self.outcome.is_set() {
             self.outcome.is_left.store(true, Ordering::Relaxed);
             self.outcome.set(Err(Error::aborted(
                 "another request has failed: the error of the scope or the communicator says how",
@@ -213,9 +240,8 @@ mod models {
             });
             if outcome.is_set() {
                 buffer.0.with_mut(|_| ());
+                assert_eq!(outcome.result().is_ok(), is_well);
             }
-            assert_eq!(outcome.wait(&WaitingHooks::default()).is_ok(), is_well);
-            buffer.0.with_mut(|_| ());
             worker.join().expect("loom ends the model before a panic comes here");
         });
     }

@@ -8,5 +8,6 @@ mod hooks;
 mod layouts;
 mod places;
 mod registrations;
+mod requests;
 mod traffic;
 mod transports;

@@ -105,7 +105,8 @@ impl Given<'_> {
         // The watch has the deadline: its error says who is late.
         let timeout = session.settings.timeout;
         let meeting = wait.until(timeout.and(WATCH_FIRST).deadline_since(session.call_waits_since(clock::now())));
-        let busy = !background.is_empty() || !self.mover.fabric.links().drained();
+        let has_requests = self.mover.beside.is_some() || !background.is_empty();
+        let busy = has_requests || !self.mover.fabric.links().drained();
         let waiting_for = || format!("all ranks (to call {call})");
         let mut wait_context = self.wait_context(Awaited::Ranks, &mut watch, background);
         // A rank that has nothing under way sleeps in the bootstrap, which wakes it.
@@ -132,9 +133,9 @@ impl Given<'_> {
 }
 
 /// How long a worker of requests sleeps between two looks at what is under way and at what is new.
-pub(super) const REQUEST_NAP: Duration = Duration::from_micros(200);
+pub(crate) const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
-pub(super) const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
+pub(crate) const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How much later than the watch the meeting itself gives up.
 const WATCH_FIRST: Duration = Duration::from_secs(1);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a

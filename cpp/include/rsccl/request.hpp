@@ -18,8 +18,9 @@ struct Access;
 /// An operation that was begun through Communicator::start(). Its buffers are the operation's until it has ended: they
 /// must neither be touched nor freed before wait() returns or test() says true.
 ///
-/// A worker thread of the communicator does the work. Messages run side by side, and beside a collective that was begun after them;
-/// a message that is begun behind a collective waits for its end, so no rank may put off that collective for that message.
+/// It begins on the thread that calls start(), and goes on in whatever the program does with the communicator: waits, tests, blocking
+/// calls, which may stand between start() and wait() as in MPI. Where the program computes for long, or waits elsewhere, a thread of
+/// the library moves it. Messages run side by side and beside collectives; collectives run one after the other, as they were begun.
 /// Any thread may wait, one at a time. Moved-from and default-made requests are empty: they have ended.
 class [[nodiscard]] Request {
   public:
