@@ -30,6 +30,7 @@ mod prepared_init;
 mod request;
 mod requests;
 mod scope;
+mod several;
 mod split;
 mod stand_in;
 mod status;
@@ -66,7 +67,7 @@ pub use group::{Group, Member, StreamMember, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;
-pub use owned::OwnedRequest;
+pub use owned::{OwnedFuture, OwnedRequest};
 pub use placement::{DeviceChoice, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
@@ -74,6 +75,7 @@ pub(crate) use prepared_init::PreparedInit;
 pub(crate) use request::Pending;
 pub use request::Request;
 pub use scope::Scope;
+pub use several::{Unfinished, test_all, wait_all, wait_any, wait_some};
 pub use window::Window;
 
 use crate::engine::Engine;
@@ -268,11 +270,6 @@ impl Communicator {
     #[inline]
     pub(crate) fn known_world(&self) -> Option<World> {
         self.joint.status.world()
-    }
-
-    /// My rank; 0 while a split is still to say.
-    fn me(&self) -> Rank {
-        self.joint.me()
     }
 
     /// `error` with my rank, where that is known.

@@ -1,8 +1,8 @@
 //! What a communicator and its requests have in common: where the engine is, and how those who wait drive.
 //!
-//! The thread that makes the communicator's calls drives while it waits for a request or asks whether one has ended, and
-//! in its blocking calls. Other threads that wait, and the [`watcher`](super::watcher), come as visitors, for a moment
-//! each: so the program's thread never waits for long until it has its engine back.
+//! The thread that makes the communicator's calls drives while it waits for a request or asks whether one has ended,
+//! and in its blocking calls. Other threads that wait, and the [`watcher`](super::watcher), come as visitors, for a
+//! moment each: so the program's thread never waits for long until it has its engine back.
 
 use std::time::Duration;
 
@@ -165,8 +165,7 @@ impl Joint {
         }
         drop(home);
         if is_large && !outcome.is_set() {
-            self.is_urgent.store(true, Ordering::Relaxed);
-            watcher::wake();
+            self.hand_over();
         }
         Ok(Pending::new(Arc::clone(self), outcome))
     }
@@ -276,6 +275,12 @@ impl Joint {
             }
             self.drive_once(&mut home);
         }
+    }
+
+    /// Lets the watcher drive from now on: the program's task sleeps.
+    pub(super) fn hand_over(&self) {
+        self.is_urgent.store(true, Ordering::Relaxed);
+        watcher::wake();
     }
 
     /// Drives until all requests have ended, and what they have sent is on its way without this rank's help.

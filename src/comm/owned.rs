@@ -7,7 +7,9 @@
 //! nobody else has.
 
 use std::fmt;
+use std::pin::Pin;
 use std::ptr::null_mut;
+use std::task::{Context, Poll};
 
 use crate::comm::Communicator;
 use crate::comm::group::{Calls, Member};
@@ -93,6 +95,10 @@ impl Communicator {
 }
 
 impl<B> OwnedRequest<B> {
+    pub(super) fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
     /// Waits until the operation has ended, and gives its buffers back; the communicator's time-out bounds the wait.
     ///
     /// # Errors
@@ -108,6 +114,38 @@ impl<B> OwnedRequest<B> {
     /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub fn is_finished(&self) -> bool {
         self.pending.is_finished()
+    }
+}
+
+/// A request as the future of its buffers. A task that drops it, or is dropped, leaves the operation alone, as dropping
+/// the request does.
+impl<B> IntoFuture for OwnedRequest<B> {
+    type Output = Result<B>;
+    type IntoFuture = OwnedFuture<B>;
+
+    fn into_future(self) -> OwnedFuture<B> {
+        OwnedFuture(Some(self))
+    }
+}
+
+/// The buffers of an [`OwnedRequest`], once its operation has ended. The first poll that finds it under way hands it to
+/// a thread of the library, which moves it and wakes the task.
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is awaited"]
+pub struct OwnedFuture<B>(Option<OwnedRequest<B>>);
+
+impl<B> Future for OwnedFuture<B> {
+    type Output = Result<B>;
+
+    /// # Panics
+    /// After it was ready.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        let request = self.0.take().expect("a future is not polled after it was ready");
+        if request.pending.poll_end(context.waker()) {
+            return Poll::Ready(request.wait());
+        }
+        self.0 = Some(request);
+        Poll::Pending
     }
 }
 
@@ -174,7 +212,8 @@ impl<B: Send> Kept for Arc<Place<B>> {}
 mod tests {
     use std::sync::mpsc::{Sender, channel};
 
-    use crate::comm::local;
+    use super::*;
+    use crate::comm::{local, test_all, wait_any, wait_some};
     use crate::config::Config;
     use crate::error::Kind;
     use crate::types::ReduceOp;
@@ -223,6 +262,75 @@ mod tests {
             assert_eq!((own, swapped), ([me], [0, 1, 2]));
             assert_eq!(size, 3);
             ranks.finalize()
+        })
+        .unwrap();
+    }
+
+    /// Runs a future on this thread, which sleeps until it is woken.
+    fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+        struct Thread(std::thread::Thread);
+        impl std::task::Wake for Thread {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Arc::new(Thread(std::thread::current())).into();
+        loop {
+            match Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+
+    /// Each rank's task sleeps, so that only the watcher can move what it waits for; one is dropped after its first look.
+    #[test]
+    fn a_task_is_woken_when_its_request_has_ended() {
+        let config = Config::default().with_timeout(std::time::Duration::from_secs(30));
+        local::run_with(2, &config, |comm| {
+            let (me, peer) = (comm.rank(), 1 - comm.rank());
+            for count in [1, 300_000] {
+                let received = comm.start(vec![9; count], |calls, buffer| calls.recv(buffer, peer))?;
+                let sum =
+                    comm.start(vec![1; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?;
+                let mut dropped = comm.start(vec![me; count], |calls, buffer| calls.send(buffer, peer))?.into_future();
+                let waker = std::task::Waker::noop();
+                let _looked = Pin::new(&mut dropped).poll(&mut Context::from_waker(waker));
+                drop(dropped);
+                assert_eq!(block_on(sum.into_future())?, vec![2; count]);
+                assert_eq!(block_on(received.into_future())?, vec![peer; count]);
+            }
+            comm.finalize()
+        })
+        .unwrap();
+    }
+
+    /// The one that comes first is found first, whatever its place; of two communicators too.
+    #[test]
+    fn whichever_request_ends_first_is_found() {
+        local::run(2, |comm| {
+            let (me, peer) = (comm.rank(), 1 - comm.rank());
+            let beside = comm.by_color(0, 0)?;
+            let receive =
+                |comm: &Communicator| comm.start([9], move |calls, word: &mut [u32; 1]| calls.recv(word, peer));
+            let mut requests = vec![receive(&comm)?, receive(&comm)?, receive(&beside)?];
+            assert!(!test_all(&requests) && wait_some::<OwnedRequest<[u32; 1]>>(&[]).is_empty());
+            beside.send(&[me], peer)?;
+            assert_eq!(wait_any(&requests), Some(2));
+            // The other rank goes on, and sends more, once this one has found it.
+            beside.barrier()?;
+            assert_eq!(requests.pop().map(OwnedRequest::wait).transpose()?, Some([peer]));
+            comm.send(&[me], peer)?;
+            assert_eq!(wait_some(&requests), [0]);
+            beside.barrier()?;
+            comm.send(&[me], peer)?;
+            while !test_all(&requests) {
+                std::thread::yield_now();
+            }
+            assert_eq!(wait_some(&requests), [0, 1]);
+            requests.into_iter().try_for_each(|request| request.wait().map(drop))?;
+            beside.finalize()?;
+            comm.finalize()
         })
         .unwrap();
     }

@@ -1,11 +1,13 @@
 //! Non-blocking calls: the requests of a program, and how each of them ends.
 
 use std::marker::PhantomData;
+use std::task::Waker;
 
 use crate::comm::forked;
 use crate::comm::joint::Joint;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
+use crate::sys::futex;
 
 /// An operation that was begun in a scope. Waiting is optional: the scope ends after all of its requests, with the first
 /// of their errors.
@@ -20,6 +22,10 @@ impl Request<'_> {
     /// The request of a scope.
     pub(super) fn new(pending: Pending) -> Self {
         Request { pending, scope: PhantomData }
+    }
+
+    pub(super) fn pending(&self) -> &Pending {
+        &self.pending
     }
 
     /// Waits until the operation has ended; the communicator's time-out bounds it. Other requests of the communicator
@@ -82,6 +88,17 @@ impl Pending {
         }
     }
 
+    /// The same for a task: where it has not ended, the watcher moves it from now on, and `waker` is woken at its end.
+    pub(super) fn poll_end(&self, waker: &Waker) -> bool {
+        if self.is_finished() || !self.joint.birthplace.is_here() {
+            return true;
+        }
+        self.outcome.note_wait();
+        self.outcome.wake_at_end(waker);
+        self.joint.hand_over();
+        self.outcome.is_set()
+    }
+
     /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub(crate) fn is_finished(&self) -> bool {
         if !self.outcome.is_set() && self.joint.birthplace.is_here() {
@@ -101,6 +118,9 @@ pub(super) struct Outcome {
     is_awaited: AtomicBool,
     /// Whether its error only says that another request has failed.
     is_left: AtomicBool,
+    /// The task that waits for it, if one does.
+    waker: Mutex<Option<Waker>>,
+    has_waker: AtomicBool,
 }
 
 const UNDER_WAY: u32 = 0;
@@ -118,6 +138,23 @@ impl Outcome {
         };
         // Pairs with the acquire in `is_set`: whoever sees the end sees what the operation has written.
         self.state.store(state, Ordering::Release);
+        // Partner of the heavy barrier in `wake_at_end`: either this thread sees the waker, or the task sees the end.
+        futex::light_barrier();
+        if self.has_waker.load(Ordering::Relaxed)
+            && let Some(waker) = self.waker.lock().take()
+        {
+            waker.wake();
+        }
+    }
+
+    /// Wakes the task of `waker` when the request ends. The caller looks again whether it has.
+    fn wake_at_end(&self, waker: &Waker) {
+        *self.waker.lock() = Some(waker.clone());
+        self.has_waker.store(true, Ordering::Relaxed);
+        if !futex::heavy_barrier() {
+            // Nobody knows what the other thread has seen: the task looks again.
+            waker.wake_by_ref();
+        }
     }
 
     #[inline]

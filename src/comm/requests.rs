@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, Resumable, check_to_self};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Chime, Patience, Turned};
+use crate::sync::{Backoff, Chime, Patience, Turned, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -302,9 +302,12 @@ impl Requests {
     /// What ends the communicator.
     pub(super) fn finish_first(&mut self) -> Result<()> {
         self.session.abort.check()?;
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.running.as_mut().filter(|_| self.waiter.hook.is_none()) {
             let ended = running.finish(&mut *self.under_way);
-            return ended.map_or(Ok(()), |ended| self.end_collective(ended));
+            if let Some(ended) = ended {
+                self.end_collective(ended)?;
+            }
+            return self.advance().map(drop);
         }
         self.wait()
     }
@@ -312,7 +315,8 @@ impl Requests {
     /// Ends the collective that runs, because of `error`; the engine, if it was not lost.
     pub(super) fn stop(&mut self, error: &Error) -> Option<Box<Engine>> {
         while let Some(running) = &mut self.running {
-            if let Some((engine, _)) = running.resume(Some(error.duplicate())) {
+            if let Some((mut engine, _)) = running.resume(Some(error.duplicate())) {
+                let _none = engine.exchange_hook(self.waiter.hook.clone());
                 (self.engine, self.running) = (Some(engine), None);
             }
         }
@@ -339,7 +343,14 @@ impl Requests {
         let Some(fabric) = fabric_of(engine, running) else { return Ok(Turned::Awake) };
         if under_way.is_empty() {
             // A collective looks by itself whether it can end well. What has ended here may still be on its way.
-            return Ok(if fabric.links().pump()? { Turned::Moved } else { Turned::Tired(LONG_REQUEST_NAP) });
+            return match (fabric.links().pump()?, driver) {
+                (true, _) => Ok(Turned::Moved),
+                (false, Driver::Waits) if backoff.spin() => Ok(Turned::Awake),
+                (false, _) => {
+                    progress::turn(waiter.hook.as_ref())?;
+                    Ok(Turned::Tired(progress::rest(waiter.hook.as_ref(), LONG_REQUEST_NAP)))
+                }
+            };
         }
         if driver == Driver::Waits && waiter.patience.spins > MOST_LOOKS_IN_A_CROWD {
             under_way.spin(fabric.links());
@@ -434,6 +445,8 @@ impl Requests {
                 return Err(error);
             }
         };
+        // The program's code runs on the program's stacks: its languages know how far these go. Whoever drives calls it.
+        let _kept_by_the_waiter = engine.exchange_hook(None);
         self.running = Some(Resumable::new(switch, move |background| {
             let result = as_error("a request", || run_calls(&mut engine, &calls, background));
             (engine, result)
@@ -442,6 +455,8 @@ impl Requests {
     }
 
     fn end_collective(&mut self, (engine, result): (Box<Engine>, Result<()>)) -> Result<()> {
+        let mut engine = engine;
+        let _none = engine.exchange_hook(self.waiter.hook.clone());
         self.engine = Some(engine);
         self.switch = self.running.take().and_then(Resumable::into_switch);
         self.backoff = Backoff::new(self.waiter.patience);

@@ -70,6 +70,11 @@ impl Engine {
         self.mover.progress = hook;
     }
 
+    /// Puts another hook in the place of the one that calls of this engine call; which that was.
+    pub(crate) fn exchange_hook(&mut self, hook: Option<Progress>) -> Option<Progress> {
+        std::mem::replace(&mut self.mover.progress, hook)
+    }
+
     /// How patient waits are now.
     pub(crate) fn patience(&self) -> Patience {
         self.mover.patience

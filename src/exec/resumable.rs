@@ -4,13 +4,15 @@
 //! Its driver has the connections meanwhile. A driver that wants nothing but the call's end lets it
 //! [stay](Resumable::finish): then it waits as any other call does, and moves the messages that were begun beside it.
 
+use std::cell::Cell;
+use std::fmt;
 use std::ptr::{NonNull, null_mut};
 
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::exec::Background;
 use crate::sync::AwaitedMessage;
-use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::primitive::Arc;
 use crate::sys::coroutine::{Coroutine, Suspender, Switch};
 use crate::transport::Fabric;
 
@@ -18,27 +20,35 @@ use crate::transport::Fabric;
 #[derive(Debug)]
 pub struct Resumable<R> {
     coroutine: Coroutine<Fabric, R>,
-    orders: Arc<Mutex<Orders>>,
+    orders: Arc<Orders>,
 }
 
-/// What the driver tells the call.
-#[derive(Debug)]
+/// What the driver tells the call. One of them runs at a time, and what one has stored the other finds: each switch
+/// between them is on one thread, and a driver on another thread comes after this one.
 struct Orders {
     /// What moves beside a call that stays; null where it does not.
-    beside: *mut (dyn Background + 'static),
+    beside: Cell<*mut (dyn Background + 'static)>,
     /// Why the call has to end.
-    error: Option<Error>,
+    error: Cell<Option<Error>>,
     /// Whether the call has moved since its driver last asked.
-    moved: bool,
+    moved: Cell<bool>,
 }
 
 // SAFETY: the pointer is followed during the resume that has set it only, by the call, on the thread of its driver.
 unsafe impl Send for Orders {}
+// SAFETY: the call and its driver never run at the same time, as the docs of the type say.
+unsafe impl Sync for Orders {}
+
+impl fmt::Debug for Orders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Orders").field("moved", &self.moved.get()).finish_non_exhaustive()
+    }
+}
 
 impl<R: Send + 'static> Resumable<R> {
     /// A call that has not begun. `body` runs it, with the background that it gets.
     pub fn new(switch: Switch, body: impl FnOnce(&mut dyn Background) -> R + Send + 'static) -> Resumable<R> {
-        let orders = Arc::new(Mutex::new(Orders { beside: nobody(), error: None, moved: false }));
+        let orders = Arc::new(Orders { beside: Cell::new(nobody()), error: Cell::new(None), moved: Cell::new(false) });
         let told = Arc::clone(&orders);
         // SAFETY: what a call has on its stack where it waits was its engine's, or its caller's, before; calls of a
         // device leave the thread's context as it was before they wait. The functions that suspend are in this file,
@@ -53,7 +63,7 @@ impl<R: Send + 'static> Resumable<R> {
     /// it would wait.
     pub fn resume(&mut self, error: Option<Error>) -> Option<R> {
         if error.is_some() {
-            self.orders.lock().error = error;
+            self.orders.error.set(error);
         }
         self.coroutine.resume()
     }
@@ -62,15 +72,15 @@ impl<R: Send + 'static> Resumable<R> {
     pub fn finish(&mut self, beside: &mut dyn Background) -> Option<R> {
         // SAFETY: only the lifetime changes. The pointer is taken back before `beside` ends, below.
         let beside = unsafe { std::mem::transmute::<&mut dyn Background, &mut (dyn Background + 'static)>(beside) };
-        self.orders.lock().beside = beside;
+        self.orders.beside.set(beside);
         let result = self.coroutine.resume();
-        self.orders.lock().beside = nobody();
+        self.orders.beside.set(nobody());
         result
     }
 
     /// Whether the call has moved since this was last asked.
     pub fn has_moved(&self) -> bool {
-        std::mem::take(&mut self.orders.lock().moved)
+        self.orders.moved.take()
     }
 
     /// The connections, while the call waits.
@@ -87,13 +97,13 @@ impl<R: Send + 'static> Resumable<R> {
 /// The background of a call that stops where it would wait.
 struct Suspends<'a> {
     suspender: &'a Suspender<Fabric>,
-    orders: Arc<Mutex<Orders>>,
+    orders: Arc<Orders>,
 }
 
 impl Suspends<'_> {
     /// What moves beside the call, if it stays.
     fn beside(&self) -> Option<NonNull<dyn Background + 'static>> {
-        NonNull::new(self.orders.lock().beside)
+        NonNull::new(self.orders.beside.get())
     }
 
     fn beside_mut(&mut self) -> Option<&mut dyn Background> {
@@ -118,7 +128,7 @@ impl Background for Suspends<'_> {
             return beside.turn(fabric, bootstrap);
         }
         self.suspender.lend(fabric);
-        if let Some(error) = self.orders.lock().error.take() {
+        if let Some(error) = self.orders.error.take() {
             return Err(error);
         }
         match self.beside_mut() {
@@ -140,7 +150,7 @@ impl Background for Suspends<'_> {
     }
 
     fn note_moved(&mut self) {
-        self.orders.lock().moved = true;
+        self.orders.moved.set(true);
     }
 }
 

@@ -14,7 +14,9 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering};
-use crate::sys::{cpu, futex, thread};
+#[cfg(test)]
+use crate::sys::cpu;
+use crate::sys::{futex, thread};
 
 /// A value, used by one thread at a time.
 pub struct Turns<T> {
@@ -192,6 +194,7 @@ impl<T> Turns<T> {
 
     /// A turn, as soon as whoever has one now is done: a thread that is only about to find that it comes at the wrong
     /// time.
+    #[cfg(test)]
     pub fn take(&self) -> TurnGuard<'_, T> {
         loop {
             match self.try_take() {
