@@ -5,6 +5,7 @@
 //! over the blocks of the slower rank's mean counts. `cargo bench --bench requests`.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
+#![expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 
 use std::time::Instant;
 

@@ -446,20 +446,33 @@ impl Communicator {
     #[inline]
     fn with_engine_here<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let mut home = self.take_turn()?;
-        if let Home::Starting(_) | Home::Away(_) = &*home {
-            self.settle_start(&mut home);
+        if !matches!(*home, Home::Ready(_)) {
+            self.settle_home(&mut home)?;
         }
-        if let Home::Busy(_) = &*home {
-            return self.with_engine_beside(&mut home, body);
-        }
-        let Home::Ready(engine) = &mut *home else { return Err(self.refused(&home)) };
         if self.joint.status.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
-        match body(engine) {
+        let result = match &mut *home {
+            Home::Ready(engine) => body(engine),
+            home => self.joint.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
+        };
+        match result {
             Ok(value) => Ok(value),
             Err(error) => Err(self.settle(&mut home, error)),
         }
+    }
+
+    /// Makes a communicator ready for a call: behind collectives of requests, beside their messages.
+    ///
+    /// # Errors
+    /// Where it cannot be.
+    #[cold]
+    fn settle_home(&self, home: &mut Home) -> Result<()> {
+        if let Home::Starting(_) | Home::Away(_) = home {
+            self.settle_start(home);
+        }
+        self.joint.finish_collectives(home)?;
+        if let Home::Ready(_) | Home::Busy(_) = home { Ok(()) } else { Err(self.refused(home)) }
     }
 
     /// Runs `body` on the engine with `work`, where no request is under way; else `beside`.
@@ -476,21 +489,6 @@ impl Communicator {
             if self.joint.is_busy() { beside(work) } else { self.with_engine_here(|engine| body(engine, work)) };
         std::mem::forget(unwinding);
         result
-    }
-
-    /// Runs `body` behind the collectives of requests, and beside their messages.
-    #[cold]
-    fn with_engine_beside<T>(&self, home: &mut Home, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        self.joint.finish_collectives(home)?;
-        if self.joint.status.abort.is_raised() {
-            return Err(self.fail(home, None));
-        }
-        let result = match home {
-            Home::Ready(engine) => body(engine),
-            Home::Busy(_) => self.joint.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
-            _ => return Err(self.refused(home)),
-        };
-        result.map_err(|error| self.settle(home, error))
     }
 
     /// The error of a call for which there is no engine.

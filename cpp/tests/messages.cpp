@@ -469,21 +469,18 @@ TEST_CASE("what cannot run beside requests says what to do") {
     ranks::run(2, [](Communicator& comm) {
         std::array<int, 1> word{};
         Request open = comm.start().recv(word, 1 - comm.rank());
-        for (const std::function<void()>& call : {std::function<void()>([&] { comm.set_progress([] {}); }),
-                                                  std::function<void()>([&] { (void)comm.shrink({1 - comm.rank()}); })}) {
-            try {
-                call();
-                require(false, "refused");
-            } catch (const rsccl::InvalidUsage& error) {
-                require(error.message().find("wait for them") != std::string::npos, error.what());
-            }
+        try {
+            (void)comm.shrink({1 - comm.rank()});
+            require(false, "refused");
+        } catch (const rsccl::InvalidUsage& error) {
+            require(error.message().find("wait for them") != std::string::npos, error.what());
         }
+        comm.set_progress([] {});
         // Nobody sends before both have been refused: the request that is the reason would have ended.
         comm.barrier();
         const std::array<int, 1> mine = {7};
         comm.start().send(mine, 1 - comm.rank()).wait();
         open.wait();
-        comm.set_progress([] {});
         comm.barrier();
     });
 }

@@ -85,7 +85,7 @@ pub fn wait_some<R: Unfinished>(requests: &[R]) -> Vec<usize> {
 /// Whether all of `requests` have ended, well or not. Moves them, and never waits.
 pub fn test_all<R: Unfinished>(requests: &[R]) -> bool {
     // All of them are moved, also behind one that has not ended.
-    requests.iter().fold(true, |all, request| request.has_ended() && all)
+    requests.iter().filter(|request| !request.has_ended()).count() == 0
 }
 
 /// Waits for all requests of a scope.

@@ -108,7 +108,7 @@ struct First {
     /// The end of the chain of frames. With them the stack pointer at `call_entry` is a multiple of 16.
     above: [usize; 2],
 }
-const _: () = assert!(size_of::<First>() == 72 && BYTES % 16 == 0);
+const _: () = assert!(size_of::<First>() == 72 && BYTES.is_multiple_of(16));
 
 /// Saves this side's registers on its stack, stores its stack pointer at `save`, and goes on with the side whose stack
 /// pointer is `to`.
