@@ -9,10 +9,10 @@ mod background_split;
 mod begun;
 mod collectives;
 mod described;
+mod engine_home;
 mod exchange_counts;
 mod group;
 mod init;
-mod joint;
 mod last_words;
 mod launched;
 mod long_rest;
@@ -22,6 +22,7 @@ pub mod local;
 mod lone_world;
 mod on_stream;
 mod origin;
+mod outcome;
 mod owned;
 mod panics;
 mod placement;
@@ -80,7 +81,7 @@ pub use window::Window;
 
 use crate::engine::Engine;
 use background_split::Away;
-use joint::Joint;
+use engine_home::EngineHome;
 use panics::Unwinding;
 use requests::Requests;
 use status::{Making, Status};
@@ -126,7 +127,7 @@ use status::{Making, Status};
 /// until their deadlines.
 pub struct Communicator {
     /// What its requests know too.
-    joint: Arc<Joint>,
+    shared: Arc<EngineHome>,
     /// Where this rank is, known once the engine is made: the engine may be elsewhere when the program asks.
     placement: OnceLock<Placement>,
     /// The thread of groups over several communicators, between two of them.
@@ -219,8 +220,8 @@ impl Communicator {
     }
 
     fn with_status(status: Arc<Status>, home: Home) -> Communicator {
-        let joint = Arc::new(Joint::new(status, home));
-        Communicator { joint, placement: OnceLock::new(), thread_of_groups: Mutex::new(None) }
+        let shared = Arc::new(EngineHome::new(status, home));
+        Communicator { shared, placement: OnceLock::new(), thread_of_groups: Mutex::new(None) }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;
@@ -235,8 +236,8 @@ impl Communicator {
     }
 
     fn settled_world(&self) -> World {
-        let settled = match self.joint.status.world() {
-            None if self.joint.birthplace.is_here() => self.joint.status.await_world(),
+        let settled = match self.shared.status.world() {
+            None if self.shared.birthplace.is_here() => self.shared.status.await_world(),
             known => known,
         };
         settled.unwrap_or(World { rank: Rank::new(0), size: 0 })
@@ -248,7 +249,7 @@ impl Communicator {
     /// While a split is still to say, and where it has failed.
     #[inline]
     pub(crate) fn world(&self) -> Result<World> {
-        match self.joint.status.world() {
+        match self.shared.status.world() {
             Some(world) => Ok(world),
             None => self.unsettled_world(),
         }
@@ -257,24 +258,24 @@ impl Communicator {
     #[cold]
     fn unsettled_world(&self) -> Result<World> {
         self.check_process()?;
-        if self.joint.status.is_starting() {
+        if self.shared.status.is_starting() {
             return Err(starting());
         }
         let failed =
-            || self.joint.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
-        self.joint.status.await_world().ok_or_else(failed)
+            || self.shared.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
+        self.shared.status.await_world().ok_or_else(failed)
     }
 
     /// My rank and how many there are, where they are known.
     #[cfg(feature = "cpp")]
     #[inline]
     pub(crate) fn known_world(&self) -> Option<World> {
-        self.joint.status.world()
+        self.shared.status.world()
     }
 
     /// `error` with my rank, where that is known.
     fn at(&self, error: Error) -> Error {
-        self.joint.at(error)
+        self.shared.at(error)
     }
 
     /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`], as
@@ -303,7 +304,7 @@ impl Communicator {
 
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(self.joint.status.abort.clone(), self.joint.birthplace)
+        AbortHandle(self.shared.status.abort.clone(), self.shared.birthplace)
     }
 
     /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself;
@@ -343,9 +344,9 @@ impl Communicator {
         if let Err(error) = self.check_process() {
             return Some(error);
         }
-        let error = self.joint.status.error().map(|error| self.at(error));
+        let error = self.shared.status.error().map(|error| self.at(error));
         if error.as_ref().is_some_and(|error| error.kind().ends()) {
-            self.joint.status.abort.set_heard(true);
+            self.shared.status.abort.set_heard(true);
         }
         error
     }
@@ -368,11 +369,11 @@ impl Communicator {
     pub(crate) fn close(&self) -> Result<()> {
         self.check_process()?;
         let mut turn = self.take_turn()?;
-        self.joint.finish(&mut turn);
+        self.shared.finish(&mut turn);
         if let Home::Lent | Home::Closed = &*turn {
             return Err(self.at(unusable(&turn)));
         }
-        self.joint.status.close();
+        self.shared.status.close();
         let home = match std::mem::replace(&mut *turn, Home::Closed) {
             Home::Away(away) => away.wait(),
             home => home,
@@ -391,7 +392,7 @@ impl Communicator {
                 Err(error)
             }
             Home::Starting(start) => {
-                self.joint
+                self.shared
                     .status
                     .abort
                     .raise(Error::aborted("the communicator was finalized before its init was over"));
@@ -410,7 +411,7 @@ impl Communicator {
     #[cfg(feature = "cpp")]
     pub(crate) fn close_now(&self) -> Result<()> {
         self.check_process()?;
-        let status = &self.joint.status;
+        let status = &self.shared.status;
         if status.makes_child() {
             return Err(self.at(away()));
         }
@@ -424,13 +425,13 @@ impl Communicator {
     /// Whether it was finalized.
     #[cfg(feature = "cpp")]
     pub(crate) fn is_closed(&self) -> bool {
-        self.joint.status.is_closed()
+        self.shared.status.is_closed()
     }
 
     /// Whether this is the process that made the communicator.
     #[inline]
     fn check_process(&self) -> Result<()> {
-        self.joint.check_process()
+        self.shared.check_process()
     }
 
     /// Runs `body` on the engine; an error that other ranks are part of ends the communicator, and so does a panic.
@@ -449,12 +450,12 @@ impl Communicator {
         if !matches!(*home, Home::Ready(_)) {
             self.settle_home(&mut home)?;
         }
-        if self.joint.status.abort.is_raised() {
+        if self.shared.status.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
         let result = match &mut *home {
             Home::Ready(engine) => body(engine),
-            home => self.joint.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
+            home => self.shared.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
         };
         match result {
             Ok(value) => Ok(value),
@@ -471,7 +472,7 @@ impl Communicator {
         if let Home::Starting(_) | Home::Away(_) = home {
             self.settle_start(home);
         }
-        self.joint.finish_collectives(home)?;
+        self.shared.finish_collectives(home)?;
         if let Home::Ready(_) | Home::Busy(_) = home { Ok(()) } else { Err(self.refused(home)) }
     }
 
@@ -486,7 +487,7 @@ impl Communicator {
         self.check_process()?;
         let unwinding = Unwinding(self);
         let result =
-            if self.joint.is_busy() { beside(work) } else { self.with_engine_here(|engine| body(engine, work)) };
+            if self.shared.is_busy() { beside(work) } else { self.with_engine_here(|engine| body(engine, work)) };
         std::mem::forget(unwinding);
         result
     }
@@ -495,7 +496,7 @@ impl Communicator {
     #[cold]
     fn refused(&self, home: &Home) -> Error {
         if matches!(home, Home::Failed(..)) {
-            self.joint.status.abort.set_heard(true);
+            self.shared.status.abort.set_heard(true);
         }
         self.at(unusable(home))
     }
@@ -523,15 +524,15 @@ impl Communicator {
         }
     }
 
-    /// [`Joint::take_turn`].
+    /// [`EngineHome::take_turn`].
     #[inline]
     fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
-        self.joint.take_turn()
+        self.shared.take_turn()
     }
 
-    /// [`Joint::home`].
+    /// [`EngineHome::home`].
     fn home(&self) -> TurnGuard<'_, Home> {
-        self.joint.home()
+        self.shared.home()
     }
 
     /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's
@@ -539,7 +540,7 @@ impl Communicator {
     #[cold]
     fn settle_start(&self, home: &mut Home) {
         *home = match std::mem::replace(home, Home::Closed) {
-            Home::Starting(start) if self.joint.status.is_starting() => Home::Starting(start),
+            Home::Starting(start) if self.shared.status.is_starting() => Home::Starting(start),
             Home::Starting(start) => started(start),
             Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
             other => other,
@@ -565,7 +566,7 @@ impl Communicator {
     fn lend(&self) -> Result<Box<Engine>> {
         self.with_engine(|_| Ok(()))?;
         let mut home = self.take_turn()?;
-        self.joint.finish(&mut home);
+        self.shared.finish(&mut home);
         match std::mem::replace(&mut *home, Home::Lent) {
             Home::Ready(engine) => Ok(engine),
             other => {
@@ -589,11 +590,11 @@ impl Communicator {
         if error.kind().ends() { self.fail(home, Some(error)) } else { self.at(error) }
     }
 
-    /// [`Joint::fail`], of whose error the program knows.
+    /// [`EngineHome::fail`], of whose error the program knows.
     #[cold]
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
-        let error = self.joint.fail(home, error);
-        self.joint.status.abort.set_heard(true);
+        let error = self.shared.fail(home, error);
+        self.shared.status.abort.set_heard(true);
         error
     }
 }
@@ -602,10 +603,10 @@ impl fmt::Debug for Communicator {
     /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Communicator");
-        if let Some(World { rank, size }) = self.joint.status.world() {
+        if let Some(World { rank, size }) = self.shared.status.world() {
             shown.field("rank", &rank.get()).field("size", &size);
         }
-        let error = if self.joint.birthplace.is_here() { self.joint.status.error() } else { Some(forked()) };
+        let error = if self.shared.birthplace.is_here() { self.shared.status.error() } else { Some(forked()) };
         match error.map(|error| self.at(error)) {
             None => shown.field("state", &"ready"),
             Some(error) if error.kind() == Kind::InProgress => shown.field("state", &error.message()),
@@ -617,17 +618,17 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.joint.birthplace.is_here() {
+        if !self.shared.birthplace.is_here() {
             // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what
             // it waits for. Nor to take a turn on it, which one of them may have.
-            std::mem::forget(Arc::clone(&self.joint));
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
         let mut turn = self.home();
         self.end_requests(&mut turn);
         let home = std::mem::replace(&mut *turn, Home::Closed);
         drop(turn);
-        self.joint.leave_watch();
+        self.shared.leave_watch();
         self.let_go(home);
     }
 }
@@ -645,7 +646,7 @@ impl Communicator {
         if let Home::Lent | Home::Closed = &*turn {
             return Err(self.at(unusable(&turn)));
         }
-        self.joint.status.close();
+        self.shared.status.close();
         self.let_go(std::mem::replace(&mut *turn, Home::Closed));
         Ok(())
     }
@@ -653,9 +654,9 @@ impl Communicator {
     /// Waits until requests have ended. A rank that unwinds ends them: their buffers are about to be freed.
     fn end_requests(&self, home: &mut Home) {
         if matches!(home, Home::Busy(_)) && std::thread::panicking() {
-            self.joint.fail(home, Some(Error::aborted("this rank panicked beside its requests")));
+            self.shared.fail(home, Some(Error::aborted("this rank panicked beside its requests")));
         }
-        self.joint.finish(home);
+        self.shared.finish(home);
     }
 
     /// Ends what `home` holds of a communicator that is dropped.
@@ -673,7 +674,7 @@ impl Communicator {
                 last_words::leave_failed(&mut engine, error);
             }
             Home::Starting(start) => {
-                self.joint.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
+                self.shared.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
                 give_up_start(start);
             }
             Home::Ready(_) | Home::Busy(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}

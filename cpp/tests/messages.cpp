@@ -272,6 +272,8 @@ TEST_CASE("requests: blocking calls stand between start and wait, and whichever 
             comm.all_reduce_in_place(sum);
             require(sum.back() == 2, "a blocking call beside a receive");
             require(!rsccl::test_all(requests), "nothing was sent");
+            // Nobody sends before both have looked: what has ended then is empty.
+            comm.barrier();
             beside.send(mine, other);
             require(rsccl::wait_any(requests) == 1, "the second one");
             // The other rank goes on, and sends more, once this one has found it.

@@ -1,11 +1,10 @@
 //! Requests in memory of which the caller promises that it outlives them: those of the C++ classes.
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
-use crate::comm::group::Steps;
-use crate::comm::request::{Outcome, Pending, Promise};
+use crate::comm::group::{Steps, check_message, check_messages};
+use crate::comm::outcome::{Outcome, Promise};
+use crate::comm::request::Pending;
 use crate::comm::requests::Job;
-#[cfg(any(feature = "cpp", all(test, not(loom))))]
-use crate::comm::requests::{check_message, check_messages};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::comm::{Communicator, Home};
@@ -16,7 +15,9 @@ impl Communicator {
     /// Begins a request on memory that outlives it.
     pub(super) fn begin_job(&self, job: Job<'static>, promise: (Promise, Arc<Outcome>)) -> Result<Pending> {
         self.be_ready()?;
-        self.joint.begin(job, promise)
+        let (promise, outcome) = promise;
+        self.shared.begin(job, (promise, &outcome))?;
+        Ok(Pending::new(Arc::clone(&self.shared), outcome))
     }
 
     /// Makes a communicator that threads were making one for requests, if they are through.
@@ -30,7 +31,7 @@ impl Communicator {
             self.settle_start(&mut home);
         }
         match &*home {
-            Home::Ready(_) | Home::Busy(_) if self.joint.status.abort.is_raised() => Err(self.fail(&mut home, None)),
+            Home::Ready(_) | Home::Busy(_) if self.shared.status.abort.is_raised() => Err(self.fail(&mut home, None)),
             Home::Ready(_) | Home::Busy(_) => Ok(()),
             _ => Err(self.refused(&home)),
         }

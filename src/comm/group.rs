@@ -4,12 +4,11 @@ use std::marker::PhantomData;
 
 use crate::comm::collectives::Submit;
 use crate::comm::panics::as_error;
-use crate::comm::requests::check_messages;
 use crate::comm::waiting_hooks::{PartsLeft, WaitingHooks};
 use crate::comm::{Call, Communicator, Message};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::exec::{Background, DeviceStream, NoBackground, Order};
+use crate::exec::{Background, DeviceStream, NoBackground, Order, check_to_self};
 use crate::sys::float_mode;
 use crate::sys::kept_thread::{KeptThread, run_on};
 use crate::types::{NO_RANK, World};
@@ -197,7 +196,7 @@ impl<'a> Group<'a> {
     }
 
     fn run_parts(mut self) -> Result<()> {
-        let is_beside = |part: &Part<'_>| matches!(part.order, Order::Caller) && part.comm.joint.is_busy();
+        let is_beside = |part: &Part<'_>| matches!(part.order, Order::Caller) && part.comm.shared.is_busy();
         if self.parts.iter().any(is_beside) && !self.parts.iter().any(|part| part.order.stream().is_some()) {
             return run_beside(self.parts);
         }
@@ -436,6 +435,22 @@ pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], background: &mu
         rest = left;
     }
     Ok(())
+}
+
+/// Refuses a message of which this rank alone can see that it is wrong.
+pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
+    message.check(world).map_err(|error| error.at(world.rank))?;
+    if message.peer() == world.rank {
+        let message = "a request cannot send to or receive from its own rank: use a group";
+        return Err(Error::invalid_usage(message).at(world.rank));
+    }
+    Ok(())
+}
+
+/// Refuses messages that run side by side, where this rank alone can see that one is wrong.
+pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<()> {
+    let checked = messages.iter().try_for_each(|message| message.check(world));
+    checked.and_then(|()| check_to_self(world.rank, messages)).map_err(|error| error.at(world.rank))
 }
 
 /// The error of a call while a group has the communicator.

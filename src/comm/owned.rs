@@ -12,9 +12,10 @@ use std::ptr::null_mut;
 use std::task::{Context, Poll};
 
 use crate::comm::Communicator;
-use crate::comm::group::{Calls, Member};
-use crate::comm::request::{Kept, Pending, Promise};
-use crate::comm::requests::{Job, check_messages};
+use crate::comm::group::{Calls, Member, check_messages};
+use crate::comm::outcome::{Kept, Promise};
+use crate::comm::request::Pending;
+use crate::comm::requests::Job;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
 

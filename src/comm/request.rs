@@ -3,11 +3,11 @@
 use std::marker::PhantomData;
 use std::task::Waker;
 
+use crate::comm::engine_home::EngineHome;
 use crate::comm::forked;
-use crate::comm::joint::Joint;
-use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
-use crate::sys::futex;
+use crate::comm::outcome::Outcome;
+use crate::error::Result;
+use crate::sync::primitive::Arc;
 
 /// An operation that was begun in a scope. Waiting is optional: the scope ends after all of its requests, with the first
 /// of their errors.
@@ -47,14 +47,14 @@ impl Request<'_> {
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub(crate) struct Pending {
-    joint: Arc<Joint>,
+    shared: Arc<EngineHome>,
     outcome: Arc<Outcome>,
 }
 
 impl Pending {
     /// The request of a communicator whose end `outcome` tells.
-    pub(super) fn new(joint: Arc<Joint>, outcome: Arc<Outcome>) -> Pending {
-        Pending { joint, outcome }
+    pub(super) fn new(shared: Arc<EngineHome>, outcome: Arc<Outcome>) -> Pending {
+        Pending { shared, outcome }
     }
 
     /// What tells its end.
@@ -67,14 +67,14 @@ impl Pending {
     /// # Errors
     /// The operation's.
     pub(crate) fn wait(&self) -> Result<()> {
-        if !self.joint.birthplace.is_here() {
+        if !self.shared.birthplace.is_here() {
             return Err(forked());
         }
-        self.joint.await_end(&self.outcome);
+        self.shared.await_end(&self.outcome);
         self.outcome.result().inspect_err(|_| {
             // A mismatch that the program has got need not be told when the communicator is dropped.
-            if self.outcome.has_failed() && !self.outcome.is_left.load(Ordering::Relaxed) {
-                self.joint.status.abort.set_heard(true);
+            if self.outcome.has_failed() && !self.outcome.is_left() {
+                self.shared.status.abort.set_heard(true);
             }
         })
     }
@@ -82,214 +82,28 @@ impl Pending {
     /// The same for whoever does not tell the program of an error.
     #[cfg(feature = "cpp")]
     pub(crate) fn await_end(&self) {
-        if self.joint.birthplace.is_here() {
+        if self.shared.birthplace.is_here() {
             // The communicator remembers what ended it.
-            self.joint.await_end(&self.outcome);
+            self.shared.await_end(&self.outcome);
         }
     }
 
     /// The same for a task: where it has not ended, the watcher moves it from now on, and `waker` is woken at its end.
     pub(super) fn poll_end(&self, waker: &Waker) -> bool {
-        if self.is_finished() || !self.joint.birthplace.is_here() {
+        if self.is_finished() || !self.shared.birthplace.is_here() {
             return true;
         }
         self.outcome.note_wait();
         self.outcome.wake_at_end(waker);
-        self.joint.hand_over();
+        self.shared.hand_over();
         self.outcome.is_set()
     }
 
     /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub(crate) fn is_finished(&self) -> bool {
-        if !self.outcome.is_set() && self.joint.birthplace.is_here() {
-            self.joint.poll();
+        if !self.outcome.is_set() && self.shared.birthplace.is_here() {
+            self.shared.poll();
         }
         self.outcome.is_set()
-    }
-}
-
-/// How a request ended.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    /// [`UNDER_WAY`], [`WELL`] or [`FAILED`].
-    state: AtomicU32,
-    error: Mutex<Option<Error>>,
-    /// Whether a thread has waited for it.
-    is_awaited: AtomicBool,
-    /// Whether its error only says that another request has failed.
-    is_left: AtomicBool,
-    /// The task that waits for it, if one does.
-    waker: Mutex<Option<Waker>>,
-    has_waker: AtomicBool,
-}
-
-const UNDER_WAY: u32 = 0;
-const WELL: u32 = 1;
-const FAILED: u32 = 2;
-
-impl Outcome {
-    fn set(&self, result: Result<()>) {
-        let state = match result {
-            Ok(()) => WELL,
-            Err(error) => {
-                *self.error.lock() = Some(error);
-                FAILED
-            }
-        };
-        // Pairs with the acquire in `is_set`: whoever sees the end sees what the operation has written.
-        self.state.store(state, Ordering::Release);
-        // Partner of the heavy barrier in `wake_at_end`: either this thread sees the waker, or the task sees the end.
-        futex::light_barrier();
-        if self.has_waker.load(Ordering::Relaxed)
-            && let Some(waker) = self.waker.lock().take()
-        {
-            waker.wake();
-        }
-    }
-
-    /// Wakes the task of `waker` when the request ends. The caller looks again whether it has.
-    fn wake_at_end(&self, waker: &Waker) {
-        *self.waker.lock() = Some(waker.clone());
-        self.has_waker.store(true, Ordering::Relaxed);
-        if !futex::heavy_barrier() {
-            // Nobody knows what the other thread has seen: the task looks again.
-            waker.wake_by_ref();
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_set(&self) -> bool {
-        self.state.load(Ordering::Acquire) != UNDER_WAY
-    }
-
-    /// How it has ended; to be asked once it has.
-    pub(super) fn result(&self) -> Result<()> {
-        match self.state.load(Ordering::Acquire) {
-            WELL => Ok(()),
-            UNDER_WAY => Err(Error::internal("a request has not ended")),
-            _ => Err(self.error.lock().as_ref().map_or_else(|| Error::internal("no reason"), Error::duplicate)),
-        }
-    }
-
-    /// Whether the request ended with an error that ended the communicator.
-    pub(super) fn has_failed(&self) -> bool {
-        self.is_set() && self.error.lock().as_ref().is_some_and(|error| !is_own(error))
-    }
-
-    /// Notes that the program does not go on before the request has ended.
-    pub(super) fn note_wait(&self) {
-        // Relaxed: it is told to other ranks, and nothing is published by it.
-        self.is_awaited.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The duty to say how a request ended. A promise that is dropped before it was kept, as when another request's error
-/// ends the thread, sets an error: otherwise `wait` would wait for a request at which no thread works.
-#[derive(Debug)]
-pub(super) struct Promise {
-    outcome: Arc<Outcome>,
-    /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
-    /// after the outcome was set.
-    _buffers: Option<Box<dyn Kept>>,
-}
-
-/// Buffers that a promise keeps alive.
-pub(super) trait Kept: std::fmt::Debug + Send + Sync {}
-
-impl Promise {
-    /// A promise, and the outcome that it sets.
-    pub(super) fn new() -> (Promise, Arc<Outcome>) {
-        Promise::with(None)
-    }
-
-    /// A promise that keeps `buffers` alive, and the outcome that it sets.
-    pub(super) fn keeping(buffers: Box<dyn Kept>) -> (Promise, Arc<Outcome>) {
-        Promise::with(Some(buffers))
-    }
-
-    fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
-        let outcome = Arc::<Outcome>::default();
-        (Promise { outcome: Arc::clone(&outcome), _buffers: buffers }, outcome)
-    }
-
-    pub(super) fn set(&self, result: Result<()>) {
-        self.outcome.set(result);
-    }
-
-    /// Whether it is the promise of `outcome`.
-    pub(super) fn is_of(&self, outcome: &Arc<Outcome>) -> bool {
-        Arc::ptr_eq(&self.outcome, outcome)
-    }
-
-    /// Whether a thread waits for the operation.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.outcome.is_awaited.load(Ordering::Relaxed)
-    }
-
-    /// Says that one part of an operation has ended well. The last part to end sets the outcome.
-    pub(super) fn keep(part: Arc<Promise>) {
-        if let Some(promise) = Arc::into_inner(part) {
-            promise.set(Ok(()));
-        }
-    }
-}
-
-impl Drop for Promise {
-    fn drop(&mut self) {
-        if !self.outcome.is_set() {
-            self.outcome.is_left.store(true, Ordering::Relaxed);
-            self.outcome.set(Err(Error::aborted(
-                "another request has failed: the error of the scope or the communicator says how",
-            )));
-        }
-    }
-}
-
-/// Whether an error is the caller's own: the communicator goes on after it.
-pub(super) fn is_own(error: &Error) -> bool {
-    matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage)
-}
-
-#[cfg(all(test, loom))]
-mod models {
-    use loom::cell::UnsafeCell;
-
-    use super::*;
-    use crate::sys::futex::{Membarrier, model};
-
-    /// A request's buffer as loom sees it.
-    struct Buffer(UnsafeCell<()>);
-
-    // SAFETY: that the program has it only when the worker has done is what the model proves; loom fails where it is
-    // not so.
-    unsafe impl Sync for Buffer {}
-    // SAFETY: as above.
-    unsafe impl Send for Buffer {}
-
-    fn after_the_worker(work: impl Fn(Promise) + Copy + Send + Sync + 'static, is_well: bool) {
-        model(Membarrier::Works, move || {
-            let buffer = Arc::new(Buffer(UnsafeCell::new(())));
-            let (promise, outcome) = Promise::new();
-            let worked = Arc::clone(&buffer);
-            let worker = loom::thread::spawn(move || {
-                worked.0.with_mut(|_| ());
-                work(promise);
-            });
-            if outcome.is_set() {
-                buffer.0.with_mut(|_| ());
-                assert_eq!(outcome.result().is_ok(), is_well);
-            }
-            worker.join().expect("loom ends the model before a panic comes here");
-        });
-    }
-
-    #[test]
-    fn the_buffer_is_the_programs_when_the_request_has_ended() {
-        after_the_worker(|promise| promise.set(Ok(())), true);
-    }
-
-    #[test]
-    fn a_request_that_nobody_works_at_ends() {
-        after_the_worker(drop, false);
     }
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 use crate::comm::Message;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::long_rest::LongRest;
+use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
-use crate::comm::request::{Outcome, Promise, is_own};
 use crate::comm::under_way::{Told, UnderWay};
 use crate::engine::{Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
-use crate::exec::{Background, MessageRun, Resumable, check_to_self};
+use crate::exec::{Background, MessageRun, Resumable};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Chime, Patience, Turned, progress};
@@ -28,7 +28,6 @@ use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
 use crate::transport::{Fabric, Need, Receivers};
-use crate::types::World;
 
 /// What has begun on a communicator and not ended, and its engine meanwhile.
 #[derive(Debug)]
@@ -544,22 +543,6 @@ fn fabric_of<'a>(engine: &'a mut Option<Box<Engine>>, running: &'a mut Option<Co
         Some(engine) => Some(engine.fabric()),
         None => running.as_mut()?.fabric(),
     }
-}
-
-/// Refuses a message of which this rank alone can see that it is wrong.
-pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
-    message.check(world).map_err(|error| error.at(world.rank))?;
-    if message.peer() == world.rank {
-        let message = "a request cannot send to or receive from its own rank: use a group";
-        return Err(Error::invalid_usage(message).at(world.rank));
-    }
-    Ok(())
-}
-
-/// Refuses messages that run side by side, where this rank alone can see that one is wrong.
-pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<()> {
-    let checked = messages.iter().try_for_each(|message| message.check(world));
-    checked.and_then(|()| check_to_self(world.rank, messages)).map_err(|error| error.at(world.rank))
 }
 
 /// The error of a call that cannot run beside requests.

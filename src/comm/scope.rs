@@ -7,11 +7,12 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::comm::collectives::Submit;
-use crate::comm::group::Steps;
-use crate::comm::joint::Joint;
+use crate::comm::engine_home::EngineHome;
+use crate::comm::group::{Steps, check_message, check_messages};
+use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::panics::panicked;
-use crate::comm::request::{Outcome, Pending, Promise, Request};
-use crate::comm::requests::{Job, check_message, check_messages};
+use crate::comm::request::{Pending, Request};
+use crate::comm::requests::Job;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex};
@@ -25,7 +26,7 @@ use crate::types::World;
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
-    joint: Arc<Joint>,
+    shared: Arc<EngineHome>,
     begun: Mutex<Vec<Arc<Outcome>>>,
     /// The lifetime of the buffers, which outlive the scope.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -85,12 +86,12 @@ impl Communicator {
     ) -> Result<T, E> {
         // Here, and not where the first request begins: a communicator that cannot have requests says so.
         self.be_ready()?;
-        let (world, joint) = (self.world()?, Arc::clone(&self.joint));
-        let scope = Scope { world, joint, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
+        let (world, shared) = (self.world()?, Arc::clone(&self.shared));
+        let scope = Scope { world, shared, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
         let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         if let Err(panic) = &value {
             // The buffers of the requests are about to be freed: the requests must end now.
-            self.joint.status.abort.raise(panicked("the body of a scope", &**panic));
+            self.shared.status.abort.raise(panicked("the body of a scope", &**panic));
         }
         let ended = scope.end();
         match value {
@@ -156,8 +157,8 @@ impl<'scope> Scope<'scope, '_> {
         let job = unsafe { std::mem::transmute::<Job<'scope>, Job<'static>>(job) };
         // Before it begins: whatever happens then, the scope waits for it.
         self.begun.lock().push(Arc::clone(&outcome));
-        match self.joint.begin(job, (promise, outcome)) {
-            Ok(pending) => Ok(Request::new(pending)),
+        match self.shared.begin(job, (promise, &outcome)) {
+            Ok(()) => Ok(Request::new(Pending::new(Arc::clone(&self.shared), outcome))),
             Err(error) => {
                 // It has not begun, and nobody gets an error of it but here.
                 self.begun.lock().pop();
@@ -169,11 +170,11 @@ impl<'scope> Scope<'scope, '_> {
     /// Waits until all requests have ended. The error is what ended the communicator, if anything did.
     fn end(self) -> Result<()> {
         let mut ended = Ok(());
-        if !self.joint.birthplace.is_here() {
-            return Err(self.joint.at(crate::comm::forked()));
+        if !self.shared.birthplace.is_here() {
+            return Err(self.shared.at(crate::comm::forked()));
         }
         for outcome in std::mem::take(&mut *self.begun.lock()) {
-            let pending = Pending::new(Arc::clone(&self.joint), outcome);
+            let pending = Pending::new(Arc::clone(&self.shared), outcome);
             let result = pending.wait();
             if pending.outcome().has_failed() {
                 ended = ended.and(result);

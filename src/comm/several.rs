@@ -7,14 +7,14 @@ use crate::error::Result;
 use crate::sys::{clock, cpu, futex};
 
 /// What can be waited for together with others: a [`Request`] or an [`OwnedRequest`].
-pub trait Unfinished: private::Sealed {}
+pub trait Unfinished: private::Ends {}
 
 impl Unfinished for Request<'_> {}
 impl<B> Unfinished for OwnedRequest<B> {}
 
 mod private {
     /// What a wait for several requests asks each of them.
-    pub trait Sealed {
+    pub trait Ends {
         /// Moves it, and says whether it has ended.
         fn has_ended(&self) -> bool;
         /// The program does not go on before it, or another, has ended.
@@ -22,7 +22,7 @@ mod private {
     }
 }
 
-impl private::Sealed for Request<'_> {
+impl private::Ends for Request<'_> {
     fn has_ended(&self) -> bool {
         self.is_finished()
     }
@@ -32,7 +32,7 @@ impl private::Sealed for Request<'_> {
     }
 }
 
-impl<B> private::Sealed for OwnedRequest<B> {
+impl<B> private::Ends for OwnedRequest<B> {
     fn has_ended(&self) -> bool {
         self.is_finished()
     }

@@ -45,7 +45,7 @@ impl Communicator {
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         // An engine that goes to a thread could not move what is under way.
-        if self.joint.is_busy() || self.with_engine(|engine| Ok(engine.session.settings.blocking))? {
+        if self.shared.is_busy() || self.with_engine(|engine| Ok(engine.session.settings.blocking))? {
             return self.split_now(color, key);
         }
         let engine = self.lend()?;

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use crate::bootstrap::Bootstrap;
-use crate::comm::request::Promise;
+use crate::comm::outcome::Promise;
 use crate::engine::Beside;
 use crate::error::{Error, Result};
 use crate::exec::{Background, Blocked, MessageRun, Progress, Task};

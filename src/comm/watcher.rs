@@ -13,7 +13,7 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::comm::joint::Joint;
+use crate::comm::engine_home::EngineHome;
 use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering, Weak, fence};
@@ -35,7 +35,7 @@ struct Watched {
 /// What the thread looks at.
 #[derive(Debug, Default)]
 struct Post {
-    joints: Mutex<Vec<Weak<Joint>>>,
+    homes: Mutex<Vec<Weak<EngineHome>>>,
     /// Rung for what cannot wait for a tick, and to end.
     chime: Arc<Chime>,
     /// Whether the thread sleeps until it is rung for.
@@ -43,11 +43,11 @@ struct Post {
     ends: AtomicBool,
 }
 
-/// The watcher looks after `joint` from now on.
+/// The watcher looks after `shared` from now on.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where no thread can be started.
-pub(super) fn watch(joint: &Arc<Joint>) -> Result<()> {
+pub(super) fn watch(shared: &Arc<EngineHome>) -> Result<()> {
     let mut watched = WATCHER.get_or_init(Watcher::default).0.lock();
     if watched.post.is_none() {
         let post = Arc::<Post>::default();
@@ -56,20 +56,20 @@ pub(super) fn watch(joint: &Arc<Joint>) -> Result<()> {
         watched.post = Some((post, thread));
     }
     if let Some((post, _)) = &watched.post {
-        post.joints.lock().push(Arc::downgrade(joint));
+        post.homes.lock().push(Arc::downgrade(shared));
     }
     Ok(())
 }
 
-/// The watcher looks after `joint` no more. The last one ends its thread.
-pub(super) fn forget(joint: &Arc<Joint>) {
+/// The watcher looks after `shared` no more. The last one ends its thread.
+pub(super) fn forget(shared: &Arc<EngineHome>) {
     let Some(watcher) = WATCHER.get() else { return };
     let mut watched = watcher.0.lock();
     let Some((post, _)) = &watched.post else { return };
-    let mut joints = post.joints.lock();
-    joints.retain(|other| other.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, joint)));
-    let is_last = joints.is_empty();
-    drop(joints);
+    let mut homes = post.homes.lock();
+    homes.retain(|other| other.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, shared)));
+    let is_last = homes.is_empty();
+    drop(homes);
     if is_last && let Some((post, thread)) = watched.post.take() {
         drop(watched);
         post.ends.store(true, Ordering::Relaxed);
@@ -105,7 +105,7 @@ fn on_post(body: impl FnOnce(&Post)) {
 
 impl Post {
     fn serve(&self) {
-        let mut beats: Vec<(Weak<Joint>, u64)> = Vec::new();
+        let mut beats: Vec<(Weak<EngineHome>, u64)> = Vec::new();
         let mut quiet = 0;
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
@@ -125,34 +125,34 @@ impl Post {
     }
 
     /// Sleeps until something is begun.
-    fn park(&self, heard: u64, beats: &[(Weak<Joint>, u64)]) {
+    fn park(&self, heard: u64, beats: &[(Weak<EngineHome>, u64)]) {
         if self.is_quiet_but_for(None, beats) {
             self.chime.sleep(heard, &[], LONG);
         }
         self.is_parked.store(false, Ordering::Relaxed);
     }
 
-    /// Lets those who begin requests ring. Whether nothing is outstanding but what `joint` has.
-    fn is_quiet_but_for(&self, joint: Option<&Weak<Joint>>, beats: &[(Weak<Joint>, u64)]) -> bool {
+    /// Lets those who begin requests ring. Whether nothing is outstanding but what `shared` has.
+    fn is_quiet_but_for(&self, shared: Option<&Weak<EngineHome>>, beats: &[(Weak<EngineHome>, u64)]) -> bool {
         self.is_parked.store(true, Ordering::Relaxed);
         // Partner of the fence in `note_work`.
         fence(Ordering::SeqCst);
-        let is_other = |other: &&Weak<Joint>| joint.is_none_or(|joint| !joint.ptr_eq(other));
+        let is_other = |other: &&Weak<EngineHome>| shared.is_none_or(|shared| !shared.ptr_eq(other));
         let mut others = beats.iter().map(|(other, _)| other).filter(is_other);
         !others.any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
     }
 
     /// Visits what the program has left alone since the last look. Whether anything is outstanding, and whether anything
     /// has moved.
-    fn look(&self, beats: &mut [(Weak<Joint>, u64)]) -> (bool, bool) {
+    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool) {
         let (mut is_outstanding, mut has_moved) = (false, false);
         for place in 0..beats.len() {
             let (known, last) = &mut beats[place];
-            let Some(joint) = known.upgrade().filter(|joint| joint.is_outstanding()) else { continue };
+            let Some(shared) = known.upgrade().filter(|shared| shared.is_outstanding()) else { continue };
             is_outstanding = true;
-            if joint.is_unattended(last) {
+            if shared.is_unattended(last) {
                 let known = Weak::clone(known);
-                has_moved |= joint.visit(&self.chime, || self.is_quiet_but_for(Some(&known), beats));
+                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(&known), beats));
                 self.is_parked.store(false, Ordering::Relaxed);
             }
         }
@@ -160,12 +160,12 @@ impl Post {
     }
 
     /// Learns of new communicators, and forgets those that have gone.
-    fn take_over(&self, beats: &mut Vec<(Weak<Joint>, u64)>) {
-        let joints = self.joints.lock();
-        beats.retain(|(known, _)| joints.iter().any(|joint| joint.ptr_eq(known)));
-        for joint in &*joints {
-            if !beats.iter().any(|(known, _)| known.ptr_eq(joint)) {
-                beats.push((Weak::clone(joint), 0));
+    fn take_over(&self, beats: &mut Vec<(Weak<EngineHome>, u64)>) {
+        let homes = self.homes.lock();
+        beats.retain(|(known, _)| homes.iter().any(|shared| shared.ptr_eq(known)));
+        for shared in &*homes {
+            if !beats.iter().any(|(known, _)| known.ptr_eq(shared)) {
+                beats.push((Weak::clone(shared), 0));
             }
         }
     }

@@ -27,7 +27,7 @@ fn sum_of(count: usize, value: u32) -> Call<'static> {
 fn the_error_is_heard_from_the_request_that_has_failed_and_no_other() {
     local::run(2, |comm| {
         let rank = comm.rank();
-        let abort = comm.joint.status.abort.clone();
+        let abort = comm.shared.status.abort.clone();
         let other = Rank::new(1 - rank);
         // Found by the rank that receives, where the request is moved; its own fault ends nothing.
         let own = Message::send(leaked(1, 9), Rank::new(rank));

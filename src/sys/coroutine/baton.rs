@@ -9,7 +9,7 @@ use crate::sys::thread;
 
 /// A thread, and whose turn it is.
 #[derive(Debug)]
-pub struct Switch {
+pub struct OwnThread {
     baton: Arc<Baton>,
     birthplace: Birthplace,
     thread: Option<JoinHandle<()>>,
@@ -37,12 +37,12 @@ struct Work(unsafe extern "C" fn(*const ()), *const ());
 // SAFETY: `begin` asks that the function may be called there.
 unsafe impl Send for Work {}
 
-impl Switch {
-    pub(super) fn new() -> Result<Switch> {
+impl OwnThread {
+    pub(super) fn new() -> Result<OwnThread> {
         let baton = Arc::<Baton>::default();
         let held = Arc::clone(&baton);
         let thread = thread::spawn("rsccl request", move || held.serve())?;
-        Ok(Switch { baton, birthplace: Birthplace::here(), thread: Some(thread) })
+        Ok(OwnThread { baton, birthplace: Birthplace::here(), thread: Some(thread) })
     }
 
     /// Lets the next resume call `entry`.
@@ -61,11 +61,11 @@ impl Switch {
         drop(self.baton.until(held, false));
     }
 
-    /// Goes back to where [`Switch::resume`] was called.
+    /// Goes back to where [`OwnThread::resume`] was called.
     ///
     /// # Safety
     /// Called on the thread of `this`, which has been resumed.
-    pub(super) unsafe fn suspend(this: *const Switch) {
+    pub(super) unsafe fn suspend(this: *const OwnThread) {
         // The switch may move while the thread is suspended; what the baton lies in does not.
         // SAFETY: the driver has it in `resume`, which waits for us.
         let baton = Arc::clone(unsafe { &(*this).baton });
@@ -78,8 +78,8 @@ impl Switch {
     /// The end of what `begin` was given: the thread itself hands the baton back.
     ///
     /// # Safety
-    /// As [`Switch::suspend`].
-    pub(super) unsafe fn finish(_this: *const Switch) {}
+    /// As [`OwnThread::suspend`].
+    pub(super) unsafe fn finish(_this: *const OwnThread) {}
 }
 
 impl Baton {
@@ -113,7 +113,7 @@ impl Baton {
     }
 }
 
-impl Drop for Switch {
+impl Drop for OwnThread {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.birthplace.is_here() {

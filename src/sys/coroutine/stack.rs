@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// A stack, and where the two sides stopped.
 #[derive(Debug)]
-pub struct Switch {
+pub struct OwnStack {
     /// Of the mapping, the lowest page of which nobody may touch.
     base: NonNull<u8>,
     /// The stack pointer of the side that does not run.
@@ -19,10 +19,10 @@ pub struct Switch {
 }
 
 // SAFETY: memory that it owns.
-unsafe impl Send for Switch {}
+unsafe impl Send for OwnStack {}
 
-impl Switch {
-    pub(super) fn new() -> Result<Switch> {
+impl OwnStack {
+    pub(super) fn new() -> Result<OwnStack> {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
         // SAFETY: a new mapping, at a place that the system chooses.
@@ -32,7 +32,7 @@ impl Switch {
             return Err(refused());
         }
         let base = NonNull::new(base.cast()).ok_or_else(refused)?;
-        let switch = Switch { base, stopped: Cell::new(null_mut()) };
+        let switch = OwnStack { base, stopped: Cell::new(null_mut()) };
         // An overflow ends the process, as on any thread's stack.
         // SAFETY: the lowest page of our mapping, which nothing uses.
         if unsafe { libc::mprotect(base.as_ptr().cast(), GUARD_BYTES, libc::PROT_NONE) } != 0 {
@@ -65,12 +65,12 @@ impl Switch {
         unsafe { switch(self.stopped.as_ptr(), to) };
     }
 
-    /// Goes back to where [`Switch::resume`] was called.
+    /// Goes back to where [`OwnStack::resume`] was called.
     ///
     /// # Safety
     /// Called on the stack of `this`, which has been resumed.
     #[inline(never)]
-    pub(super) unsafe fn suspend(this: *const Switch) {
+    pub(super) unsafe fn suspend(this: *const OwnStack) {
         // SAFETY: the driver has it in `resume`, which waits for us.
         let stopped = unsafe { &(*this).stopped };
         let to = stopped.get();
@@ -79,18 +79,18 @@ impl Switch {
     }
 }
 
-impl Switch {
+impl OwnStack {
     /// Goes back for good, at the end of what `begin` was given.
     ///
     /// # Safety
-    /// As [`Switch::suspend`].
-    pub(super) unsafe fn finish(this: *const Switch) {
+    /// As [`OwnStack::suspend`].
+    pub(super) unsafe fn finish(this: *const OwnStack) {
         // SAFETY: the caller's promise. Nobody resumes it: the next `begin` writes a new frame.
-        unsafe { Switch::suspend(this) };
+        unsafe { OwnStack::suspend(this) };
     }
 }
 
-impl Drop for Switch {
+impl Drop for OwnStack {
     fn drop(&mut self) {
         // SAFETY: our mapping, on which nothing runs: a coroutine that is suspended forgets it.
         let unmapped = unsafe { libc::munmap(self.base.as_ptr().cast(), BYTES) };
@@ -136,7 +136,7 @@ unsafe extern "C" fn switch(save: *mut *mut u8, to: *mut u8) {
     )
 }
 
-/// The first function of a stack: calls `rbx` with `r12`, which does not return (see [`Switch::finish`]).
+/// The first function of a stack: calls `rbx` with `r12`, which does not return (see [`OwnStack::finish`]).
 #[unsafe(naked)]
 unsafe extern "C" fn call_entry() {
     naked_asm!("mov rdi, r12", "call rbx", "ud2")

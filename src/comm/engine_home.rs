@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::comm::request::{Outcome, Pending, Promise};
+use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, group, unusable, watcher};
@@ -20,7 +20,7 @@ use crate::types::Rank;
 
 /// What a communicator and its requests have in common.
 #[derive(Debug)]
-pub(super) struct Joint {
+pub(super) struct EngineHome {
     pub(super) status: Arc<Status>,
     pub(super) birthplace: Birthplace,
     /// Taken for the length of a call.
@@ -37,10 +37,10 @@ pub(super) struct Joint {
     is_watched: AtomicBool,
 }
 
-impl Joint {
-    pub(super) fn new(status: Arc<Status>, home: Home) -> Joint {
+impl EngineHome {
+    pub(super) fn new(status: Arc<Status>, home: Home) -> EngineHome {
         let no = || AtomicBool::new(false);
-        Joint {
+        EngineHome {
             status,
             birthplace: Birthplace::here(),
             home: Turns::new(home),
@@ -147,7 +147,7 @@ impl Joint {
     /// # Errors
     /// Where the communicator is not ready for calls; that of an abort. What ends the communicator now is the
     /// request's.
-    pub(super) fn begin(self: &Arc<Joint>, job: Job<'static>, promise: (Promise, Arc<Outcome>)) -> Result<Pending> {
+    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, promise: (Promise, &Outcome)) -> Result<()> {
         self.check_process()?;
         self.watch()?;
         let (promise, outcome) = promise;
@@ -167,7 +167,7 @@ impl Joint {
         if is_large && !outcome.is_set() {
             self.hand_over();
         }
-        Ok(Pending::new(Arc::clone(self), outcome))
+        Ok(())
     }
 
     /// Makes a ready communicator one with requests.
@@ -194,7 +194,7 @@ impl Joint {
         Ok(())
     }
 
-    fn watch(self: &Arc<Joint>) -> Result<()> {
+    fn watch(self: &Arc<EngineHome>) -> Result<()> {
         // Relaxed: the watcher takes a lock to know it.
         if !self.is_watched.load(Ordering::Relaxed) {
             watcher::watch(self).map_err(|error| self.at(error.inside("a request")))?;
@@ -204,7 +204,7 @@ impl Joint {
     }
 
     /// The watcher has nothing more to do here.
-    pub(super) fn leave_watch(self: &Arc<Joint>) {
+    pub(super) fn leave_watch(self: &Arc<EngineHome>) {
         if self.is_watched.swap(false, Ordering::Relaxed) {
             watcher::forget(self);
         }
