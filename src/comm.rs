@@ -403,7 +403,7 @@ impl Communicator {
         }
     }
 
-    /// [`Communicator::close`] for a caller who may call again: where a thread makes a child, it does not wait for that.
+    /// [`Communicator::close`] for a caller who may call again: where a thread makes a child, it does not wait for it.
     ///
     /// # Errors
     /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way, of the parent

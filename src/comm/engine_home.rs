@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
-use crate::comm::{Home, forked, group, unusable, watcher};
+use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
@@ -96,7 +96,7 @@ impl EngineHome {
                 return Ok(turn);
             }
             if !is_visited && !self.home.is_visited() {
-                return Err(self.at(group::lent()));
+                return Err(self.at(in_use()));
             }
             if is_visited && !std::mem::replace(&mut has_rung, true) {
                 // The visitor may sleep.
@@ -413,6 +413,12 @@ impl EngineHome {
 fn under_way(home: &mut Home) -> Option<&mut Requests> {
     let Home::Busy(requests) = home else { return None };
     if requests.is_idle() { None } else { Some(requests) }
+}
+
+/// The error of a call while another one has the communicator.
+#[cold]
+fn in_use() -> Error {
+    Error::invalid_usage("the communicator is in use by another thread or an outer call: one thread uses it at a time")
 }
 
 /// From here on a request that does not end at once is the watcher's from the start: its wake is a small part of it.

@@ -458,8 +458,3 @@ pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<(
 pub(super) fn lent_to_group() -> Error {
     Error::invalid_usage("a group has the communicator: a call on it comes after the group's end")
 }
-
-/// The error of a call while another one has the communicator.
-pub(super) fn lent() -> Error {
-    Error::invalid_usage("the communicator is in use by another thread or an outer call: one thread uses it at a time")
-}

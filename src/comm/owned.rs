@@ -33,7 +33,8 @@ impl Communicator {
     ///
     /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run
     /// side by side with those of other requests; collectives run one after the other, in the order in which they were
-    /// started, as all ranks must start them. Blocking calls may stand between a request's start and its wait. Where `body` returns an error nothing runs, and the buffers are dropped.
+    /// started, as all ranks must start them. Blocking calls may stand between a request's start and its wait. Where
+    /// `body` returns an error nothing runs, and the buffers are dropped.
     ///
     /// # Errors
     /// That of `body`, and where a send to this rank itself has no recv; every other error of the calls comes with
@@ -284,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Each rank's task sleeps, so that only the watcher can move what it waits for; one is dropped after its first look.
+    /// Each rank's task sleeps, so that only the watcher can move what it waits for; one is dropped after a look.
     #[test]
     fn a_task_is_woken_when_its_request_has_ended() {
         let config = Config::default().with_timeout(std::time::Duration::from_secs(30));

@@ -9,8 +9,8 @@ use crate::comm::outcome::Outcome;
 use crate::error::Result;
 use crate::sync::primitive::Arc;
 
-/// An operation that was begun in a scope. Waiting is optional: the scope ends after all of its requests, with the first
-/// of their errors.
+/// An operation that was begun in a scope. Waiting is optional: the scope ends after all of its requests, with the
+/// first of their errors.
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {

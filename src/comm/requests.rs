@@ -1,8 +1,8 @@
 //! The requests of a communicator: what has begun and not ended, beside the engine.
 //!
-//! A request begins on the thread of its caller and goes as far as it goes without waiting. From there on it is moved by
-//! whoever drives: a wait for any request of the communicator, a look whether one has ended, a blocking call in its own
-//! waits, and the [`watcher`](super::watcher) where the program does none of these.
+//! A request begins on the thread of its caller and goes as far as it goes without waiting. From there on it is moved
+//! by whoever drives: a wait for any request of the communicator, a look whether one has ended, a blocking call in its
+//! own waits, and the [`watcher`](super::watcher) where the program does none of these.
 //!
 //! Messages run side by side, also while a collective runs that was begun before them. Collectives run one after the
 //! other, in the order in which they were begun, as all ranks must begin them; each is a [`Resumable`], which has the
@@ -444,7 +444,7 @@ impl Requests {
                 return Err(error);
             }
         };
-        // The program's code runs on the program's stacks: its languages know how far these go. Whoever drives calls it.
+        // The program's code runs on the program's stacks: its languages know how far they go. Who drives calls it.
         let _kept_by_the_waiter = engine.exchange_hook(None);
         self.running = Some(Resumable::new(switch, move |background| {
             let result = as_error("a request", || run_calls(&mut engine, &calls, background));

@@ -4,6 +4,7 @@
 //! outlive the scope. Requests that outlive their scope's body own their buffers ([`owned`](super::owned)).
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::comm::collectives::Submit;
@@ -152,9 +153,11 @@ impl<'scope> Scope<'scope, '_> {
 
     fn queue(&self, job: Job<'scope>) -> Result<Request<'scope>> {
         let (promise, outcome) = Promise::new();
-        // SAFETY: only the lifetime changes. What the job points to outlives the scope, which does not end before the
-        // outcome is set, below, and that is when the job has been dropped.
-        let job = unsafe { std::mem::transmute::<Job<'scope>, Job<'static>>(job) };
+        let job = ManuallyDrop::new(job);
+        // SAFETY: read once, and the original is not dropped; only the lifetime changes. What the job points to
+        // outlives the scope, which does not end before the outcome is set, below, and that is when the job has been
+        // dropped.
+        let job = unsafe { (&raw const *job).cast::<Job<'static>>().read() };
         // Before it begins: whatever happens then, the scope waits for it.
         self.begun.lock().push(Arc::clone(&outcome));
         match self.shared.begin(job, (promise, &outcome)) {

@@ -7,14 +7,14 @@ use crate::error::Result;
 use crate::sys::{clock, cpu, futex};
 
 /// What can be waited for together with others: a [`Request`] or an [`OwnedRequest`].
-pub trait Unfinished: private::Ends {}
+pub trait Unfinished: private::HasEnded {}
 
 impl Unfinished for Request<'_> {}
 impl<B> Unfinished for OwnedRequest<B> {}
 
 mod private {
     /// What a wait for several requests asks each of them.
-    pub trait Ends {
+    pub trait HasEnded {
         /// Moves it, and says whether it has ended.
         fn has_ended(&self) -> bool;
         /// The program does not go on before it, or another, has ended.
@@ -22,7 +22,7 @@ mod private {
     }
 }
 
-impl private::Ends for Request<'_> {
+impl private::HasEnded for Request<'_> {
     fn has_ended(&self) -> bool {
         self.is_finished()
     }
@@ -32,7 +32,7 @@ impl private::Ends for Request<'_> {
     }
 }
 
-impl<B> private::Ends for OwnedRequest<B> {
+impl<B> private::HasEnded for OwnedRequest<B> {
     fn has_ended(&self) -> bool {
         self.is_finished()
     }

@@ -155,8 +155,8 @@ impl UnderWay {
         self.messages.is_empty()
     }
 
-    /// The flags that the messages wait for, each with the value beside it; `None` where something else has to be looked
-    /// at.
+    /// The flags that the messages wait for, each with the value beside it; `None` where something else has to be
+    /// looked at.
     pub(super) fn flags<'a>(&'a self, links: &'a Links) -> Option<Vec<(&'a Flag, u64)>> {
         let mut seen: Vec<Need> = Vec::new();
         let mut flags = Vec::new();

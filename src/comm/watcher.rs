@@ -1,11 +1,12 @@
 //! The watcher: the one thread of the process that moves what nobody drives.
 //!
-//! While nothing is outstanding it is parked. While something is, it wakes at each tick. Where the program has driven the
-//! requests of a communicator since the last tick, it leaves them alone: so it never touches a request that is waited
-//! for soon, and a program that begins and ends requests all the time makes no call of the system for it. Where the
-//! program computes, or waits elsewhere, the watcher visits: it takes a turn on the engine, moves what moves, and gives
-//! the engine back; while something moves it comes back sooner. Beside messages of one communicator it sleeps inside of
-//! its visit until one can move ([`LongRest`](super::long_rest)), and leaves when the program rings. It begins at once with a request that is large.
+//! While nothing is outstanding it is parked. While something is, it wakes at each tick. Where the program has driven
+//! the requests of a communicator since the last tick, it leaves them alone: so it never touches a request that is
+//! waited for soon, and a program that begins and ends requests all the time makes no call of the system for it. Where
+//! the program computes, or waits elsewhere, the watcher visits: it takes a turn on the engine, moves what moves, and
+//! gives the engine back; while something moves it comes back sooner. Beside messages of one communicator it sleeps
+//! inside of its visit until one can move ([`LongRest`](super::long_rest)), and leaves when the program rings. It
+//! begins at once with a request that is large.
 //!
 //! It keeps to duties that never wait: collectives are resumed, and messages moved, as far as they go. So one thread is
 //! enough for all communicators.
@@ -142,8 +143,8 @@ impl Post {
         !others.any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
     }
 
-    /// Visits what the program has left alone since the last look. Whether anything is outstanding, and whether anything
-    /// has moved.
+    /// Visits what the program has left alone since the last look. Whether anything is outstanding, and whether
+    /// anything has moved.
     fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool) {
         let (mut is_outstanding, mut has_moved) = (false, false);
         for place in 0..beats.len() {

@@ -70,8 +70,10 @@ impl<R: Send + 'static> Resumable<R> {
 
     /// Lets the call wait for its end, and move `beside` meanwhile.
     pub fn finish(&mut self, beside: &mut dyn Background) -> Option<R> {
-        // SAFETY: only the lifetime changes. The pointer is taken back before `beside` ends, below.
-        let beside = unsafe { std::mem::transmute::<&mut dyn Background, &mut (dyn Background + 'static)>(beside) };
+        let beside: *mut (dyn Background + '_) = beside;
+        // SAFETY: a pointer's own bytes; only the lifetime of what it points to changes. It is taken back before
+        // `beside` ends, below.
+        let beside = unsafe { (&raw const beside).cast::<*mut (dyn Background + 'static)>().read() };
         self.orders.beside.set(beside);
         let result = self.coroutine.resume();
         self.orders.beside.set(nobody());

@@ -1,9 +1,9 @@
 //! Work that stops where it would wait, and goes on where it stopped: on a stack of its own.
 //!
-//! A collective is a program of many waits, in functions that call each other. As a request it may wait for none: so it
-//! runs as a [`Coroutine`], which hands the processor back to its driver in each turn of each wait, and lends the driver
-//! what the work has in hand (the connections), so that other work goes on with it meanwhile. To suspend and to resume
-//! it costs two switches of the stack, a few nanoseconds.
+//! A collective is a program of many waits, in functions that call each other. As a request it may wait for none: so
+//! it runs as a [`Coroutine`], which hands the processor back to its driver in each turn of each wait, and lends the
+//! driver what the work has in hand (the connections), so that other work goes on with it meanwhile. To suspend and to
+//! resume it costs two switches of the stack, a few nanoseconds.
 //!
 //! On x86-64 the switch is a dozen instructions (`stack`). Elsewhere, under Miri and under ThreadSanitizer, which
 //! know no stacks but those of threads, the work has a thread, of which one at a time runs (`baton`): the same in

@@ -1,7 +1,7 @@
 //! A stack of its own, in mapped memory.
 //!
 //! The switch saves what the calling convention says that a called function keeps (System V, x86-64): `rbx`, `rbp`,
-//! `r12` to `r15` and the stack pointer. The modes of the floating-point units stay those of the thread, as in any call.
+//! `r12` to `r15` and the stack pointer. The modes of the floating-point units stay the thread's, as in any call.
 
 use std::arch::naked_asm;
 use std::cell::Cell;
