@@ -6,9 +6,10 @@
 
 mod all_reduce_value;
 mod background_split;
+mod begun;
 mod collectives;
 mod described;
-mod detached;
+mod engine_home;
 mod exchange_counts;
 mod group;
 mod init;
@@ -21,13 +22,16 @@ pub mod local;
 mod lone_world;
 mod on_stream;
 mod origin;
+mod outcome;
 mod owned;
 mod panics;
 mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
 mod request;
+mod requests;
 mod scope;
+mod several;
 mod split;
 mod stand_in;
 mod status;
@@ -38,14 +42,15 @@ mod window;
 #[cfg(test)]
 mod tests;
 mod typed;
-mod worker;
+mod under_way;
+mod watcher;
 
 use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, OnceLock};
-use crate::sync::{AbortFlag, Progress, TurnGuard, Turns};
+use crate::sync::{AbortFlag, Progress, TurnGuard};
 use crate::sys::fork::Birthplace;
 use crate::sys::kept_thread::KeptThread;
 use crate::sys::thread;
@@ -57,26 +62,28 @@ pub use crate::exec::{
 };
 #[cfg(feature = "cuda")]
 pub use crate::exec::{CudarcSlice, CudarcSliceMut};
-pub use detached::Detached;
-#[cfg(feature = "cpp")]
-pub(crate) use detached::Pending;
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
 pub use group::{Group, Member, StreamMember, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;
-pub use owned::OwnedRequest;
+pub use owned::{OwnedFuture, OwnedRequest};
 pub use placement::{DeviceChoice, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
+#[cfg(feature = "cpp")]
+pub(crate) use request::Pending;
 pub use request::Request;
 pub use scope::Scope;
+pub use several::{Unfinished, test_all, wait_all, wait_any, wait_some};
 pub use window::Window;
 
 use crate::engine::Engine;
 use background_split::Away;
+use engine_home::EngineHome;
 use panics::Unwinding;
+use requests::Requests;
 use status::{Making, Status};
 
 /// One rank's handle of a group of ranks that call collectives together.
@@ -119,10 +126,8 @@ use status::{Making, Status};
 /// connection with it find that in calls that wait, a second later; where there are none, and in an init, ranks wait
 /// until their deadlines.
 pub struct Communicator {
-    status: Arc<Status>,
-    birthplace: Birthplace,
-    /// Taken for the length of a call.
-    home: Turns<Home>,
+    /// What its requests know too.
+    shared: Arc<EngineHome>,
     /// Where this rank is, known once the engine is made: the engine may be elsewhere when the program asks.
     placement: OnceLock<Placement>,
     /// The thread of groups over several communicators, between two of them.
@@ -134,13 +139,15 @@ pub struct Communicator {
 enum Home {
     /// Here, ready for calls.
     Ready(Box<Engine>),
+    /// Here, with requests that have not ended.
+    Busy(Box<Requests>),
     /// Here, after an error that ended the communicator.
     Failed(Option<Box<Engine>>, Error),
     /// A thread is making it.
     Starting(JoinHandle<Result<Engine>>),
     /// With a thread that makes a child.
     Away(Away),
-    /// With a thread that runs a group or requests.
+    /// With a thread that runs a group.
     Lent,
     /// Gone: the communicator was finalized.
     Closed,
@@ -213,13 +220,8 @@ impl Communicator {
     }
 
     fn with_status(status: Arc<Status>, home: Home) -> Communicator {
-        Communicator {
-            status,
-            birthplace: Birthplace::here(),
-            home: Turns::new(home),
-            placement: OnceLock::new(),
-            thread_of_groups: Mutex::new(None),
-        }
+        let shared = Arc::new(EngineHome::new(status, home));
+        Communicator { shared, placement: OnceLock::new(), thread_of_groups: Mutex::new(None) }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;
@@ -234,8 +236,8 @@ impl Communicator {
     }
 
     fn settled_world(&self) -> World {
-        let settled = match self.status.world() {
-            None if self.birthplace.is_here() => self.status.await_world(),
+        let settled = match self.shared.status.world() {
+            None if self.shared.birthplace.is_here() => self.shared.status.await_world(),
             known => known,
         };
         settled.unwrap_or(World { rank: Rank::new(0), size: 0 })
@@ -247,7 +249,7 @@ impl Communicator {
     /// While a split is still to say, and where it has failed.
     #[inline]
     pub(crate) fn world(&self) -> Result<World> {
-        match self.status.world() {
+        match self.shared.status.world() {
             Some(world) => Ok(world),
             None => self.unsettled_world(),
         }
@@ -256,31 +258,24 @@ impl Communicator {
     #[cold]
     fn unsettled_world(&self) -> Result<World> {
         self.check_process()?;
-        if self.status.is_starting() {
+        if self.shared.status.is_starting() {
             return Err(starting());
         }
-        let failed = || self.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
-        self.status.await_world().ok_or_else(failed)
+        let failed =
+            || self.shared.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
+        self.shared.status.await_world().ok_or_else(failed)
     }
 
     /// My rank and how many there are, where they are known.
     #[cfg(feature = "cpp")]
     #[inline]
     pub(crate) fn known_world(&self) -> Option<World> {
-        self.status.world()
-    }
-
-    /// My rank; 0 while a split is still to say.
-    fn me(&self) -> Rank {
-        self.status.world().map_or(Rank::new(0), |world| world.rank)
+        self.shared.status.world()
     }
 
     /// `error` with my rank, where that is known.
     fn at(&self, error: Error) -> Error {
-        match self.status.world() {
-            Some(world) => error.at(world.rank),
-            None => error,
-        }
+        self.shared.at(error)
     }
 
     /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`], as
@@ -309,7 +304,7 @@ impl Communicator {
 
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(self.status.abort.clone(), self.birthplace)
+        AbortHandle(self.shared.status.abort.clone(), self.shared.birthplace)
     }
 
     /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself;
@@ -349,9 +344,9 @@ impl Communicator {
         if let Err(error) = self.check_process() {
             return Some(error);
         }
-        let error = self.status.error().map(|error| self.at(error));
+        let error = self.shared.status.error().map(|error| self.at(error));
         if error.as_ref().is_some_and(|error| error.kind().ends()) {
-            self.status.abort.set_heard(true);
+            self.shared.status.abort.set_heard(true);
         }
         error
     }
@@ -371,13 +366,14 @@ impl Communicator {
 
     /// [`Communicator::finalize`], where other threads may still have the communicator: their calls say that it was
     /// finalized.
-    fn close(&self) -> Result<()> {
+    pub(crate) fn close(&self) -> Result<()> {
         self.check_process()?;
         let mut turn = self.take_turn()?;
+        self.shared.finish(&mut turn);
         if let Home::Lent | Home::Closed = &*turn {
             return Err(self.at(unusable(&turn)));
         }
-        self.status.close();
+        self.shared.status.close();
         let home = match std::mem::replace(&mut *turn, Home::Closed) {
             Home::Away(away) => away.wait(),
             home => home,
@@ -396,18 +392,46 @@ impl Communicator {
                 Err(error)
             }
             Home::Starting(start) => {
-                self.status.abort.raise(Error::aborted("the communicator was finalized before its init was over"));
+                self.shared
+                    .status
+                    .abort
+                    .raise(Error::aborted("the communicator was finalized before its init was over"));
                 give_up_start(start);
                 Ok(())
             }
-            Home::Away(_) | Home::Lent | Home::Closed => Ok(()),
+            Home::Busy(_) | Home::Away(_) | Home::Lent | Home::Closed => Ok(()),
         }
+    }
+
+    /// [`Communicator::close`] for a caller who may call again: where a thread makes a child, it does not wait for it.
+    ///
+    /// # Errors
+    /// As there; [`crate::error::Kind::InProgress`] while a non-blocking split or shrink is under way, of the parent
+    /// and of the child.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn close_now(&self) -> Result<()> {
+        self.check_process()?;
+        let status = &self.shared.status;
+        if status.makes_child() {
+            return Err(self.at(away()));
+        }
+        // Only a split does not know it before all ranks have come.
+        if status.is_starting() && status.world().is_none() {
+            return Err(starting());
+        }
+        self.close()
+    }
+
+    /// Whether it was finalized.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.shared.status.is_closed()
     }
 
     /// Whether this is the process that made the communicator.
     #[inline]
     fn check_process(&self) -> Result<()> {
-        if self.birthplace.is_here() { Ok(()) } else { Err(self.at(forked())) }
+        self.shared.check_process()
     }
 
     /// Runs `body` on the engine; an error that other ranks are part of ends the communicator, and so does a panic.
@@ -423,24 +447,56 @@ impl Communicator {
     #[inline]
     fn with_engine_here<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let mut home = self.take_turn()?;
-        if let Home::Starting(_) | Home::Away(_) = &*home {
-            self.settle_start(&mut home);
+        if !matches!(*home, Home::Ready(_)) {
+            self.settle_home(&mut home)?;
         }
-        let Home::Ready(engine) = &mut *home else { return Err(self.refused(&home)) };
-        if self.status.abort.is_raised() {
+        if self.shared.status.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
-        match body(engine) {
+        let result = match &mut *home {
+            Home::Ready(engine) => body(engine),
+            home => self.shared.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
+        };
+        match result {
             Ok(value) => Ok(value),
             Err(error) => Err(self.settle(&mut home, error)),
         }
+    }
+
+    /// Makes a communicator ready for a call: behind collectives of requests, beside their messages.
+    ///
+    /// # Errors
+    /// Where it cannot be.
+    #[cold]
+    fn settle_home(&self, home: &mut Home) -> Result<()> {
+        if let Home::Starting(_) | Home::Away(_) = home {
+            self.settle_start(home);
+        }
+        self.shared.finish_collectives(home)?;
+        if let Home::Ready(_) | Home::Busy(_) = home { Ok(()) } else { Err(self.refused(home)) }
+    }
+
+    /// Runs `body` on the engine with `work`, where no request is under way; else `beside`.
+    #[inline]
+    fn with_engine_or<W, T>(
+        &self,
+        work: W,
+        body: impl FnOnce(&mut Engine, W) -> Result<T>,
+        beside: impl FnOnce(W) -> Result<T>,
+    ) -> Result<T> {
+        self.check_process()?;
+        let unwinding = Unwinding(self);
+        let result =
+            if self.shared.is_busy() { beside(work) } else { self.with_engine_here(|engine| body(engine, work)) };
+        std::mem::forget(unwinding);
+        result
     }
 
     /// The error of a call for which there is no engine.
     #[cold]
     fn refused(&self, home: &Home) -> Error {
         if matches!(home, Home::Failed(..)) {
-            self.status.abort.set_heard(true);
+            self.shared.status.abort.set_heard(true);
         }
         self.at(unusable(home))
     }
@@ -468,20 +524,15 @@ impl Communicator {
         }
     }
 
-    /// The right to use the communicator, for the length of a call.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidUsage`] while another call has it.
+    /// [`EngineHome::take_turn`].
     #[inline]
     fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
-        // After a panic too: it has ended the communicator, which its home says.
-        self.home.try_take().ok_or_else(|| self.at(group::lent()))
+        self.shared.take_turn()
     }
 
-    /// The engine's home, for whoever has the engine or ends the communicator: another thread has a turn at most for
-    /// as long as it takes to be refused.
+    /// [`EngineHome::home`].
     fn home(&self) -> TurnGuard<'_, Home> {
-        self.home.take()
+        self.shared.home()
     }
 
     /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's
@@ -489,7 +540,7 @@ impl Communicator {
     #[cold]
     fn settle_start(&self, home: &mut Home) {
         *home = match std::mem::replace(home, Home::Closed) {
-            Home::Starting(start) if self.status.is_starting() => Home::Starting(start),
+            Home::Starting(start) if self.shared.status.is_starting() => Home::Starting(start),
             Home::Starting(start) => started(start),
             Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
             other => other,
@@ -511,10 +562,11 @@ impl Communicator {
         }
     }
 
-    /// Gives the engine to a thread that runs a group or requests.
+    /// Gives the engine to a thread that runs a group.
     fn lend(&self) -> Result<Box<Engine>> {
         self.with_engine(|_| Ok(()))?;
         let mut home = self.take_turn()?;
+        self.shared.finish(&mut home);
         match std::mem::replace(&mut *home, Home::Lent) {
             Home::Ready(engine) => Ok(engine),
             other => {
@@ -532,29 +584,18 @@ impl Communicator {
         result.map_err(|error| self.settle(&mut home, error))
     }
 
-    /// Ends the communicator whose engine has gone with a thread.
-    fn lose(&self, error: Error) {
-        self.status.abort.raise(error.duplicate());
-        *self.home() = Home::Failed(None, error);
-    }
-
     /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
     #[cold]
     fn settle(&self, home: &mut Home, error: Error) -> Error {
         if error.kind().ends() { self.fail(home, Some(error)) } else { self.at(error) }
     }
 
-    /// Ends the communicator with `error`, or with the abort's reason, and tells the others.
+    /// [`EngineHome::fail`], of whose error the program knows.
     #[cold]
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
-        let reason = self.status.abort.check().err();
-        let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
-        if let Home::Ready(engine) = std::mem::replace(home, Home::Closed) {
-            error = engine.fail(error);
-            *home = Home::Failed(Some(engine), error.duplicate());
-        }
-        self.status.abort.set_heard(true);
-        self.at(error)
+        let error = self.shared.fail(home, error);
+        self.shared.status.abort.set_heard(true);
+        error
     }
 }
 
@@ -562,10 +603,10 @@ impl fmt::Debug for Communicator {
     /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Communicator");
-        if let Some(World { rank, size }) = self.status.world() {
+        if let Some(World { rank, size }) = self.shared.status.world() {
             shown.field("rank", &rank.get()).field("size", &size);
         }
-        let error = if self.birthplace.is_here() { self.status.error() } else { Some(forked()) };
+        let error = if self.shared.birthplace.is_here() { self.shared.status.error() } else { Some(forked()) };
         match error.map(|error| self.at(error)) {
             None => shown.field("state", &"ready"),
             Some(error) if error.kind() == Kind::InProgress => shown.field("state", &error.message()),
@@ -577,14 +618,17 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // Not by a turn, which in a forked child a thread may have that does not exist there.
-        let home = std::mem::replace(self.home.get_mut(), Home::Closed);
-        if !self.birthplace.is_here() {
+        if !self.shared.birthplace.is_here() {
             // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what
-            // it waits for.
-            std::mem::forget(home);
+            // it waits for. Nor to take a turn on it, which one of them may have.
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
+        let mut turn = self.home();
+        self.end_requests(&mut turn);
+        let home = std::mem::replace(&mut *turn, Home::Closed);
+        drop(turn);
+        self.shared.leave_watch();
         self.let_go(home);
     }
 }
@@ -595,15 +639,24 @@ impl Communicator {
     /// # Errors
     /// Where it is not here to be closed: in use, closed, or another process's.
     #[cfg(feature = "cpp")]
-    fn discard(&self) -> Result<()> {
+    pub(crate) fn discard(&self) -> Result<()> {
         self.check_process()?;
         let mut turn = self.take_turn()?;
+        self.end_requests(&mut turn);
         if let Home::Lent | Home::Closed = &*turn {
             return Err(self.at(unusable(&turn)));
         }
-        self.status.close();
+        self.shared.status.close();
         self.let_go(std::mem::replace(&mut *turn, Home::Closed));
         Ok(())
+    }
+
+    /// Waits until requests have ended. A rank that unwinds ends them: their buffers are about to be freed.
+    fn end_requests(&self, home: &mut Home) {
+        if matches!(home, Home::Busy(_)) && std::thread::panicking() {
+            self.shared.fail(home, Some(Error::aborted("this rank panicked beside its requests")));
+        }
+        self.shared.finish(home);
     }
 
     /// Ends what `home` holds of a communicator that is dropped.
@@ -618,13 +671,13 @@ impl Communicator {
             // says so.
             Home::Ready(mut engine) if !std::thread::panicking() => last_words::leave(&mut engine),
             Home::Failed(Some(mut engine), error) if !std::thread::panicking() => {
-                last_words::leave_failed(&mut engine, error, false);
+                last_words::leave_failed(&mut engine, error);
             }
             Home::Starting(start) => {
-                self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
+                self.shared.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
                 give_up_start(start);
             }
-            Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}
+            Home::Ready(_) | Home::Busy(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}
         }
     }
 }
@@ -655,7 +708,8 @@ fn unusable(home: &Home) -> Error {
         Home::Failed(_, error) => error.duplicate(),
         Home::Starting(_) => starting(),
         Home::Away(_) => away(),
-        Home::Lent => group::lent_to_requests(),
+        Home::Lent => group::lent_to_group(),
+        Home::Busy(_) => requests::under_way(),
         Home::Closed | Home::Ready(_) => Error::invalid_usage("the communicator was finalized"),
     }
 }

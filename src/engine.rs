@@ -5,7 +5,7 @@
 //! `host_side`, or `device_side`, which the first call on a device makes (`device_entry`). Each side has its chooser.
 
 mod across;
-mod beginning;
+pub(crate) mod beginning;
 pub mod call_log;
 pub mod choose;
 mod copy_engines;
@@ -25,6 +25,9 @@ mod launches;
 mod monitor;
 mod programs;
 mod registrations;
+mod requests_turn;
 mod window_registration;
 
 pub(crate) use engine::Engine;
+pub(crate) use given::{Beside, LONG_REQUEST_NAP, REQUEST_NAP};
+pub(crate) use requests_turn::Waiter;

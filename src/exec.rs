@@ -34,6 +34,7 @@ mod program;
 pub mod pull;
 mod registered;
 mod rendezvous;
+mod resumable;
 pub mod run;
 mod stages;
 mod window_copies;
@@ -61,6 +62,7 @@ pub use operation::{Operation, describe, is_same, same_call, sequence, short_nam
 pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
+pub use resumable::Resumable;
 pub use stages::{StagedSide, Stages};
 pub use turn::{Background, CallTurn, NoBackground, WaitContext};
 pub use window_copies::{WindowCopy, put_copies};

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::UniqueId;
-use crate::comm::{AbortHandle, Buffer, Communicator, Detached, Pending};
+use crate::comm::{AbortHandle, Buffer, Communicator, Pending};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
@@ -344,7 +344,7 @@ use bridge::{Hook, What};
 struct Settings(Config);
 
 /// A communicator; `None` before it has joined.
-struct Comm(Option<Detached>);
+struct Comm(Option<Communicator>);
 
 /// Communicators of one process that nobody has taken yet.
 struct Family(VecDeque<Communicator>);
@@ -361,26 +361,26 @@ struct Memory(Option<Buffer<u8>>);
 impl Comm {
     /// Runs `body` on the communicator; a panic of it ends the communicator.
     #[inline]
-    fn on(&self, body: impl FnOnce(&Detached) -> Result<()>) -> *mut Failure {
-        let detached = match &self.0 {
-            Some(detached) if detached.is_closed() => {
+    fn on(&self, body: impl FnOnce(&Communicator) -> Result<()>) -> *mut Failure {
+        let comm = match &self.0 {
+            Some(comm) if comm.is_closed() => {
                 return failure::pass(Error::invalid_usage("the communicator was finalized"));
             }
-            Some(detached) => detached,
+            Some(comm) => comm,
             None => return failure::pass(Error::invalid_usage("there is no communicator: it was never made")),
         };
         let end = || self.end("a panic inside rsccl");
         // Not `rank`, which waits for a child that is being made.
-        let rank = detached.communicator().known_world().map(|world| world.rank);
-        failure::guard_or(rank, || body(detached), end)
+        let rank = comm.known_world().map(|world| world.rank);
+        failure::guard_or(rank, || body(comm), end)
     }
 
     /// Ends the communicator and tells the others why.
     fn end(&self, why: &str) {
-        if let Some(detached) = &self.0 {
-            detached.communicator().abort_handle().abort(why);
+        if let Some(comm) = &self.0 {
+            comm.abort_handle().abort(why);
             // Any call tells the others of an abort; its own error is the abort's.
-            drop(detached.run(call::barrier()));
+            drop(comm.run(&call::barrier()));
         }
     }
 }
@@ -458,31 +458,31 @@ fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) 
         let world = world_of(rank, size)?;
         let ids = ids.chunks(UniqueId::BYTES).map(UniqueId::from_bytes).collect::<Result<Vec<_>>>()?;
         let joined = Communicator::init_scalable(&ids, world.rank.get(), world.size, &settings.0)?;
-        comm.0 = Some(Detached::new(joined));
+        comm.0 = Some(joined);
         Ok(())
     })
 }
 
 fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure {
     guard(|| {
-        comm.0 = Some(Detached::new(Communicator::from_env_with(&settings.0)?));
+        comm.0 = Some(Communicator::from_env_with(&settings.0)?);
         Ok(())
     })
 }
 
 /// Whether it has joined and was not finalized.
 fn is_open(comm: &Comm) -> bool {
-    comm.0.as_ref().is_some_and(|detached| !detached.is_closed())
+    comm.0.as_ref().is_some_and(|comm| !comm.is_closed())
 }
 
 fn rank(comm: &Comm) -> i32 {
-    comm.0.as_ref().map_or(-1, |detached| int_of(detached.communicator().rank()))
+    comm.0.as_ref().map_or(-1, |comm| int_of(comm.rank()))
 }
 
 /// Rank and size for a call, which does not wait for them.
 fn world_now(comm: &Comm, rank: &mut i32, size: &mut i32) -> *mut Failure {
-    comm.on(|detached| {
-        let world = detached.communicator().world()?;
+    comm.on(|comm| {
+        let world = comm.world()?;
         (*rank, *size) = (int_of(world.rank.get()), int_of(world.size));
         Ok(())
     })
@@ -490,7 +490,7 @@ fn world_now(comm: &Comm, rank: &mut i32, size: &mut i32) -> *mut Failure {
 
 /// Whether rank and size are known, and if so which.
 fn knows_world(comm: &Comm, rank: &mut i32, size: &mut i32) -> bool {
-    let world = comm.0.as_ref().and_then(|detached| detached.communicator().known_world());
+    let world = comm.0.as_ref().and_then(|comm| comm.known_world());
     if let Some(world) = world {
         (*rank, *size) = (int_of(world.rank.get()), int_of(world.size));
     }
@@ -498,7 +498,7 @@ fn knows_world(comm: &Comm, rank: &mut i32, size: &mut i32) -> bool {
 }
 
 fn size(comm: &Comm) -> i32 {
-    comm.0.as_ref().map_or(0, |detached| int_of(detached.communicator().size()))
+    comm.0.as_ref().map_or(0, |comm| int_of(comm.size()))
 }
 
 /// # Safety
@@ -506,19 +506,19 @@ fn size(comm: &Comm) -> i32 {
 /// writing, and nobody else touches it until the call returns. On a stream: it is GPU memory, nobody else touches it
 /// until the stream has done the call, and the stream lives until then.
 unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let memory = (send, recv);
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        let work = unsafe { call::work(detached, what, memory, (&[], &[])) }?;
+        let work = unsafe { call::work(comm, what, memory, (&[], &[])) }?;
         if what.on_stream {
             // SAFETY: the caller's promise.
-            return unsafe { stream::run(detached, what.stream, work) };
+            return unsafe { stream::run(comm, what.stream, work) };
         }
         match work {
-            Work::Collective(call) => detached.run(call),
-            Work::Message(message) => detached.message(message),
-            Work::Messages(messages) => detached.messages(messages),
-            Work::Exchange(messages) => detached.exchange(messages),
+            Work::Collective(call) => comm.run(&call),
+            Work::Message(message) => comm.message(message),
+            Work::Messages(messages) => comm.messages(messages),
+            Work::Exchange(messages) => comm.exchange(messages),
         }
     })
 }
@@ -533,45 +533,45 @@ unsafe fn run_v(
     send_counts: &[usize],
     recv_counts: &[usize],
 ) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        let work = unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }?;
+        let work = unsafe { call::work(comm, what, (send, recv), (send_counts, recv_counts)) }?;
         if what.on_stream {
             // SAFETY: the caller's promise.
-            return unsafe { stream::run(detached, what.stream, work) };
+            return unsafe { stream::run(comm, what.stream, work) };
         }
         match work {
-            Work::Collective(call) => detached.run(call),
-            Work::Message(message) => detached.message(message),
-            Work::Messages(messages) => detached.messages(messages),
-            Work::Exchange(messages) => detached.exchange(messages),
+            Work::Collective(call) => comm.run(&call),
+            Work::Message(message) => comm.message(message),
+            Work::Messages(messages) => comm.messages(messages),
+            Work::Exchange(messages) => comm.exchange(messages),
         }
     })
 }
 
 fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let color = if color < 0 { None } else { Some(call::unsigned("color", color)?) };
-        child.0 = detached.split(color, key)?.map(Detached::new);
+        child.0 = comm.split(color, key)?;
         Ok(())
     })
 }
 
 fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let rank = |rank: &i32| call::unsigned("rank", i64::from(*rank));
         let excluded = excluded.iter().map(rank).collect::<Result<Vec<_>>>()?;
-        child.0 = Some(Detached::new(detached.at_rest()?.shrink(&excluded)?));
+        child.0 = Some(comm.shrink(&excluded)?);
         Ok(())
     })
 }
 
 fn async_error(comm: &Comm) -> *mut Failure {
-    comm.on(|detached| detached.async_error().map_or(Ok(()), Err))
+    comm.on(|comm| comm.async_error().map_or(Ok(()), Err))
 }
 
 fn finalize(comm: &Comm) -> *mut Failure {
-    comm.on(Detached::close_now)
+    comm.on(Communicator::close_now)
 }
 
 /// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
@@ -582,8 +582,8 @@ fn discard(comm: &Comm, deserted: bool) {
     if deserted {
         // A split that is under way is no failure: the abort ends it too.
         let mut is_over = true;
-        failure::drop_failure(comm.on(|detached| {
-            is_over = detached.async_error().is_some_and(|error| error.kind() != Kind::InProgress);
+        failure::drop_failure(comm.on(|comm| {
+            is_over = comm.async_error().is_some_and(|error| error.kind() != Kind::InProgress);
             Ok(())
         }));
         if !is_over {
@@ -594,24 +594,24 @@ fn discard(comm: &Comm, deserted: bool) {
         }
     }
     // A destructor has nobody to tell; of a mismatch it tells on standard error.
-    failure::drop_failure(comm.on(Detached::discard));
+    failure::drop_failure(comm.on(Communicator::discard));
 }
 
 fn register_memory(comm: &Comm, memory: &Memory, takes_back: bool) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let moved = || Error::invalid_argument("the buffer was moved from");
         let buffer = memory.0.as_ref().ok_or_else(moved)?;
-        if takes_back { detached.deregister(buffer) } else { detached.register(buffer) }
+        if takes_back { comm.deregister(buffer) } else { comm.register(buffer) }
     })
 }
 
 fn set_progress(comm: &Comm, hook: cxx::UniquePtr<Hook>) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let hook = (!hook.is_null()).then(|| {
             let hook = Foreign::new(hook);
             Progress::new(move || foreign::result(hook.get().turn()))
         });
-        detached.at_rest()?.set_progress(hook)
+        comm.set_progress(hook)
     })
 }
 
@@ -628,11 +628,11 @@ fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failur
 
 /// The next of the family; an empty one where all were taken.
 fn take(family: &mut Family) -> Box<Comm> {
-    Box::new(Comm(family.0.pop_front().map(Detached::new)))
+    Box::new(Comm(family.0.pop_front()))
 }
 
 fn stop(comm: &Comm) -> Box<Stop> {
-    Box::new(Stop(comm.0.as_ref().map(|detached| detached.communicator().abort_handle())))
+    Box::new(Stop(comm.0.as_ref().map(|comm| comm.abort_handle())))
 }
 
 /// Another handle of the same communicator.
@@ -661,19 +661,19 @@ unsafe fn begin(
     recv_counts: &[usize],
     request: &mut Waiting,
 ) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         if what.on_stream {
             let message = "a call on a stream (its last argument; a literal 0 is CUDA's default stream) returns at \
                            once: call it on the communicator itself, not by start(); leave the stream out for memory \
                            of the host";
-            return Err(Error::invalid_usage(message).at(detached.communicator().world()?.rank));
+            return Err(Error::invalid_usage(message).at(comm.world()?.rank));
         }
         // SAFETY: the caller's promise, until the request has ended, which is when nobody uses the memory any more.
-        let pending = match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {
-            Work::Collective(call) => detached.begin(call),
-            Work::Message(message) => detached.begin_message(message),
-            Work::Messages(messages) => detached.begin_messages(messages),
-            Work::Exchange(messages) => detached.begin_exchange(messages),
+        let pending = match unsafe { call::work(comm, what, (send, recv), (send_counts, recv_counts)) }? {
+            Work::Collective(call) => comm.begin(call),
+            Work::Message(message) => comm.begin_message(message),
+            Work::Messages(messages) => comm.begin_messages(messages),
+            Work::Exchange(messages) => comm.begin_exchange(messages),
         };
         request.0 = Some(pending?);
         Ok(())

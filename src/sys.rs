@@ -3,6 +3,7 @@
 pub mod alive;
 pub mod bell;
 pub mod clock;
+pub mod coroutine;
 pub mod cpu;
 pub mod descriptor;
 pub mod devices;

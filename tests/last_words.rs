@@ -7,7 +7,6 @@ use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
-use rsccl::comm::Detached;
 use rsccl::error::Kind;
 use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
@@ -50,22 +49,18 @@ const CASES: &[(&str, Case)] = &[
         two_roots(child)?;
         two_roots(comm)
     }),
-    ("detached", |comm| {
+    ("request", |comm| {
         let rank = comm.rank();
-        let detached = Detached::new(comm);
-        detached.start(vec![7; 4], |calls, buffer| calls.broadcast(buffer, rank))?.wait().map(drop)
+        comm.start(vec![7; 4], |calls, buffer| calls.broadcast(buffer, rank))?.wait().map(drop)
     }),
     ("forgotten request", |comm| {
         let count = 3 + comm.rank() as usize;
-        let detached = Detached::new(comm);
-        drop(detached.start(vec![7; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?);
+        drop(comm.start(vec![7; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?);
         Ok(())
     }),
     ("heard request", |comm| {
         let count = 3 + comm.rank() as usize;
-        let detached = Detached::new(comm);
-        let request =
-            detached.start(vec![7; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?;
+        let request = comm.start(vec![7; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?;
         assert_eq!(request.wait().expect_err("the counts differ").kind(), Kind::Mismatch);
         Ok(())
     }),
@@ -125,7 +120,7 @@ fn a_mismatch_is_told_where_the_communicator_is_dropped() {
     let words = ["finalize()", "broadcast", "root 0", "root 1"];
     tells("roots", 1, 2, &words);
     tells("scatters", 1, 2, &["scatter", "root 0", "root 1"]);
-    tells("detached", 1, 2, &words);
+    tells("request", 1, 2, &words);
     // A line for each communicator, though the words are the same.
     tells("children", 2, 4, &words);
 }

@@ -219,16 +219,19 @@ fn the_lines_of_calls_are_enough_to_repeat_them() {
     });
     assert_eq!(plain(&again), plain(&first));
 
-    // A request to the own rank: the thread of requests says both its lines, as the rank's own thread does above.
+    // A request to the own rank: it says both its lines, as a call does above.
     let threads = lines_of(|comm| {
         let (mine, mut own) = ([3f32], [0f32]);
         comm.scope(|scope| scope.send_recv(&mine, comm.rank(), &mut own, comm.rank())?.wait())?;
         assert_eq!(own, mine);
         comm.finalize()
     });
-    let mut messages: Vec<&Vec<Line>> = threads.iter().filter(|lines| lines[0].name != "CommInitRank").collect();
-    messages.sort_by_key(|lines| lines[0].number(5));
-    let named: Vec<Vec<_>> =
-        messages.iter().map(|lines| lines.iter().map(|line| (&*line.name, line.number(5))).collect()).collect();
-    assert_eq!(named, (0..3).map(|rank| vec![("Send", rank), ("Recv", rank)]).collect::<Vec<_>>());
+    let is_message = |line: &&Line| ["Send", "Recv"].contains(&&*line.name);
+    let named = |lines: &Vec<Line>| {
+        lines.iter().filter(is_message).map(|line| (line.name.to_string(), line.number(5))).collect::<Vec<_>>()
+    };
+    let mut named: Vec<_> = threads.iter().map(named).collect();
+    named.sort_by_key(|lines| lines.first().map(|(_, rank)| *rank));
+    let pair = |rank| vec![("Send".to_owned(), rank), ("Recv".to_owned(), rank)];
+    assert_eq!(named, (0..3).map(pair).collect::<Vec<_>>());
 }

@@ -51,7 +51,6 @@ const METHODS: &[(&str, &str, &[&str])] = &[
     ("DeviceBuffer", "src/exec", &["gpu_buffer"]),
     ("DeviceSliceMut", "src/exec", &["gpu_buffer"]),
     ("OnStream", "src/comm", &["Collectives"]),
-    ("Detached", "src/comm", &["Communicator"]),
     ("OwnedRequest", "src/comm", &["Request"]),
 ];
 
@@ -77,8 +76,6 @@ const OURS: Instead = Nothing("makes the library's own errors; C++ programs have
 
 const BRINGS: Instead = Nothing("C++ programs have CUDA's own calls for streams, memory and copies");
 const LIFETIMES: Instead = Nothing("C++ passes pointers and counts: it has no lifetimes that slices could carry");
-const DETACHED: Instead =
-    Nothing("requests of C++ do not borrow, so that start() is a call of the communicator itself");
 
 const OTHERS: &[Other] = &[
     ("Communicator", "unique_id", Named("generate")),
@@ -157,11 +154,6 @@ const OTHERS: &[Other] = &[
     ("DeviceSliceMut", "from_raw", LIFETIMES),
     ("DeviceSliceMut", "into_slice", LIFETIMES),
     ("OnStream", "run", Nothing("as Communicator::run")),
-    ("Detached", "new", Named("start")),
-    ("Detached", "communicator", DETACHED),
-    ("Detached", "at_rest", DETACHED),
-    ("Detached", "register", Named("register_buffer")),
-    ("Detached", "deregister", Named("deregister_buffer")),
     ("OwnedRequest", "is_finished", Named("test")),
     ("DataType", "I8", Named("int8")),
     ("DataType", "U8", Named("uint8")),

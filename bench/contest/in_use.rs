@@ -17,7 +17,7 @@ const BATCH_S: f64 = 0.02;
 
 impl Bench<'_> {
     pub(crate) fn requests(&self) -> Result<()> {
-        let calls = Calls::new(self.comm)?;
+        let calls = Calls::new(self.comm);
         let wanted = self.text("way", "blocking");
         let mut known = false;
         // First: ways that hand work to threads leave ranks on one processor, where the blocking call would meet them.
@@ -41,7 +41,7 @@ impl Bench<'_> {
     }
 
     pub(crate) fn persistent(&self) -> Result<()> {
-        let calls = Calls::new(self.comm)?;
+        let calls = Calls::new(self.comm);
         for bytes in self.sizes() {
             for (way, act) in REPEATED {
                 self.measure(("all_reduce", *way), &calls, self.case(Collective::AllReduce, bytes)?, *act)?;

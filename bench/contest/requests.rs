@@ -1,7 +1,6 @@
 //! How a program of rsccl says what others say by Irecv, Isend, Waitall, and by Iallreduce, Wait: each way that the library has is a
 //! function, and a line in one of the lists. Whoever adds a way adds no more than that.
 
-use rsccl::comm::Detached;
 use rsccl::{Communicator, ReduceOp, Result};
 
 use crate::Case;
@@ -25,16 +24,12 @@ pub(crate) const REPEATED: &[(&str, Act)] = &[("blocking", reduce)];
 /// What the ways call.
 pub(crate) struct Calls<'a> {
     comm: &'a Communicator,
-    /// A communicator of its own, whose requests own their buffers.
-    detached: Detached,
     peer: u32,
 }
 
 impl<'a> Calls<'a> {
-    /// Collective.
-    pub(crate) fn new(comm: &'a Communicator) -> Result<Calls<'a>> {
-        let own = comm.split(Some(0), 0)?.expect("a rank with a color gets a communicator");
-        Ok(Calls { comm, detached: Detached::new(own), peer: comm.rank() ^ 1 })
+    pub(crate) fn new(comm: &'a Communicator) -> Calls<'a> {
+        Calls { comm, peer: comm.rank() ^ 1 }
     }
 }
 
@@ -62,9 +57,9 @@ fn exchange_in_scope(calls: &Calls<'_>, case: &mut Case) -> Result<()> {
 fn exchange_owned(calls: &Calls<'_>, case: &mut Case) -> Result<()> {
     let peer = calls.peer;
     let output = std::mem::take(&mut case.output);
-    let received = calls.detached.start(output, move |member, output| member.recv(&mut output[..], peer))?;
+    let received = calls.comm.start(output, move |member, output| member.recv(&mut output[..], peer))?;
     let input = std::mem::take(&mut case.input);
-    let sent = calls.detached.start(input, move |member, input| member.send(&input[..], peer))?;
+    let sent = calls.comm.start(input, move |member, input| member.send(&input[..], peer))?;
     case.output = received.wait()?;
     case.input = sent.wait()?;
     Ok(())
@@ -93,7 +88,7 @@ fn around_in_scope(calls: &Calls<'_>, case: &mut Case, other: &mut dyn FnMut(&dy
 fn around_owned(calls: &Calls<'_>, case: &mut Case, other: &mut dyn FnMut(&dyn Fn() -> bool)) -> Result<()> {
     let buffers = (std::mem::take(&mut case.input), std::mem::take(&mut case.output));
     let request = calls
-        .detached
+        .comm
         .start(buffers, |member, (input, output)| member.all_reduce(&input[..], &mut output[..], ReduceOp::Sum))?;
     other(&|| request.is_finished());
     (case.input, case.output) = request.wait()?;

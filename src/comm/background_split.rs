@@ -93,7 +93,7 @@ impl Communicator {
         };
         match started {
             Ok((child, thread)) => {
-                let borrowing = Borrowing::begin(&self.status);
+                let borrowing = Borrowing::begin(&self.shared.status);
                 // The thread is there: it takes it.
                 drop(hand_over.send((engine, Box::new(make), borrowing)));
                 *self.home() = Home::Away(Away { back, thread });

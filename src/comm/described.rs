@@ -1,6 +1,8 @@
 //! Calls that are described at run time, how they are run, and the buffers that are registered for them.
 
+use crate::comm::collectives::Submit as _;
 use crate::comm::{Chosen, Communicator};
+use crate::engine::Engine;
 use crate::engine::choose::Question;
 use crate::error::Result;
 use crate::exec::{Buffer, Call, CallCount, Message, NoBackground, wrong_counts};
@@ -97,25 +99,34 @@ impl Communicator {
         })
     }
 
-    /// Runs a message that is described at run time.
+    /// Runs a message that is described at run time. Messages between two ranks keep their order: beside requests this
+    /// one goes behind theirs, as a request that is waited for.
     #[inline]
-    pub(super) fn message(&self, message: Message<'_>) -> Result<()> {
-        self.with_engine(|engine| engine.message(message))
+    pub(crate) fn message(&self, message: Message<'_>) -> Result<()> {
+        let beside = |message| self.scope(|scope| scope.submit_messages(vec![message])?.wait());
+        self.with_engine_or(message, Engine::message, beside)
     }
 
-    /// Runs messages side by side.
-    pub(super) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
-        self.with_engine(|engine| engine.messages(messages))
+    /// Runs messages side by side; beside requests as [`Communicator::message`] does.
+    pub(crate) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        let beside = |messages: Vec<Message<'_>>| match messages.is_empty() {
+            // To and from nobody: what is under way is not waited for.
+            true => Ok(()),
+            false => self.scope(|scope| scope.submit_messages(messages)?.wait()),
+        };
+        self.with_engine_or(messages, Engine::messages, beside)
     }
 
-    /// Runs a send and a receive side by side.
+    /// Runs a send and a receive side by side; beside requests as [`Communicator::message`] does.
     #[inline]
     pub(super) fn send_and_receive(&self, sent: Message<'_>, received: Message<'_>) -> Result<()> {
-        self.with_engine(|engine| engine.send_and_receive([sent, received]))
+        let beside = |both: [Message<'_>; 2]| self.scope(|scope| scope.submit_messages(both.into())?.wait());
+        self.with_engine_or([sent, received], Engine::send_and_receive, beside)
     }
 
     /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
-    pub(super) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
-        self.with_engine(|engine| engine.exchange(messages))
+    pub(crate) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        let beside = |messages| self.scope(|scope| scope.submit_exchange(messages)?.wait());
+        self.with_engine_or(messages, Engine::exchange, beside)
     }
 }

@@ -4,13 +4,11 @@ use std::marker::PhantomData;
 
 use crate::comm::collectives::Submit;
 use crate::comm::panics::as_error;
-use crate::comm::request::Promise;
-use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::worker::check_messages;
+use crate::comm::waiting_hooks::{PartsLeft, WaitingHooks};
 use crate::comm::{Call, Communicator, Message};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::exec::{Background, DeviceStream, NoBackground, Order};
+use crate::exec::{Background, DeviceStream, NoBackground, Order, check_to_self};
 use crate::sys::float_mode;
 use crate::sys::kept_thread::{KeptThread, run_on};
 use crate::types::{NO_RANK, World};
@@ -57,6 +55,15 @@ pub(super) enum Step<'a> {
 impl<'a> Steps<'a> {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// The bytes of its largest call or message, about.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |step: &Step<'_>| match step {
+            Step::Calls(calls) => calls.iter().map(Call::bytes).max().unwrap_or(0),
+            Step::Exchange(messages) => messages.iter().map(Message::bytes).max().unwrap_or(0),
+        };
+        self.0.iter().map(of).max().unwrap_or(0)
     }
 
     pub(super) fn of(call: Call<'a>) -> Steps<'a> {
@@ -189,6 +196,10 @@ impl<'a> Group<'a> {
     }
 
     fn run_parts(mut self) -> Result<()> {
+        let is_beside = |part: &Part<'_>| matches!(part.order, Order::Caller) && part.comm.shared.is_busy();
+        if self.parts.iter().any(is_beside) && !self.parts.iter().any(|part| part.order.stream().is_some()) {
+            return run_beside(self.parts);
+        }
         if self.parts.len() <= 1 {
             let Some(part) = self.parts.pop() else { return Ok(()) };
             return part.comm.with_engine(|engine| run_part(engine, part.calls, part.order));
@@ -204,23 +215,21 @@ impl<'a> Group<'a> {
             }
         };
         let hooks = WaitingHooks::of_all(engines.iter().map(|engine| &**engine));
-        let (mut loans, mut work, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut loans, mut work, parts_left) = (Vec::new(), Vec::new(), PartsLeft::new(self.parts.len()));
         for (engine, part) in engines.into_iter().zip(self.parts) {
-            let (promise, outcome) = Promise::new();
             loans.push(part.comm);
-            work.push((engine, (part.calls, part.order), promise));
-            outcomes.push(outcome);
+            work.push((engine, (part.calls, part.order)));
         }
         let mode = float_mode::of_this_thread();
-        let run = |(mut engine, (calls, order), promise): (Box<Engine>, (Calls<'_>, Order<'_>), Promise)| {
+        let run = |(mut engine, (calls, order)): (Box<Engine>, (Calls<'_>, Order<'_>))| {
             // A call computes in its caller's mode, which a thread that was kept does not have from it.
             let _as_here = float_mode::in_place_of(mode);
             let result = as_error("a call of a group", || run_part(&mut engine, calls, order));
-            promise.set(Ok(()));
+            parts_left.end_one();
             (engine, result)
         };
         // Each thread returns how its part ended; until then the programs' hooks are called.
-        let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&hooks)));
+        let meanwhile = || parts_left.call_meanwhile(&hooks);
         let results = run_on(&threads, work, run, meanwhile);
         loans.iter().zip(threads).for_each(|(comm, thread)| comm.keep_thread(thread));
         let mut first = Ok(());
@@ -395,6 +404,16 @@ fn run_part(engine: &mut Engine, calls: Calls<'_>, order: Order<'_>) -> Result<(
     })
 }
 
+/// Runs the parts beside requests that are under way: as requests too, which are all waited for.
+fn run_beside(mut parts: Vec<Part<'_>>) -> Result<()> {
+    let Some(Part { comm, calls, .. }) = parts.pop() else { return Ok(()) };
+    comm.scope(|scope| {
+        let begun = scope.begin_group(calls.messages, calls.steps);
+        let others = run_beside(parts);
+        begun?.wait().and(others)
+    })
+}
+
 /// The error of calls of one communicator that do not all go into one stream.
 #[cold]
 fn two_orders() -> Error {
@@ -418,16 +437,24 @@ pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], background: &mu
     Ok(())
 }
 
-/// The error of a call while a scope, requests or a group have the communicator.
-#[cold]
-pub(super) fn lent_to_requests() -> Error {
-    Error::invalid_usage(
-        "a scope, a request or a group has the communicator: inside a scope a blocking call goes through it, \
-         scope.all_reduce(..)?.wait(); elsewhere it comes after their end",
-    )
+/// Refuses a message of which this rank alone can see that it is wrong.
+pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
+    message.check(world).map_err(|error| error.at(world.rank))?;
+    if message.peer() == world.rank {
+        let message = "a request cannot send to or receive from its own rank: use a group";
+        return Err(Error::invalid_usage(message).at(world.rank));
+    }
+    Ok(())
 }
 
-/// The error of a call while another one has the communicator.
-pub(super) fn lent() -> Error {
-    Error::invalid_usage("the communicator is in use by another thread or an outer call: one thread uses it at a time")
+/// Refuses messages that run side by side, where this rank alone can see that one is wrong.
+pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<()> {
+    let checked = messages.iter().try_for_each(|message| message.check(world));
+    checked.and_then(|()| check_to_self(world.rank, messages)).map_err(|error| error.at(world.rank))
+}
+
+/// The error of a call while a group has the communicator.
+#[cold]
+pub(super) fn lent_to_group() -> Error {
+    Error::invalid_usage("a group has the communicator: a call on it comes after the group's end")
 }

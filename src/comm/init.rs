@@ -85,7 +85,7 @@ impl Communicator {
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let ids = ids.to_vec();
         let origin = Origin::UniqueId(ids.first().map_or(0, UniqueId::number));
-        Communicator::start(world, settings, origin, move |abort, limit| {
+        Communicator::begin_init(world, settings, origin, move |abort, limit| {
             Ok(Box::new(NetBootstrap::join(&ids, world.rank, world.size, &options, &limit.wait(abort))?))
         })
     }
@@ -127,7 +127,7 @@ impl Communicator {
     }
 
     /// A communicator over what `join` yields: here, or on a thread where the settings say non-blocking.
-    pub(super) fn start(
+    pub(super) fn begin_init(
         world: World,
         settings: Settings,
         origin: Origin,

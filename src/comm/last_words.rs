@@ -20,11 +20,11 @@ pub(super) fn leave(engine: &mut Engine) {
     }
 }
 
-/// The same of a communicator that `error` has ended, of which a request may have told the program.
-pub(super) fn leave_failed(engine: &mut Engine, error: Error, told_by_request: bool) {
+/// The same of a communicator that `error` has ended.
+pub(super) fn leave_failed(engine: &mut Engine, error: Error) {
     // Its launches have been told to end; their error is this one.
     let _same = engine.leave();
-    if !told_by_request && !engine.session.abort.is_known() {
+    if !engine.session.abort.is_known() {
         tell(engine, Err(error));
     }
 }

@@ -65,7 +65,7 @@ impl Communicator {
         let stand_in = StandIn::find(&launch, &options, &environment);
         let mark = RankMark::set(&launch, &options, &environment);
         let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
-        Communicator::start(world, settings, Origin::Launcher { number }, move |abort, limit| {
+        Communicator::begin_init(world, settings, Origin::Launcher { number }, move |abort, limit| {
             let watch = stand_in.as_ref().and_then(StandIn::watch);
             let joined = meeting.join(&limit.wait(abort));
             drop(watch);

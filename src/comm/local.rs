@@ -93,8 +93,9 @@ fn each_rank<T: Send, E: From<Error> + Send>(
     let settings = Settings { blocking: true, ..Settings::read(&config)? };
     let rank = |bootstrap: LocalBootstrap| {
         let world = bootstrap.world();
-        let comm = Communicator::start(world, settings.clone(), Origin::Threads, move |_, _| Ok(Box::new(bootstrap)))
-            .map_err(|error| (is_consequence(&error), E::from(error)))?;
+        let comm =
+            Communicator::begin_init(world, settings.clone(), Origin::Threads, move |_, _| Ok(Box::new(bootstrap)))
+                .map_err(|error| (is_consequence(&error), E::from(error)))?;
         let AbortHandle(abort, _) = comm.abort_handle();
         body(comm).map_err(|error| (follows(&error, &abort.check().err()), error))
     };

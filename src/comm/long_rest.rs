@@ -1,128 +1,80 @@
-//! How the thread of requests sleeps while nothing moves: without an end, and until something moves it.
+//! How the watcher sleeps beside requests that do not move: without an end, and until something moves them.
 //!
 //! # What wakes it
-//! Jobs, a thread that begins to wait for a request, an abort and news of peers ring a [`Chime`]. Peers that share
+//! The program that wants its engine back, new requests, an abort and news of peers ring a [`Chime`]. Peers that share
 //! memory raise the flags of rings, and wake whoever is parked there, as they do for a call that waits. Sockets make
 //! descriptors readable. One system call waits for flags and the chime (`futex_waitv`, since Linux 5.16); none waits
 //! for flags and descriptors. So a second thread, the ear, sleeps on the descriptors and rings the chime: it is started
 //! for the first sleep with descriptors, and a communicator without requests that last never has it.
 //!
-//! # Where it naps
-//! With a progress hook, which has to run; while a connection is being opened whose peer has come; on older kernels
-//! where a flag is waited for, or where more than 127 flags are; where no descriptor or thread is left.
+//! # Where it cannot
+//! With a progress hook, which has to run; beside a collective, which knows by itself what it waits for; while a
+//! connection is being opened whose peer has come; on older kernels where a flag is waited for, or where more than 127
+//! flags are; where no descriptor or thread is left. Then the watcher comes back at its next tick.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::bootstrap::Sources;
-use crate::engine::Engine;
+use crate::comm::under_way::UnderWay;
 use crate::error::Result;
 use crate::log;
+use crate::session::Session;
+use crate::sync::Chime;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
-use crate::sync::{Backoff, Chime, Flag};
 use crate::sys::bell::Bell;
 use crate::sys::poller::{self, Interest};
 use crate::sys::{clock, thread};
-use crate::transport::Links;
+use crate::transport::Fabric;
 
-/// The long sleeps of one thread of requests.
+/// The long sleeps beside the requests of one communicator.
 #[derive(Debug)]
 pub(super) struct LongRest {
     chime: Arc<Chime>,
     ear: Option<Ear>,
-    /// Whether the last turn has looked at everything and found nothing.
-    has_looked: bool,
     /// Whether the system cannot do it.
     is_refused: bool,
 }
 
-/// What a thread of requests has to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WorkLeft {
-    /// It moves what is under way, and no thread waits for any of it.
-    Unawaited,
-    /// It moves what is under way, and a thread waits.
-    Awaited,
-    /// It hands over what was sent.
-    ToPush,
-}
-
-/// The requests of one thread.
-pub(super) trait RequestsUnderWay {
-    /// What the thread has to do.
-    fn work(&self) -> WorkLeft;
-
-    /// What they wait for that can move next, each the first of its connection.
-    fn flags<'a>(&'a self, links: &'a Links) -> AwaitedFlags<'a>;
-}
-
-/// The flags that requests wait for, each with the value beside it; `None` where something else has to be looked at.
-pub(super) type AwaitedFlags<'a> = Option<Vec<(&'a Flag, u64)>>;
-
 impl LongRest {
-    /// The rests of a thread for which others ring `chime`.
+    /// Sleeps that others end by `chime`.
     pub(super) fn new(chime: &Arc<Chime>) -> LongRest {
-        LongRest { chime: Arc::clone(chime), ear: None, has_looked: false, is_refused: false }
+        LongRest { chime: Arc::clone(chime), ear: None, is_refused: false }
     }
 
-    /// Something has moved.
-    pub(super) fn note_moved(&mut self) {
-        self.has_looked = false;
-    }
-
-    /// To be called after a turn that has moved nothing. If that turn has looked at everything, it sleeps until the
-    /// chime has rung more than `heard` times, as counted before the turn, or there is something to do. Otherwise it
-    /// makes the next turn look at everything.
-    pub(super) fn rest(
+    /// Sleeps until the chime has rung more than `heard` times, or there is something to do for `requests`; at most
+    /// `limit`. False where it has not slept.
+    pub(super) fn sleep(
         &mut self,
-        engine: &mut Engine,
-        (heard, requests): (u64, &dyn RequestsUnderWay),
-        backoff: &mut Backoff,
-    ) -> Result<()> {
-        let work = requests.work();
-        if self.is_refused || (backoff.waited() < AWAKE && work != WorkLeft::ToPush) {
-            return Ok(());
+        (session, fabric): (&Session, &mut Fabric),
+        requests: &UnderWay,
+        (heard, limit): (u64, Duration),
+    ) -> bool {
+        if self.is_refused {
+            return false;
         }
-        backoff.look_soon();
-        if !std::mem::replace(&mut self.has_looked, true) {
-            return Ok(());
-        }
-        let Some(sources) = self.sources(engine, work) else { return Ok(()) };
-        let now = clock::now();
-        let left = backoff.started().map_or(Duration::MAX, |started| {
-            engine.session.settings.timeout.time.saturating_sub(now.saturating_duration_since(started))
-        });
-        let most = match work {
-            WorkLeft::Unawaited => engine.session.longest_sleep(now).min(left.max(LEAST)),
-            WorkLeft::Awaited => WAITED_FOR,
-            WorkLeft::ToPush => engine.session.longest_sleep(now),
+        let Some(sources) = self.sources((session, &mut *fabric), requests.is_nothing()) else { return false };
+        let timeout = sources.at_most.min(session.longest_sleep(clock::now())).min(limit);
+        let Some(flags) = requests.flags(fabric.links()).filter(|flags| flags.len() <= MOST_FLAGS) else {
+            return false;
         };
-        let timeout = sources.at_most.min(most);
-        let Some(flags) = requests.flags(engine.fabric().links()) else { return Ok(()) };
-        if flags.len() > MOST_FLAGS {
-            return Ok(());
-        }
         if !self.listen(sources.descriptors) {
             self.is_refused = true;
-            return Ok(());
+            return false;
         }
         clock::may_sleep(timeout);
         self.is_refused = !self.chime.sleep(heard, &flags, timeout);
-        Ok(())
+        !self.is_refused
     }
 
-    fn sources(&self, engine: &mut Engine, work: WorkLeft) -> Option<Sources> {
-        if engine.hook().is_some() {
-            return None;
-        }
-        let session = Arc::clone(&engine.session);
-        let sources = match work {
-            WorkLeft::ToPush => engine.fabric().sources_of_pumps(),
-            WorkLeft::Unawaited | WorkLeft::Awaited => engine.fabric().sources(&*session.bootstrap, &self.chime),
+    fn sources(&self, (session, fabric): (&Session, &mut Fabric), only_pushes: bool) -> Option<Sources> {
+        let sources = match only_pushes {
+            true => fabric.sources_of_pumps(),
+            false => fabric.sources(&*session.bootstrap, &self.chime),
         };
         sources.unwrap_or_else(|error| {
-            log::detail!(Init @ session.world.rank, "the thread of requests naps, and does not sleep: {error}");
+            log::detail!(Init @ session.world.rank, "the watcher of requests naps, and does not sleep: {error}");
             None
         })
     }
@@ -234,11 +186,5 @@ fn reads(descriptor: BorrowedFd<'_>) -> (BorrowedFd<'_>, Interest) {
 
 /// One system call waits for 128 words at most, and the chime is one of them.
 const MOST_FLAGS: usize = 127;
-/// How long nothing has moved before the thread sleeps without an end: a few naps.
-const AWAKE: Duration = Duration::from_millis(2);
-/// A deadline that has all but passed.
-const LEAST: Duration = Duration::from_millis(1);
-/// The longest sleep while a thread waits for a request: as of a call that waits.
-const WAITED_FOR: Duration = Duration::from_millis(20);
 /// How long the ear sleeps at a time: no deadline depends on it.
 const SLICE: Duration = Duration::from_secs(3600);

@@ -2,21 +2,24 @@
 //! loop.
 //!
 //! The buffers move to a place of their own, to which the calls of the request point. That place is freed when both the
-//! request and the thread that works at it have let go of it, and the request gives the buffers back only after the
+//! request and its operation have let go of it, and the request gives the buffers back only after the
 //! operation has ended. So a request that is dropped, or forgotten, is safe: its operation goes on in memory that
 //! nobody else has.
 
 use std::fmt;
+use std::pin::Pin;
 use std::ptr::null_mut;
+use std::task::{Context, Poll};
 
-use crate::comm::detached::{Detached, Pending};
-use crate::comm::group::{Calls, Member};
-use crate::comm::request::{Kept, Promise};
-use crate::comm::worker::{Job, check_messages};
+use crate::comm::Communicator;
+use crate::comm::group::{Calls, Member, check_messages};
+use crate::comm::outcome::{Kept, Promise};
+use crate::comm::request::Pending;
+use crate::comm::requests::Job;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
 
-/// An operation under way, and its buffers. [`OwnedRequest::wait`] gives them back. Made by [`Detached::start`].
+/// An operation under way, and its buffers. [`OwnedRequest::wait`] gives them back. Made by [`Communicator::start`].
 ///
 /// Dropping it neither stops the operation nor waits for it: the buffers are freed when the operation has ended.
 #[must_use = "wait() gives the buffers back"]
@@ -25,12 +28,13 @@ pub struct OwnedRequest<B> {
     pending: Pending,
 }
 
-impl Detached {
+impl Communicator {
     /// Begins the calls that `body` adds, on `buffers` that the request owns until they have ended.
     ///
     /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run
     /// side by side with those of other requests; collectives run one after the other, in the order in which they were
-    /// started, as all ranks must start them. Where `body` returns an error nothing runs, and the buffers are dropped.
+    /// started, as all ranks must start them. Blocking calls may stand between a request's start and its wait. Where
+    /// `body` returns an error nothing runs, and the buffers are dropped.
     ///
     /// # Errors
     /// That of `body`, and where a send to this rank itself has no recv; every other error of the calls comes with
@@ -38,17 +42,17 @@ impl Detached {
     ///
     /// # Examples
     /// ```
-    /// use rsccl::ReduceOp;
-    /// use rsccl::comm::{Detached, OwnedRequest};
+    /// use rsccl::comm::OwnedRequest;
+    /// use rsccl::{Communicator, ReduceOp};
     ///
     /// /// Gradients are summed while the next ones are computed.
     /// struct Trainer {
-    ///     ranks: Detached,
+    ///     ranks: Communicator,
     ///     under_way: Vec<OwnedRequest<Vec<f32>>>,
     /// }
     ///
     /// rsccl::local::run(3, |comm| {
-    ///     let mut trainer = Trainer { ranks: Detached::new(comm), under_way: Vec::new() };
+    ///     let mut trainer = Trainer { ranks: comm, under_way: Vec::new() };
     ///     for layer in 0..4 {
     ///         let gradients = vec![layer as f32; 1000];
     ///         let sum = trainer.ranks.start(gradients, |calls, gradients| {
@@ -60,7 +64,7 @@ impl Detached {
     ///         assert_eq!(sum.wait()?[999], 3.0 * layer as f32);
     ///     }
     ///     // Input and output apart: the request owns both.
-    ///     let buffers = (vec![trainer.ranks.communicator().rank()], vec![0; 3]);
+    ///     let buffers = (vec![trainer.ranks.rank()], vec![0; 3]);
     ///     let gathered = trainer.ranks.start(buffers, |calls, (mine, all)| calls.all_gather(mine, all))?;
     ///     assert_eq!(gathered.wait()?.1, [0, 1, 2]);
     ///     trainer.ranks.finalize()
@@ -72,27 +76,31 @@ impl Detached {
         buffers: B,
         body: impl for<'a> FnOnce(&mut Member<'_, 'a>, &'a mut B) -> Result<()>,
     ) -> Result<OwnedRequest<B>> {
-        let world = self.communicator().world()?;
+        let world = self.world()?;
         let place = Arc::new(Place::new(buffers));
         let mut calls = Calls::default();
         // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it
-        // can put it nowhere but into `calls`. They are dropped here, or go to the thread of requests together with a
+        // can put it nowhere but into `calls`. They are dropped here, or go to the requests together with a
         // promise that keeps the place; once that promise has given its word, nobody follows the pointers of the calls
         // any more.
         let lent = unsafe { place.lend() };
         body(&mut Member::new(Ok(world), &mut calls), lent)?;
         check_messages(&calls.messages, world)?;
-        let (promise, outcome) = Promise::keeping(Box::new(Arc::clone(&place)));
-        // Messages alone run beside what is started after them; a collective keeps the thread until it has ended.
-        let job = match calls.steps.is_empty() {
-            true => Job::Messages(calls.messages, promise),
-            false => Job::Group(calls.messages, calls.steps, promise),
+        let promise = Promise::keeping(Box::new(Arc::clone(&place)));
+        let job = match (calls.steps.is_empty(), calls.messages.len()) {
+            (true, 1) => calls.messages.pop().map_or_else(|| Job::Messages(Vec::new()), Job::Message),
+            (true, _) => Job::Messages(calls.messages),
+            (false, _) => Job::Group(calls.messages, calls.steps),
         };
-        Ok(OwnedRequest { place, pending: self.queue(job, outcome)? })
+        Ok(OwnedRequest { place, pending: self.begin_job(job, promise)? })
     }
 }
 
 impl<B> OwnedRequest<B> {
+    pub(super) fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
     /// Waits until the operation has ended, and gives its buffers back; the communicator's time-out bounds the wait.
     ///
     /// # Errors
@@ -105,9 +113,41 @@ impl<B> OwnedRequest<B> {
         buffers.map(|buffers| *buffers).ok_or_else(|| Error::internal("a request has lost its buffers"))
     }
 
-    /// Whether the operation has ended, well or not. Never waits.
+    /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub fn is_finished(&self) -> bool {
         self.pending.is_finished()
+    }
+}
+
+/// A request as the future of its buffers. A task that drops it, or is dropped, leaves the operation alone, as dropping
+/// the request does.
+impl<B> IntoFuture for OwnedRequest<B> {
+    type Output = Result<B>;
+    type IntoFuture = OwnedFuture<B>;
+
+    fn into_future(self) -> OwnedFuture<B> {
+        OwnedFuture(Some(self))
+    }
+}
+
+/// The buffers of an [`OwnedRequest`], once its operation has ended. The first poll that finds it under way hands it to
+/// a thread of the library, which moves it and wakes the task.
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is awaited"]
+pub struct OwnedFuture<B>(Option<OwnedRequest<B>>);
+
+impl<B> Future for OwnedFuture<B> {
+    type Output = Result<B>;
+
+    /// # Panics
+    /// After it was ready.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        let request = self.0.take().expect("a future is not polled after it was ready");
+        if request.pending.poll_end(context.waker()) {
+            return Poll::Ready(request.wait());
+        }
+        self.0 = Some(request);
+        Poll::Pending
     }
 }
 
@@ -175,7 +215,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
-    use crate::comm::local;
+    use crate::comm::{local, test_all, wait_any, wait_some};
     use crate::config::Config;
     use crate::error::Kind;
     use crate::types::ReduceOp;
@@ -197,7 +237,7 @@ mod tests {
     fn messages_of_requests_run_side_by_side() {
         local::run(2, |comm| {
             let (me, peer) = (comm.rank(), 1 - comm.rank());
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             // Far more than the slots hold: each send ends only while its peer's recv runs, which both ranks start
             // behind their sends.
             let sent = ranks.start(vec![me; 1 << 20], |calls, buffer| calls.send(buffer, peer))?;
@@ -213,7 +253,7 @@ mod tests {
     fn several_calls_of_a_request_run_as_a_group() {
         local::run(3, |comm| {
             let (me, size) = (comm.rank(), comm.size());
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let buffers = ([me], [9], [me; 3], [0; 3]);
             let both = ranks.start(buffers, |calls, (mine, own, parts, swapped)| {
                 calls.send(mine, me)?;
@@ -228,12 +268,81 @@ mod tests {
         .unwrap();
     }
 
+    /// Runs a future on this thread, which sleeps until it is woken.
+    fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+        struct Thread(std::thread::Thread);
+        impl std::task::Wake for Thread {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Arc::new(Thread(std::thread::current())).into();
+        loop {
+            match Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+
+    /// Each rank's task sleeps, so that only the watcher can move what it waits for; one is dropped after a look.
+    #[test]
+    fn a_task_is_woken_when_its_request_has_ended() {
+        let config = Config::default().with_timeout(std::time::Duration::from_secs(30));
+        local::run_with(2, &config, |comm| {
+            let (me, peer) = (comm.rank(), 1 - comm.rank());
+            for count in [1, 300_000] {
+                let received = comm.start(vec![9; count], |calls, buffer| calls.recv(buffer, peer))?;
+                let sum =
+                    comm.start(vec![1; count], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?;
+                let mut dropped = comm.start(vec![me; count], |calls, buffer| calls.send(buffer, peer))?.into_future();
+                let waker = std::task::Waker::noop();
+                let _looked = Pin::new(&mut dropped).poll(&mut Context::from_waker(waker));
+                drop(dropped);
+                assert_eq!(block_on(sum.into_future())?, vec![2; count]);
+                assert_eq!(block_on(received.into_future())?, vec![peer; count]);
+            }
+            comm.finalize()
+        })
+        .unwrap();
+    }
+
+    /// The one that comes first is found first, whatever its place; of two communicators too.
+    #[test]
+    fn whichever_request_ends_first_is_found() {
+        local::run(2, |comm| {
+            let (me, peer) = (comm.rank(), 1 - comm.rank());
+            let beside = comm.by_color(0, 0)?;
+            let receive =
+                |comm: &Communicator| comm.start([9], move |calls, word: &mut [u32; 1]| calls.recv(word, peer));
+            let mut requests = vec![receive(&comm)?, receive(&comm)?, receive(&beside)?];
+            assert!(!test_all(&requests) && wait_some::<OwnedRequest<[u32; 1]>>(&[]).is_empty());
+            beside.send(&[me], peer)?;
+            assert_eq!(wait_any(&requests), Some(2));
+            // The other rank goes on, and sends more, once this one has found it.
+            beside.barrier()?;
+            assert_eq!(requests.pop().map(OwnedRequest::wait).transpose()?, Some([peer]));
+            comm.send(&[me], peer)?;
+            assert_eq!(wait_some(&requests), [0]);
+            beside.barrier()?;
+            comm.send(&[me], peer)?;
+            while !test_all(&requests) {
+                std::thread::yield_now();
+            }
+            assert_eq!(wait_some(&requests), [0, 1]);
+            requests.into_iter().try_for_each(|request| request.wait().map(drop))?;
+            beside.finalize()?;
+            comm.finalize()
+        })
+        .unwrap();
+    }
+
     /// Dropped while the operation runs, the buffers live on until it has ended.
     #[test]
     fn a_request_that_is_dropped_or_forgotten_leaves_its_operation_alone() {
         local::run(2, |comm| {
             let me = comm.rank();
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let (freed, heard) = channel();
             let told = |word| Told { words: vec![word; 1000], freed: freed.clone() };
             drop(ranks.start(told(me), |calls, told| calls.all_reduce_in_place(&mut told.words, ReduceOp::Sum))?);
@@ -262,7 +371,7 @@ mod tests {
         let config = Config::default();
         local::run_with(2, &config, |comm| {
             let me = comm.rank();
-            let ranks = Detached::new(comm);
+            let ranks = comm;
             let (freed, heard) = channel();
             let told = |word| Told { words: vec![word; 4], freed: freed.clone() };
             let refused = ranks.start(told(1), |calls, told| calls.broadcast(&mut told.words, 7)).unwrap_err();

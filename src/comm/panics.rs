@@ -15,7 +15,7 @@ impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
         let Unwinding(comm) = self;
         if let Ok(mut home) = comm.take_turn()
-            && matches!(*home, Home::Ready(_))
+            && matches!(*home, Home::Ready(_) | Home::Busy(_))
         {
             // The communicator remembers the error and the other ranks are told. The panic goes on.
             drop(comm.fail(&mut home, Some(Error::aborted("a call of this rank panicked"))));

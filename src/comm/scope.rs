@@ -1,44 +1,43 @@
-//! Scopes: operations that run on a thread of their own while the program goes on.
+//! Scopes: operations that go on while the program does other things, on buffers that the program has lent.
 //!
-//! The scope's thread has the engine, and gives it back when the scope ends, after every request has ended. So the
-//! buffers of requests outlive the requests: the compiler checks that they outlive the scope. The thread and its
-//! order of work are in [`worker`](super::worker).
+//! A scope ends when all of its requests have ended, so the buffers outlive the requests: the compiler checks that they
+//! outlive the scope. Requests that outlive their scope's body own their buffers ([`owned`](super::owned)).
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::channel;
 
 use crate::comm::collectives::Submit;
-use crate::comm::group::Steps;
+use crate::comm::engine_home::EngineHome;
+use crate::comm::group::{Steps, check_message, check_messages};
+use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::panics::panicked;
-use crate::comm::request::{Promise, Request};
-use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::worker::{Job, Jobs, check_message, check_messages, jobs, work};
-use crate::comm::{Call, Communicator, Message, forked};
-use crate::engine::Engine;
+use crate::comm::request::{Pending, Request};
+use crate::comm::requests::Job;
+use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::sync::primitive::AtomicBool;
-use crate::sys::fork::Birthplace;
-use crate::sys::thread;
+use crate::sync::primitive::{Arc, Mutex};
 use crate::types::World;
 
 /// Begins operations that go on while the program does other things. Made by [`Communicator::scope`].
 ///
-/// Its methods are those of [`Communicator`]. Each begins the operation and returns a [`Request`]. What one rank alone
-/// can see to be wrong is the method's error; every other error of the operation is the request's. A send to this rank
-/// itself, and a recv from it, go by [`Scope::send_recv`] only.
+/// Its methods are those of [`Communicator`]. Each begins the operation, goes as far as that goes without waiting, and
+/// returns a [`Request`]. What one rank alone can see to be wrong is the method's error; every other error of the
+/// operation is the request's. A send to this rank itself, and a recv from it, go by [`Scope::send_recv`] only.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
-    birthplace: Birthplace,
-    jobs: Jobs<'scope>,
-    hooks: WaitingHooks,
+    shared: Arc<EngineHome>,
+    begun: Mutex<Vec<Arc<Outcome>>>,
+    /// The lifetime of the buffers, which outlive the scope.
+    scope: PhantomData<&'scope mut &'scope ()>,
     /// The lifetime that the program's own borrows outlive: the upper bound of `'scope`.
     env: PhantomData<&'env ()>,
 }
 
 impl Communicator {
-    /// Runs `body`, which begins operations and goes on; returns when all of them have ended.
+    /// Runs `body`, which begins operations and goes on; returns when all of them have ended. Blocking calls of the
+    /// communicator may stand between them, as in MPI between `MPI_Irecv` and `MPI_Wait`.
     ///
     /// # Errors
     /// That of `body`, or the first of the requests'.
@@ -48,8 +47,8 @@ impl Communicator {
     /// yet, with errors.
     ///
     /// # Forked children
-    /// A child that `body` forks does not have the thread that works at requests: waiting for them is an error there.
-    /// The child must end, or run another program, before it leaves `body`.
+    /// To wait for a request is an error in a child that `body` forks. The child must end, or run another program,
+    /// before it leaves `body`.
     ///
     /// # Examples
     /// ```
@@ -86,54 +85,22 @@ impl Communicator {
         &self,
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let (worked, value) = std::thread::scope(|threads| {
-            let (jobs, queue) = jobs();
-            let (hand, taken) = channel::<Box<Engine>>();
-            let (promise, ended) = Promise::new();
-            let serve = move || {
-                let worked = taken.recv().ok().map(|engine| work(engine, &queue, &AtomicBool::new(false)));
-                promise.set(Ok(()));
-                worked
-            };
-            // The thread first: where none can be started, the engine stays here. Where the engine cannot be lent,
-            // `hand` is dropped, which ends the thread.
-            let worker = thread::spawn_in(threads, "rsccl requests", serve);
-            let worker = worker.map_err(|error| self.at(error.inside("scope")))?;
-            let engine = self.lend()?;
-            let (world, hooks) = (engine.session.world, WaitingHooks::of(&engine));
-            // The thread is there: it takes it.
-            drop(hand.send(engine));
-            let scope = Scope { world, birthplace: self.birthplace, jobs, hooks: hooks.clone(), env: PhantomData };
-            let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-            if let Err(panic) = &value {
-                // The buffers of the requests are about to be freed: the requests must end now.
-                self.status.abort.raise(panicked("the body of a scope", &**panic));
-            }
-            drop(scope);
-            // The thread returns how it ended; until then the program's hook is called.
-            drop(ended.wait(&hooks));
-            let worked = worker.join().map_err(|panic| panicked("the thread of requests", &*panic));
-            let worked = worked.and_then(|worked| worked.ok_or_else(|| Error::internal("a scope without an engine")));
-            Ok::<_, Error>((worked, value))
-        })?;
-        let ended = self.bring_home(worked, value.is_err());
+        // Here, and not where the first request begins: a communicator that cannot have requests says so.
+        self.be_ready()?;
+        let (world, shared) = (self.world()?, Arc::clone(&self.shared));
+        let scope = Scope { world, shared, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
+        let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+        if let Err(panic) = &value {
+            // The buffers of the requests are about to be freed: the requests must end now.
+            self.shared.status.abort.raise(panicked("the body of a scope", &**panic));
+        }
+        let ended = scope.end();
         match value {
             Ok(value) => ended.map_err(E::from).and(value),
-            Err(panic) => resume_unwind(panic),
-        }
-    }
-
-    /// Takes the engine back from a thread of requests. The error is what ended the communicator, if anything did.
-    pub(super) fn bring_home(&self, worked: Result<(Box<Engine>, Result<()>)>, has_panicked: bool) -> Result<()> {
-        match worked {
-            // The abort flag has the reason. Where no request was under way, nobody has looked at it yet.
-            Ok((engine, ended)) if has_panicked => {
-                self.take_back(engine, ended.and_then(|()| self.status.abort.check()))
-            }
-            Ok((engine, ended)) => self.take_back(engine, ended),
-            Err(error) => {
-                self.lose(error.duplicate());
-                Err(error)
+            Err(panic) => {
+                // The abort flag has the reason. Where no request was under way, nobody has looked at it yet.
+                drop(self.be_ready());
+                resume_unwind(panic)
             }
         }
     }
@@ -152,17 +119,19 @@ impl<'scope> Submit<'scope> for &Scope<'scope, '_> {
 
     fn submit_message(self, message: Message<'scope>) -> Result<Request<'scope>> {
         check_message(&message, self.world)?;
-        self.queue(|promise| Job::Messages(vec![message], promise))
+        self.queue(Job::Message(message))
     }
 
     fn submit_messages(self, messages: Vec<Message<'scope>>) -> Result<Request<'scope>> {
         check_messages(&messages, self.world)?;
-        self.queue(|promise| Job::Messages(messages, promise))
+        self.queue(Job::Messages(messages))
     }
 
     fn submit_exchange(self, messages: Vec<Message<'scope>>) -> Result<Request<'scope>> {
         check_messages(&messages, self.world)?;
-        self.queue(|promise| Job::Exchange(messages, promise))
+        let mut steps = Steps::default();
+        steps.add_exchange(messages);
+        self.queue(Job::Group(Vec::new(), steps))
     }
 }
 
@@ -173,16 +142,47 @@ impl<'scope> Scope<'scope, '_> {
     /// As [`Communicator::run`], where one rank alone can see it; the rest is the request's.
     pub fn begin(&self, call: Call<'scope>) -> Result<Request<'scope>> {
         call.check(self.world).map_err(|error| error.at(self.world.rank))?;
-        self.queue(|promise| Job::Group(Vec::new(), Steps::of(call), promise))
+        self.queue(Job::Group(Vec::new(), Steps::of(call)))
     }
 
-    fn queue(&self, job: impl FnOnce(Promise) -> Job<'scope>) -> Result<Request<'scope>> {
-        if !self.birthplace.is_here() {
-            return Err(forked().at(self.world.rank));
-        }
+    /// Begins what a group holds.
+    pub(super) fn begin_group(&self, messages: Vec<Message<'scope>>, steps: Steps<'scope>) -> Result<Request<'scope>> {
+        check_messages(&messages, self.world)?;
+        self.queue(Job::Group(messages, steps))
+    }
+
+    fn queue(&self, job: Job<'scope>) -> Result<Request<'scope>> {
         let (promise, outcome) = Promise::new();
-        let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
-        self.jobs.send(job(promise), &outcome).map_err(gone)?;
-        Ok(Request::new(self.birthplace, outcome, self.hooks.clone()))
+        let job = ManuallyDrop::new(job);
+        // SAFETY: read once, and the original is not dropped; only the lifetime changes. What the job points to
+        // outlives the scope, which does not end before the outcome is set, below, and that is when the job has been
+        // dropped.
+        let job = unsafe { (&raw const *job).cast::<Job<'static>>().read() };
+        // Before it begins: whatever happens then, the scope waits for it.
+        self.begun.lock().push(Arc::clone(&outcome));
+        match self.shared.begin(job, (promise, &outcome)) {
+            Ok(()) => Ok(Request::new(Pending::new(Arc::clone(&self.shared), outcome))),
+            Err(error) => {
+                // It has not begun, and nobody gets an error of it but here.
+                self.begun.lock().pop();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until all requests have ended. The error is what ended the communicator, if anything did.
+    fn end(self) -> Result<()> {
+        let mut ended = Ok(());
+        if !self.shared.birthplace.is_here() {
+            return Err(self.shared.at(crate::comm::forked()));
+        }
+        for outcome in std::mem::take(&mut *self.begun.lock()) {
+            let pending = Pending::new(Arc::clone(&self.shared), outcome);
+            let result = pending.wait();
+            if pending.outcome().has_failed() {
+                ended = ended.and(result);
+            }
+        }
+        ended
     }
 }

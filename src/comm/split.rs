@@ -22,7 +22,7 @@ impl Communicator {
     ///
     /// Where the configuration says non-blocking, the call returns at once: [`Communicator::async_error`] of the child
     /// tells when it can be used, and that of this communicator when it can be used again. If this rank cannot start a
-    /// thread, the call waits for the other ranks, to tell them.
+    /// thread, the call waits for the other ranks, to tell them; with requests under way it waits for them too.
     ///
     /// # Errors
     /// The error of a rank that could not make its part of a child, mostly [`crate::error::Kind::System`], after which
@@ -44,7 +44,8 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        if self.with_engine(|engine| Ok(engine.session.settings.blocking))? {
+        // An engine that goes to a thread could not move what is under way.
+        if self.shared.is_busy() || self.with_engine(|engine| Ok(engine.session.settings.blocking))? {
             return self.split_now(color, key);
         }
         let engine = self.lend()?;

@@ -10,5 +10,6 @@ mod hooks;
 mod layouts;
 mod places;
 mod registrations;
+mod requests;
 mod traffic;
 mod transports;

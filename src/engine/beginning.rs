@@ -9,7 +9,7 @@ use crate::types::{Collective, DataType};
 
 /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to other
 /// ranks.
-pub(super) fn copy_to_self<'a>(session: &Session, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
+pub(crate) fn copy_to_self<'a>(session: &Session, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
     if log::hears_calls() {
         let me = session.world.rank;
         messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = number_message(session, message));
@@ -19,13 +19,13 @@ pub(super) fn copy_to_self<'a>(session: &Session, messages: Vec<Message<'a>>) ->
 
 /// A message, checked and to another rank, with its number.
 #[inline]
-pub(super) fn begin_message<'a>(session: &Session, message: Message<'a>) -> MessageRun<'a> {
+pub(crate) fn begin_message<'a>(session: &Session, message: Message<'a>) -> MessageRun<'a> {
     let sequence = number_message(session, &message);
     MessageRun::new(message, Collective::Send, sequence).streaming_from(session.settings.streaming_bytes)
 }
 
 /// The number of a message that begins now; logs its line.
-pub(super) fn number_message(session: &Session, message: &Message<'_>) -> u64 {
+pub(crate) fn number_message(session: &Session, message: &Message<'_>) -> u64 {
     let peer = message.peer();
     let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
     if log::hears_calls() {
@@ -35,7 +35,7 @@ pub(super) fn number_message(session: &Session, message: &Message<'_>) -> u64 {
 }
 
 /// The messages of an `all_to_all_v` to other ranks, and their type; what this rank has for itself is copied.
-pub(super) fn open_exchange<'a>(session: &Session, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
+pub(crate) fn open_exchange<'a>(session: &Session, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
     if log::hears_calls() {
         call_log::of_exchange(session, &messages);
     }
@@ -44,7 +44,7 @@ pub(super) fn open_exchange<'a>(session: &Session, messages: Vec<Message<'a>>) -
 }
 
 /// The messages of an `all_to_all_v`, checked and to other ranks, with the number of their collective.
-pub(super) fn begin_exchange<'a>(
+pub(crate) fn begin_exchange<'a>(
     session: &Session,
     messages: Vec<Message<'a>>,
     data_type: DataType,
@@ -56,7 +56,7 @@ pub(super) fn begin_exchange<'a>(
 }
 
 /// The `all_to_all_v` that begins now.
-pub(super) fn next_exchange(session: &Session, data_type: DataType, on_device: bool) -> Operation {
+pub(crate) fn next_exchange(session: &Session, data_type: DataType, on_device: bool) -> Operation {
     let (sequence, past) = (session.next_collective(), session.history.past());
     let collective = Collective::AllToAllV;
     let operation =

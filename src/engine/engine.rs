@@ -4,14 +4,14 @@ use crate::device::{Home, Region};
 use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
-use crate::engine::given::{Awaited, CallMover, Given, LONG_REQUEST_NAP, REQUEST_NAP};
+use crate::engine::given::{Awaited, Beside, CallMover, Given};
 use crate::engine::host_chooser::HostChooser;
 use crate::engine::host_side::{self, HostSide};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
 use crate::exec::{
-    self, Accepted, Background, Begun, Call, LastCall, Message, MessageRun, NoBackground, Operation, Order, WaitContext,
+    self, Accepted, Background, Begun, Call, LastCall, Message, MessageRun, NoBackground, Operation, Order,
 };
 use crate::log;
 use crate::plan::Layout;
@@ -20,11 +20,10 @@ use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Backoff, Patience, Progress, TimeLimit, Turned, Wait};
-use crate::sys::futex;
+use crate::sync::{AbortFlag, Patience, Progress, TimeLimit, Wait};
 use crate::topo::Topology;
 use crate::transport::{Fabric, KnownBuffer, Need, Receivers};
-use crate::types::DataType;
+use crate::types::{DataType, Rank};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -68,6 +67,11 @@ impl Engine {
     pub(crate) fn set_progress(&mut self, hook: Option<Progress>) {
         self.session.hook.set(hook.clone());
         self.mover.progress = hook;
+    }
+
+    /// Puts another hook in the place of the one that calls of this engine call; which that was.
+    pub(crate) fn exchange_hook(&mut self, hook: Option<Progress>) -> Option<Progress> {
+        std::mem::replace(&mut self.mover.progress, hook)
     }
 
     /// How patient waits are now.
@@ -154,7 +158,10 @@ impl Engine {
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
     pub(crate) fn messages(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
-        self.messages_in(messages, Order::Caller)
+        match <[Message<'_>; 2]>::try_from(messages) {
+            Ok(both) => self.send_and_receive(both),
+            Err(messages) => self.messages_in(messages, Order::Caller),
+        }
     }
 
     /// [`Engine::messages`] in an order.
@@ -171,9 +178,11 @@ impl Engine {
         if on_a_device(&messages, order) {
             return self.run_messages_on_device((messages, None), order);
         }
-        let others = self.copy_to_self(messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
+        let others =
+            beginning::copy_to_self(&self.session, messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
+        let mut runs: Vec<MessageRun<'_>> =
+            others.into_iter().map(|message| beginning::begin_message(&self.session, message)).collect();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| GROUP_OF_MESSAGES.to_owned());
         let needs = (&needs[..], Receivers::AreAsked);
@@ -185,15 +194,15 @@ impl Engine {
     /// on the way.
     pub(crate) fn send_and_receive(&mut self, messages: [Message<'_>; 2]) -> Result<()> {
         let world = self.session.world;
-        if messages.iter().any(|message| message.peer() == world.rank || message.home() != Home::Host) {
-            return self.messages(messages.into());
+        if !is_pair(&messages, world.rank) {
+            return self.messages_in(messages.into(), Order::Caller);
         }
         self.session.begin_call();
         let [sent, received] = messages;
         sent.check(world)?;
         received.check(world)?;
         let needs = [sent.need(), received.need()];
-        let mut runs = [self.begin_message(sent), self.begin_message(received)];
+        let mut runs = [sent, received].map(|message| beginning::begin_message(&self.session, message));
         host_side::drive_pair(self.given(), needs, &mut runs).map_err(|error| error.during(GROUP_OF_MESSAGES))
     }
 
@@ -205,20 +214,9 @@ impl Engine {
         self.session.begin_call();
         message.check(self.session.world)?;
         let need = message.need();
-        let mut run = self.begin_message(message);
+        let mut run = beginning::begin_message(&self.session, message);
         let result = host_side::drive_message(self.given(), need, &mut run);
         result.map_err(|error| error.during(run.name()))
-    }
-
-    /// [`beginning::copy_to_self`].
-    pub(crate) fn copy_to_self<'a>(&self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
-        beginning::copy_to_self(&self.session, messages)
-    }
-
-    /// [`beginning::begin_message`].
-    #[inline]
-    pub(crate) fn begin_message<'a>(&self, message: Message<'a>) -> MessageRun<'a> {
-        beginning::begin_message(&self.session, message)
     }
 
     /// Messages of device memory, of an `all_to_all_v` or by themselves.
@@ -250,67 +248,28 @@ impl Engine {
             let result = self.run_messages_on_device((messages, Some(operation)), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
-        let (others, data_type) = self.open_exchange(messages)?;
+        let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        let (operation, mut runs) = self.begin_exchange(others, data_type);
+        let (operation, mut runs) = beginning::begin_exchange(&self.session, others, data_type);
         let needs = (&needs[..], Receivers::Come);
         let result =
             host_side::drive_messages(&mut self.given(), needs, (&mut runs, Some(&operation)), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
-    /// [`beginning::open_exchange`].
-    pub(crate) fn open_exchange<'a>(&self, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
-        beginning::open_exchange(&self.session, messages)
+    /// Lets `messages` of requests go on beside the calls that follow.
+    pub(crate) fn set_beside(&mut self, messages: Box<dyn Beside>) {
+        self.mover.beside = Some(messages);
     }
 
-    /// [`beginning::begin_exchange`].
-    pub(crate) fn begin_exchange<'a>(
-        &self,
-        messages: Vec<Message<'a>>,
-        data_type: DataType,
-    ) -> (Operation, Vec<MessageRun<'a>>) {
-        beginning::begin_exchange(&self.session, messages, data_type)
-    }
-
-    /// One turn of waiting for `background` work, while nothing else runs. False where nothing moved.
-    ///
-    /// # Errors
-    /// Of the background work, or of the watch.
-    pub(crate) fn turn(&mut self, background: &mut dyn Background, backoff: &mut Backoff) -> Result<bool> {
-        let (session, mover) = (&*self.session, &mut self.mover);
-        // The turn knows the messages.
-        let unknown = Vec::new;
-        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&unknown)).turn_since(backoff.started());
-        let WaitContext { mut turn, fabric } = mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        match turn.turn_of_requests(fabric, backoff)? {
-            Turned::Moved => {
-                if backoff.started().is_some() {
-                    session.goes_on();
-                }
-                mover.patience.follow_processors(backoff);
-                *backoff = Backoff::new(mover.patience);
-                return Ok(true);
-            }
-            Turned::Awake => {}
-            Turned::Tired(slice) => futex::nap(slice.min(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP))),
-        }
-        Ok(false)
+    /// Takes the messages of requests back.
+    pub(crate) fn take_beside(&mut self) -> Option<Box<dyn Beside>> {
+        self.mover.beside.take()
     }
 
     /// Whether all that was sent has been handed to the system.
     pub(crate) fn is_drained(&mut self) -> bool {
         self.mover.fabric.links().drained()
-    }
-
-    /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation
-    /// waits for that, so no deadline bounds it. True where something moved.
-    pub(crate) fn push(&mut self) -> Result<bool> {
-        let links = self.mover.fabric.links();
-        if links.pump()? || links.drained() {
-            return Ok(true);
-        }
-        links.rest_on_pumps(LONG_REQUEST_NAP).map(|()| false)
     }
 
     /// The connections.
@@ -325,13 +284,6 @@ impl Engine {
         let mut nothing = NoBackground;
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, &mut nothing);
         exec::drive(&mut [], &mut wait_context)
-    }
-
-    /// Begins to open connections; turns of the background work move them on.
-    pub(crate) fn begin_connect(&mut self, needs: &[Need], receivers: Receivers) -> Result<()> {
-        // Of no call: requests have deadlines of their own.
-        let wait = self.session.settings.timeout.wait(&self.session.abort).with_progress(self.mover.progress.clone());
-        self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
     /// Maps the memory of the ranks of my host now, in the communicator's set-up, and not at the first call.
@@ -502,11 +454,19 @@ impl Engine {
 /// A peer, a channel, and the messages and bytes that were sent there.
 #[cfg(test)]
 #[cfg(not(loom))]
-pub(crate) type SentTo = (crate::types::Rank, u8, (u64, u64));
+pub(crate) type SentTo = (Rank, u8, (u64, u64));
 
 /// Whether messages are a device's to move.
 fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {
     matches!(order, Order::Stream(_)) || messages.iter().any(|message| message.home() != Home::Host)
+}
+
+/// Whether they are a message to another rank and one from another rank, in the host's memory.
+#[inline]
+fn is_pair(messages: &[Message<'_>; 2], me: Rank) -> bool {
+    let [first, second] = messages;
+    let is_apart = |message: &Message<'_>| message.peer() != me && message.home() == Home::Host;
+    first.sends() != second.sends() && is_apart(first) && is_apart(second)
 }
 
 /// What errors call messages that run side by side.

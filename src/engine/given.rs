@@ -1,5 +1,7 @@
 //! What a call lends the side that runs it: what this rank knows, and what moves data while the call waits.
 
+use std::any::Any;
+use std::fmt;
 use std::time::Duration;
 
 use crate::bootstrap::BackgroundWork;
@@ -104,7 +106,8 @@ impl Given<'_> {
         // The watch has the deadline: its error says who is late.
         let timeout = session.settings.timeout;
         let meeting = wait.until(timeout.and(WATCH_FIRST).deadline_since(session.call_waits_since(clock::now())));
-        let busy = !background.is_empty() || !self.mover.fabric.links().drained();
+        let has_requests = self.mover.beside.is_some() || !background.is_empty();
+        let busy = has_requests || !self.mover.fabric.links().drained();
         let waiting_for = || format!("all ranks (to call {call})");
         let mut wait_context = self.wait_context(Awaited::Ranks, &mut watch, background);
         // A rank that has nothing under way sleeps in the bootstrap, which wakes it.
@@ -140,6 +143,14 @@ pub(super) struct CallMover {
     patience_for_one: Patience,
     /// What the program wants moved while a call waits.
     pub(super) progress: Option<Progress>,
+    /// The messages of requests that go on beside the call that runs now.
+    pub(super) beside: Option<Box<dyn Beside>>,
+}
+
+/// Messages of requests that go on beside a call.
+pub(crate) trait Beside: Background + fmt::Debug + Send {
+    /// The same, for whoever knows its type.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
 /// For whom an operation waits.
@@ -154,11 +165,11 @@ pub(super) enum Awaited {
 impl CallMover {
     /// Waits begin as patient as `patience`.
     pub(super) fn new(fabric: Fabric, patience: Patience, progress: Option<Progress>) -> CallMover {
-        CallMover { fabric, patience, patience_for_one: patience.for_one_rank(), progress }
+        CallMover { fabric, patience, patience_for_one: patience.for_one_rank(), progress, beside: None }
     }
 
     /// The context in which an operation waits: `watch` says whether the operation can still end well, and `background`
-    /// work goes on during the wait.
+    /// work goes on during the wait. A call beside requests has theirs in place of its own.
     #[inline]
     pub(super) fn wait_context<'a>(
         &'a mut self,
@@ -166,7 +177,11 @@ impl CallMover {
         watch: &'a mut FailureWatch<'_>,
         background: &'a mut dyn Background,
     ) -> WaitContext<'a> {
-        let CallMover { fabric, patience, patience_for_one, progress } = self;
+        let CallMover { fabric, patience, patience_for_one, progress, beside } = self;
+        let background = match beside {
+            Some(beside) => &mut **beside as &mut dyn Background,
+            None => background,
+        };
         let is_for_one = awaited == Awaited::OneRank && patience.is_crowded();
         let patience = if is_for_one { patience_for_one } else { patience };
         let bootstrap = &*session.bootstrap;
@@ -175,9 +190,9 @@ impl CallMover {
 }
 
 /// How long a worker of requests sleeps between two looks at what is under way and at what is new.
-pub(super) const REQUEST_NAP: Duration = Duration::from_micros(200);
+pub(crate) const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
-pub(super) const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
+pub(crate) const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
 /// How much later than the watch the meeting itself gives up.
 const WATCH_FIRST: Duration = Duration::from_secs(1);
 /// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a

@@ -125,6 +125,12 @@ impl Call<'_> {
         CallBlocks::new(self.collective, self.root, self.count.counts(), world.size)
     }
 
+    /// The bytes of its count: about what a rank has to move.
+    pub(crate) fn bytes(&self) -> usize {
+        let count = usize::try_from(self.count_label()).unwrap_or(usize::MAX);
+        count.saturating_mul(self.data_type.size() as usize)
+    }
+
     /// Elements of this rank's input and output.
     ///
     /// # Errors

@@ -106,6 +106,9 @@ fn wait_on(
         }
     }
     turn.patience.learn(&backoff);
+    if busy {
+        turn.background.note_moved();
+    }
     if let Some(fabric) = fabric {
         forget_times(turn.patience, fabric.links());
     }
@@ -207,6 +210,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             return Ok(());
         }
         if moved {
+            turn.background.note_moved();
             match sockets {
                 true => turn.patience.follow_processors(&backoff),
                 false => turn.patience.learn(&backoff),

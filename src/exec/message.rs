@@ -230,7 +230,8 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    /// Its length; of a message that has been checked.
+    pub(crate) fn bytes(&self) -> usize {
         let bytes =
             self.count.checked_mul(u64::from(self.data_type.size())).and_then(|bytes| usize::try_from(bytes).ok());
         bytes.expect("checked before the message runs")

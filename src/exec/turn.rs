@@ -29,6 +29,14 @@ pub trait Background {
 
     /// Those for which the program waits.
     fn blocking(&self) -> Vec<AwaitedMessage>;
+
+    /// Whether a wait with this work may sleep. Otherwise the work stops the wait in each of its turns.
+    fn may_sleep(&self) -> bool {
+        true
+    }
+
+    /// The call that waits has moved.
+    fn note_moved(&mut self) {}
 }
 
 /// No background work.
@@ -125,7 +133,7 @@ impl CallTurn<'_> {
         if let Some(ask) = Fabric::asking(self.bootstrap) {
             return Ok(Looked::Asked(ask));
         }
-        let Some(slice) = tired else { return Ok(Looked::Awake) };
+        let Some(slice) = tired.filter(|_| self.background.may_sleep()) else { return Ok(Looked::Awake) };
         let slice = if self.background.is_empty() { slice } else { backoff.nap(SHORT_REST, LONG_REST) };
         Ok(Looked::Tired(progress::rest(self.progress, slice)))
     }

@@ -2,7 +2,7 @@
 
 use super::bridge::{CallCode, OpCode, ScalarCode, TypeCode, What};
 use super::{Comm, stream};
-use crate::comm::{Buffers, Call, CallCount, Detached, DeviceStream, Message, Pending, Steps};
+use crate::comm::{Buffers, Call, CallCount, Communicator, DeviceStream, Message, Steps};
 use crate::error::{Error, Result};
 use crate::exec::{check_to_self, wrong_counts};
 use crate::types::{Collective, Counted, DataType, NO_RANK, Rank, ReduceOp, Scalar, World};
@@ -23,12 +23,11 @@ pub(super) enum Work {
 /// for as long as the work is in use. `'static` is that promise, not a fact.
 #[inline]
 pub(super) unsafe fn work(
-    detached: &Detached,
+    comm: &Communicator,
     what: &What,
     (send, recv): (*const u8, *mut u8),
     (send_counts, recv_counts): (&[usize], &[usize]),
 ) -> Result<Work> {
-    let comm = detached.communicator();
     let world = comm.world()?;
     let placed = |error: Error| error.during(name_of(what.kind)).at(world.rank);
     let data_type = data_type(what.data_type).map_err(placed)?;
@@ -279,11 +278,11 @@ impl Batch {
         counts: (&[usize], &[usize]),
     ) -> Result<()> {
         // SAFETY: it lives, by the caller's promise.
-        let Comm(detached) = unsafe { &*comm };
-        let detached = detached.as_ref().ok_or_else(no_communicator)?;
-        let world = detached.communicator().world()?;
+        let Comm(ours) = unsafe { &*comm };
+        let ours = ours.as_ref().ok_or_else(no_communicator)?;
+        let world = ours.world()?;
         // SAFETY: the caller's promise.
-        let work = unsafe { work(detached, what, memory, counts) }?;
+        let work = unsafe { work(ours, what, memory, counts) }?;
         let at = |error: Error| error.at(world.rank);
         let place = match self.0.iter().position(|part| part.comm == comm) {
             Some(place) => place,
@@ -337,30 +336,19 @@ impl Batch {
         let mut parts = Vec::with_capacity(self.0.len());
         for part in self.0 {
             // SAFETY: it lives, by the caller's promise.
-            let Comm(detached) = unsafe { &*part.comm };
-            parts.push((detached.as_ref().ok_or_else(no_communicator)?, part.stream, (part.messages, part.steps)));
+            let Comm(comm) = unsafe { &*part.comm };
+            parts.push((comm.as_ref().ok_or_else(no_communicator)?, part.stream, (part.messages, part.steps)));
         }
         let streams: Vec<Option<DeviceStream>> =
             parts.iter_mut().map(|(_, stream, _)| stream.take().map(|(_, stream)| stream)).collect();
-        if streams.iter().any(Option::is_some) || parts.iter().all(|(detached, ..)| detached.at_rest().is_ok()) {
-            return crate::comm::group(|group| {
-                for ((detached, _, (messages, steps)), stream) in parts.into_iter().zip(&streams) {
-                    let mut member = group.calls_on(detached.at_rest()?, stream.as_ref());
-                    messages.into_iter().try_for_each(|message| member.add_message(message))?;
-                    member.add_steps(steps);
-                }
-                Ok(())
-            });
-        }
-        // Beside the requests that are under way.
-        let begun = parts.into_iter().map(|(detached, _, (messages, steps))| detached.begin_steps(messages, steps));
-        let begun: Vec<Result<Pending>> = begun.collect();
-        let mut first = Ok(());
-        for pending in begun {
-            // All are waited for, whatever came of the first: their memory is the caller's again when this returns.
-            first = first.and(pending.and_then(|pending| pending.wait()));
-        }
-        first
+        crate::comm::group(|group| {
+            for ((comm, _, (messages, steps)), stream) in parts.into_iter().zip(&streams) {
+                let mut member = group.calls_on(comm, stream.as_ref());
+                messages.into_iter().try_for_each(|message| member.add_message(message))?;
+                member.add_steps(steps);
+            }
+            Ok(())
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use super::bridge::Place;
 use super::failure::{Failure, guard};
 use super::places::place_of;
 use super::{Comm, Settings};
-use crate::comm::Detached;
+
 use crate::error::{Error, Result};
 use crate::over_mpi::{self, Handle, Mpi, Table};
 
@@ -39,7 +39,7 @@ pub(super) unsafe fn mpi_join(comm: &mut Comm, calls: *const u8, theirs: u64, se
         let mpi = unsafe { table(calls) }?;
         // SAFETY: as above.
         let made = unsafe { over_mpi::communicator(mpi, Handle(theirs), &settings.0) }?;
-        comm.0 = Some(Detached::new(made));
+        comm.0 = Some(made);
         Ok(())
     })
 }
@@ -47,12 +47,12 @@ pub(super) unsafe fn mpi_join(comm: &mut Comm, calls: *const u8, theirs: u64, se
 /// # Safety
 /// As [`mpi_join`].
 pub(super) unsafe fn mpi_like(comm: &Comm, calls: *const u8, sub: u64, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         // SAFETY: the caller's promise.
         let mpi = unsafe { table(calls) }?;
         // SAFETY: as above.
-        let made = unsafe { over_mpi::like(mpi, detached.at_rest()?, Handle(sub)) }?;
-        child.0 = made.map(Detached::new);
+        let made = unsafe { over_mpi::like(mpi, comm, Handle(sub)) }?;
+        child.0 = made;
         Ok(())
     })
 }
@@ -60,22 +60,22 @@ pub(super) unsafe fn mpi_like(comm: &Comm, calls: *const u8, sub: u64, child: &m
 /// # Safety
 /// As [`mpi_join`].
 pub(super) unsafe fn mpi_check(comm: &Comm, calls: *const u8, theirs: u64) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         // SAFETY: the caller's promise.
         let mpi = unsafe { table(calls) }?;
         // SAFETY: as above.
-        unsafe { over_mpi::check(mpi, detached.at_rest()?, Handle(theirs)) }
+        unsafe { over_mpi::check(mpi, comm, Handle(theirs)) }
     })
 }
 
 /// # Safety
 /// As [`mpi_join`].
 pub(super) unsafe fn mpi_placement(comm: &Comm, calls: *const u8, theirs: u64, place: &mut Place) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         // SAFETY: the caller's promise.
         let mpi = unsafe { table(calls) }?;
         // SAFETY: as above.
-        *place = place_of(unsafe { over_mpi::placement(mpi, detached.at_rest()?, Handle(theirs)) }?);
+        *place = place_of(unsafe { over_mpi::placement(mpi, comm, Handle(theirs)) }?);
         Ok(())
     })
 }

@@ -2,25 +2,25 @@
 
 use super::bridge::Place;
 use super::{Comm, Failure, int_of};
-use crate::comm::{Detached, Placement};
+use crate::comm::Placement;
 
 pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
-    comm.on(|detached| {
-        *place = place_of(detached.placement()?);
+    comm.on(|comm| {
+        *place = place_of(comm.placement()?);
         Ok(())
     })
 }
 
 pub(super) fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.on_my_host()?));
+    comm.on(|comm| {
+        child.0 = Some(comm.on_my_host()?);
         Ok(())
     })
 }
 
 pub(super) fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|detached| {
-        child.0 = Some(Detached::new(detached.cross()?));
+    comm.on(|comm| {
+        child.0 = Some(comm.cross()?);
         Ok(())
     })
 }

@@ -1,7 +1,7 @@
 //! Calls of C++ on CUDA streams, with buffers in GPU memory.
 
 use super::call::Work;
-use crate::comm::{Detached, DeviceStream};
+use crate::comm::{Communicator, DeviceStream};
 use crate::error::{Error, Kind, Result};
 
 /// Why there are no streams.
@@ -95,8 +95,7 @@ pub(super) fn on_gpu(work: Work, stream: &DeviceStream) -> Result<Work> {
 /// # Safety
 /// As [`of`].
 #[cold]
-pub(super) unsafe fn run(detached: &Detached, handle: usize, work: Work) -> Result<()> {
-    let comm = detached.at_rest()?;
+pub(super) unsafe fn run(comm: &Communicator, handle: usize, work: Work) -> Result<()> {
     let rank = comm.world()?.rank;
     let at = |error: Error| error.at(rank);
     // SAFETY: the caller's promise.

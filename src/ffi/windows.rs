@@ -45,9 +45,9 @@ pub(super) fn gpu_window() -> Box<GpuWindow> {
 }
 
 pub(super) fn register_window(comm: &Comm, memory: &GpuMemory, window: &mut GpuWindow) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         let buffer = memory.0.as_ref().ok_or_else(|| Error::internal("a window of memory that was never allocated"))?;
-        window.0 = Some(detached.at_rest()?.register_window(buffer)?);
+        window.0 = Some(comm.register_window(buffer)?);
         Ok(())
     })
 }
@@ -61,8 +61,7 @@ pub(super) unsafe fn register_memory_of(
     handle: usize,
     window: &mut GpuWindow,
 ) -> *mut Failure {
-    comm.on(|detached| {
-        let comm = detached.at_rest()?;
+    comm.on(|comm| {
         // SAFETY: the caller's promise.
         let stream = unsafe { stream::of(handle) }?;
         // SAFETY: the caller's promise.
@@ -73,9 +72,8 @@ pub(super) unsafe fn register_memory_of(
 }
 
 pub(super) fn deregister_window(comm: &Comm, window: &mut GpuWindow) -> *mut Failure {
-    comm.on(|detached| {
+    comm.on(|comm| {
         // Before the window is taken out: a call that is refused leaves it as it was.
-        let comm = detached.at_rest()?;
         let taken: Result<Window> =
             window.0.take().ok_or_else(|| Error::internal("a window that was never registered"));
         comm.deregister_window(taken?)

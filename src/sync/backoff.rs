@@ -240,11 +240,6 @@ impl Backoff {
         self.started
     }
 
-    /// How long it had lasted at the last turn.
-    pub fn waited(&self) -> Duration {
-        self.waited
-    }
-
     /// Lets the next turn that yields or sleeps look at what could end the wait, however soon that is.
     pub fn look_soon(&mut self) {
         self.looked = None;

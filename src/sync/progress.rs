@@ -14,9 +14,9 @@ use crate::sys::clock;
 /// The waiting thread calls it, first after a short spin, then at least every few hundred microseconds: in calls on any
 /// memory, and in [`DeviceStream::synchronize`](crate::comm::DeviceStream::synchronize) and copies of a stream that has
 /// got calls of the communicator. It finds the CUDA context current that the program has made current. It is not called
-/// while a stream is captured: what it calls of CUDA could spoil the capture. While a thread
-/// of the library works on a request, or in a group of several communicators, both that thread and the program's
-/// waiting thread call it, but never two at a time. It must return soon, and must not call anything on the communicator
+/// while a stream is captured: what it calls of CUDA could spoil the capture. Threads of the library
+/// call it too, in a group of several communicators and where they move requests that the program leaves alone, but
+/// never two threads at a time. It must return soon, and must not call anything on the communicator
 /// that waits. An error or a panic of the hook ends the wait and the communicator. Clones share the hook.
 ///
 /// # Examples

@@ -4,6 +4,9 @@
 //! instruction would wait until the stores of the turn before, into memory that a peer has in its cache, are done,
 //! and a small collective is little more than that. The first other thread pays: it ends the home thread's privilege
 //! by a [`futex::heavy_barrier`], and from then on every turn is a locked instruction.
+//!
+//! A *visitor*, such as the thread that moves requests while their program computes, pays for the barrier in each
+//! visit, and the privilege returns to the home thread with the end of the visit.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -11,16 +14,20 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering};
-use crate::sys::{cpu, futex, thread};
+#[cfg(test)]
+use crate::sys::cpu;
+use crate::sys::{futex, thread};
 
 /// A value, used by one thread at a time.
 pub struct Turns<T> {
-    /// The number of the home thread, or [`UNCLAIMED`], [`ENDING`] or [`SHARED`].
+    /// The number of the home thread, or [`UNCLAIMED`], [`ENDING`], [`VISITED`] or [`SHARED`].
     home: AtomicU64,
     /// Whether the home thread has a turn by its privilege. It alone writes this.
     at_home: AtomicBool,
     /// Whether a thread has a turn that anyone could have taken.
     taken: AtomicBool,
+    /// Whether that thread is a visitor.
+    visited: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -33,8 +40,20 @@ impl<T> RefUnwindSafe for Turns<T> {}
 /// The right to use the value.
 pub struct TurnGuard<'a, T> {
     turns: &'a Turns<T>,
-    /// Whether the home thread has it by its privilege.
-    at_home: bool,
+    by: By,
+}
+
+/// By what right a thread has a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The home thread's privilege.
+    Privilege,
+    /// That of any thread.
+    Claim,
+    /// The same, of a visitor.
+    ClaimedVisit,
+    /// A visit; the privilege goes back to the thread of this number.
+    Visit(u64),
 }
 
 /// [`Turns::home`] before the first turn.
@@ -43,7 +62,9 @@ const UNCLAIMED: u64 = 0;
 const ENDING: u64 = 1;
 /// No thread has a privilege.
 const SHARED: u64 = 2;
-const _: () = assert!(thread::FIRST_NUMBER > SHARED);
+/// A visitor has suspended the privilege: the home thread waits.
+const VISITED: u64 = 3;
+const _: () = assert!(thread::FIRST_NUMBER > VISITED);
 
 impl<T> Turns<T> {
     /// Nobody has used `value` yet.
@@ -54,6 +75,7 @@ impl<T> Turns<T> {
             home: AtomicU64::new(if is_privileged { UNCLAIMED } else { SHARED }),
             at_home: AtomicBool::new(false),
             taken: AtomicBool::new(false),
+            visited: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
     }
@@ -62,8 +84,7 @@ impl<T> Turns<T> {
     #[inline]
     pub fn try_take(&self) -> Option<TurnGuard<'_, T>> {
         let me = thread::number();
-        // Relaxed, all three: the home thread orders nothing with itself, and nobody else had a turn before while it
-        // is privileged.
+        // Relaxed: the home thread orders nothing with itself. What visitors did it sees by the second load of `home`.
         if self.home.load(Ordering::Relaxed) != me {
             return self.try_take_shared(me);
         }
@@ -74,8 +95,9 @@ impl<T> Turns<T> {
         // Partner of the heavy barrier in `share`: after it, either the other thread sees `at_home`, or this one sees
         // that its privilege is ending.
         futex::light_barrier();
-        if self.home.load(Ordering::Relaxed) == me {
-            return Some(TurnGuard { turns: self, at_home: true });
+        // Acquire: pairs with the release with which a visitor gives the privilege back.
+        if self.home.load(Ordering::Acquire) == me {
+            return Some(TurnGuard { turns: self, by: By::Privilege });
         }
         self.at_home.store(false, Ordering::Relaxed);
         self.try_take_shared(me)
@@ -96,7 +118,54 @@ impl<T> Turns<T> {
             self.taken.store(false, Ordering::Release);
             return None;
         }
-        Some(TurnGuard { turns: self, at_home: false })
+        Some(TurnGuard { turns: self, by: By::Claim })
+    }
+
+    /// A turn of a thread that comes and goes, and leaves the home thread its privilege. `None` where somebody has a
+    /// turn, or had none yet.
+    pub fn try_visit(&self) -> Option<TurnGuard<'_, T>> {
+        // Relaxed: claimed below.
+        let home = self.home.load(Ordering::Relaxed);
+        if home == SHARED {
+            // Relaxed, here and in the drop: whoever finds the turn taken asks again, and learns it a little later.
+            self.visited.store(true, Ordering::Relaxed);
+            let turn = self.try_take_shared(thread::number());
+            if turn.is_none() {
+                self.visited.store(false, Ordering::Relaxed);
+            }
+            return turn.map(|mut turn| {
+                turn.by = By::ClaimedVisit;
+                turn
+            });
+        }
+        // Acquire: pairs with the release of the visitor before.
+        if home <= VISITED || self.home.compare_exchange(home, VISITED, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        // Partner of the light barrier in `try_take`: after it, either this thread sees `at_home`, or the home thread
+        // sees the visit. Acquire: pairs with the release in the drop of the home thread's turn.
+        if !futex::heavy_barrier() || self.at_home.load(Ordering::Acquire) {
+            // Release: this thread has read nothing; whoever visits next acquires.
+            self.home.store(home, Ordering::Release);
+            return None;
+        }
+        Some(TurnGuard { turns: self, by: By::Visit(home) })
+    }
+
+    /// A turn of the home thread, or of any thread where none has a privilege, with true; else a visit.
+    pub fn try_drive(&self) -> Option<(TurnGuard<'_, T>, bool)> {
+        // Relaxed: a guess, which both ways check.
+        match self.home.load(Ordering::Relaxed) {
+            SHARED => self.try_take().map(|turn| (turn, true)),
+            home if home == thread::number() => self.try_take().map(|turn| (turn, true)),
+            _ => self.try_visit().map(|turn| (turn, false)),
+        }
+    }
+
+    /// Whether a visitor has the turn, or is about to find that the home thread has it: it leaves soon.
+    pub fn is_visited(&self) -> bool {
+        // Relaxed: nothing is read because of it.
+        self.home.load(Ordering::Relaxed) == VISITED || self.visited.load(Ordering::Relaxed)
     }
 
     /// Ends the privilege of the home thread. False where the system has refused: then nobody knows whether it has a
@@ -108,10 +177,15 @@ impl<T> Turns<T> {
         if home == SHARED {
             return true;
         }
+        // A visitor gives the privilege back first: it knows to whom.
+        if home == VISITED {
+            return false;
+        }
         // Relaxed: the barrier orders it before the load of `at_home`. It fails where another thread ends the
         // privilege too.
-        let _ended = self.home.compare_exchange(home, ENDING, Ordering::Relaxed, Ordering::Relaxed);
-        if !futex::heavy_barrier() {
+        let ended = self.home.compare_exchange(home, ENDING, Ordering::Relaxed, Ordering::Relaxed);
+        // Not by what it has become meanwhile: a visitor would find the privilege it gives back ended already.
+        if ended.is_err_and(|found| found != ENDING && found != SHARED) || !futex::heavy_barrier() {
             return false;
         }
         self.home.store(SHARED, Ordering::Release);
@@ -120,6 +194,7 @@ impl<T> Turns<T> {
 
     /// A turn, as soon as whoever has one now is done: a thread that is only about to find that it comes at the wrong
     /// time.
+    #[cfg(test)]
     pub fn take(&self) -> TurnGuard<'_, T> {
         loop {
             match self.try_take() {
@@ -127,11 +202,6 @@ impl<T> Turns<T> {
                 None => cpu::yield_now(),
             }
         }
-    }
-
-    /// The value, of which the caller is the only owner.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
     }
 }
 
@@ -162,9 +232,16 @@ impl<T> DerefMut for TurnGuard<'_, T> {
 impl<T> Drop for TurnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        let word = if self.at_home { &self.turns.at_home } else { &self.turns.taken };
-        // Pairs with the acquires in `try_take_shared`.
-        word.store(false, Ordering::Release);
+        // Release, all three: pairs with the acquires in `try_take`, `try_take_shared` and `try_visit`.
+        match self.by {
+            By::Privilege => self.turns.at_home.store(false, Ordering::Release),
+            By::Claim => self.turns.taken.store(false, Ordering::Release),
+            By::ClaimedVisit => {
+                self.turns.taken.store(false, Ordering::Release);
+                self.turns.visited.store(false, Ordering::Release);
+            }
+            By::Visit(home) => self.turns.home.store(home, Ordering::Release),
+        }
     }
 }
 
@@ -203,7 +280,31 @@ mod tests {
         assert!(other().expect("it does not panic"));
     }
 
-    /// A home thread that takes turns without end, and others that come and go.
+    #[test]
+    fn a_visitor_leaves_the_home_thread_its_privilege() {
+        let turns = Turns::new(0);
+        assert!(turns.try_visit().is_none(), "nobody has had a turn");
+        *turns.try_take().expect("nobody has one") += 1;
+        let visit = || {
+            let turn = turns.try_visit();
+            turn.map(|mut turn| *turn += 1).is_some()
+        };
+        let visited = |expected| {
+            let came = std::thread::scope(|threads| threads.spawn(visit).join()).expect("it does not panic");
+            assert_eq!(came, expected);
+        };
+        visited(true);
+        let turn = turns.try_take().expect("the visitor has left");
+        assert_eq!((*turn, turn.by == By::Claim), (2, cfg!(sanitize_thread)));
+        visited(false);
+        drop(turn);
+        // A visitor is no reason for an error, and whoever is not at home waits for it too.
+        std::thread::scope(|threads| drop(threads.spawn(|| *turns.take() += 1)));
+        visited(true);
+        assert_eq!(*turns.take(), 4);
+    }
+
+    /// A home thread that takes turns without end, a visitor, and others that come and go.
     #[test]
     fn no_addition_is_lost() {
         const EACH: u64 = 20_000;
@@ -211,11 +312,22 @@ mod tests {
         let add = || (0..EACH).for_each(|_| *turns.take() += 1);
         (0..EACH).for_each(|_| *turns.take() += 1);
         std::thread::scope(|threads| {
-            let others: Vec<_> = (0..3).map(|_| threads.spawn(add)).collect();
+            let visit = || {
+                let mut left = EACH;
+                while left > 0 {
+                    if let Some(mut turn) = turns.try_visit() {
+                        *turn += 1;
+                        left -= 1;
+                    }
+                }
+            };
+            let visitor = threads.spawn(visit);
+            add();
+            let others: Vec<_> = (0..2).map(|_| threads.spawn(add)).chain([visitor]).collect();
             add();
             others.into_iter().for_each(|other| other.join().expect("it does not panic"));
         });
-        assert_eq!(*turns.take(), 5 * EACH);
+        assert_eq!(*turns.take(), 6 * EACH);
     }
 }
 
@@ -243,6 +355,34 @@ mod models {
         let added = added + add(&turns) + add(&turns);
         let added = others.into_iter().fold(added, |added, other| added + other.join().expect("it does not panic"));
         assert_eq!(turns.take().load(Ordering::Relaxed), added);
+    }
+
+    /// The home thread comes twice while a visitor does, and another thread that ends the privilege.
+    fn visits_exclude_turns() {
+        let turns = Arc::new(Turns::new(AtomicU64::new(0)));
+        let added = add(&turns);
+        let (visited, other) = (Arc::clone(&turns), Arc::clone(&turns));
+        let visitor = loom::thread::spawn(move || {
+            let Some(turn) = visited.try_visit() else { return 0 };
+            turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            1
+        });
+        let other = loom::thread::spawn(move || add(&other));
+        let added = added + add(&turns) + add(&turns);
+        let added = [visitor, other].into_iter().fold(added, |sum, thread| sum + thread.join().expect("no panic"));
+        assert_eq!(turns.take().load(Ordering::Relaxed), added);
+    }
+
+    #[test]
+    fn turns_of_a_home_thread_and_of_a_visitor_exclude_each_other() {
+        model(Membarrier::Works, visits_exclude_turns);
+        model(Membarrier::Refused, visits_exclude_turns);
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion")]
+    fn without_the_barrier_the_model_finds_a_visitor_beside_the_home_thread() {
+        model(Membarrier::Lies, visits_exclude_turns);
     }
 
     #[test]

@@ -86,7 +86,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use rsccl::comm::{AbortHandle, Detached, DeviceStream, OwnedRequest};
+use rsccl::comm::{AbortHandle, DeviceStream, OwnedRequest};
 use rsccl::error::Kind;
 use rsccl::internals::sys::{clock, limits, poller, thread};
 use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait, share_id};
@@ -159,7 +159,6 @@ struct Worker {
     stream: Option<DeviceStream>,
     /// The receives that `post` has begun, in their order, and their communicator.
     posted: VecDeque<OwnedRequest<Vec<f32>>>,
-    detached: Option<Detached>,
 }
 
 impl Worker {
@@ -279,12 +278,8 @@ impl Worker {
                 checked(buffer.iter().all(|value| *value == 1.5), "a request")
             }
             ["post", count, peer] => {
-                if self.detached.is_none() {
-                    self.detached = Some(Detached::new(self.take()));
-                }
-                let detached = self.detached.as_ref().expect("made above");
                 let receive =
-                    detached.start(vec![0f32; number(count)], |calls, buffer| calls.recv(buffer, number(peer)));
+                    self.comm().start(vec![0f32; number(count)], |calls, buffer| calls.recv(buffer, number(peer)));
                 self.posted.push_back(receive?);
                 Ok(String::new())
             }

@@ -216,8 +216,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws Error that had ended the communicator before
     void finalize();
 
-    /// Has `hook` called again and again while a call on this communicator waits, on whichever thread waits (with requests that is a
-    /// thread of the library, and the program's own while it waits for them; never two at a time): for a second library that needs to
+    /// Has `hook` called again and again while a call on this communicator waits, on whichever thread waits (where nobody
+    /// waits for a request, on a thread of the library; never two at a time): for a second library that needs to
     /// be driven. An exception that it throws ends the wait and the communicator, on all ranks: the call throws Aborted with its
     /// words, or where it is an Error the class of its kind, and the exception itself is nested in that (`std::rethrow_if_nested`). An
     /// empty hook takes the last one away. The hook must not call this communicator. Communicators that are split or shrunk from this

@@ -2,9 +2,13 @@
 /// Operations that go on while the program does other things.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <exception>
 #include <iterator>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include <rsccl/version.hpp>
 
@@ -18,8 +22,9 @@ struct Access;
 /// An operation that was begun through Communicator::start(). Its buffers are the operation's until it has ended: they
 /// must neither be touched nor freed before wait() returns or test() says true.
 ///
-/// A worker thread of the communicator does the work. Messages run side by side, and beside a collective that was begun after them;
-/// a message that is begun behind a collective waits for its end, so no rank may put off that collective for that message.
+/// It begins on the thread that calls start(), and goes on in whatever the program does with the communicator: waits, tests, blocking
+/// calls, which may stand between start() and wait() as in MPI. Where the program computes for long, or waits elsewhere, a thread of
+/// the library moves it. Messages run side by side and beside collectives; collectives run one after the other, as they were begun.
 /// Any thread may wait, one at a time. Moved-from and default-made requests are empty: they have ended.
 class [[nodiscard]] Request {
   public:
@@ -69,6 +74,75 @@ void wait_all(Requests&& requests) {
     if (first) {
         std::rethrow_exception(first);
     }
+}
+
+/// Waits until some requests of a range have ended, and says which, counted from 0: these are empty afterwards. None where all are
+/// empty. All go on meanwhile, also those of several communicators; their time-outs bound the wait.
+/// @throws Error that of a request that has ended badly, which is empty then
+template <class Requests>
+std::vector<std::size_t> wait_some(Requests&& requests) {
+    std::vector<std::size_t> ended;
+    for (unsigned turn = 0;; ++turn) {
+        bool is_waiting = false;
+        std::size_t place = 0;
+        for (Request& request : requests) {
+            if (request) {
+                if (request.test()) {
+                    ended.push_back(place);
+                } else {
+                    is_waiting = true;
+                }
+            }
+            ++place;
+        }
+        if (!is_waiting || !ended.empty()) {
+            return ended;
+        }
+        if (turn < 1000) {
+            std::this_thread::yield();
+        } else {
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+}
+
+/// Waits until one request of a range has ended, and says which, counted from 0: that one is empty afterwards. The length of the range
+/// where all are empty.
+/// @throws Error that of a request that has ended badly, which is empty then
+template <class Requests>
+std::size_t wait_any(Requests&& requests) {
+    for (unsigned turn = 0;; ++turn) {
+        bool is_waiting = false;
+        std::size_t place = 0;
+        for (Request& request : requests) {
+            if (request) {
+                is_waiting = true;
+                if (request.test()) {
+                    return place;
+                }
+            }
+            ++place;
+        }
+        if (!is_waiting) {
+            return place;
+        }
+        if (turn < 1000) {
+            std::this_thread::yield();
+        } else {
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+}
+
+/// Whether all requests of a range have ended: those that have are empty afterwards. Never waits.
+/// @throws Error that of a request that has ended badly, which is empty then
+template <class Requests>
+bool test_all(Requests&& requests) {
+    bool all = true;
+    for (Request& request : requests) {
+        all = (!request || request.test()) && all;
+    }
+    return all;
 }
 
 } // namespace rsccl

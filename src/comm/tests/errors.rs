@@ -83,19 +83,6 @@ fn errors_of_arguments_name_rank_operation_and_what_is_allowed() {
         assert_eq!(error, format!("rank {rank}: all_gather: `recv` has 1 elements where 2 are needed"));
         let error = said(comm.exchange_counts(&[1]).map(drop));
         assert_eq!(error, format!("rank {rank}: exchange_counts: 1 counts for 2 ranks: give one for each"));
-        let (other, mine) = (1 - rank, [rank]);
-        let error = said(comm.scope(|scope| {
-            // A blocking call of the communicator beside a request.
-            let request = scope.recv(&mut one, other)?;
-            let beside = comm.barrier();
-            scope.send(&mine, other)?.wait()?;
-            request.wait()?;
-            beside
-        }));
-        assert!(
-            error.contains("inside a scope a blocking call goes through it, scope.all_reduce(..)?.wait()"),
-            "{error}"
-        );
         let error = said(comm.send_recv(&[1u32], rank, &mut [0u32; 2], rank));
         let words = "group of messages: this rank's send to itself has 1 uint32, and its recv from itself has 2 uint32";
         assert_eq!(error, format!("rank {rank}: {words}"));

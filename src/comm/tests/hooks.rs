@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffers, Call, CallCount, Communicator, Detached, local};
+use crate::comm::{Buffers, Call, CallCount, Communicator, local};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
@@ -13,21 +13,16 @@ use crate::types::{Collective, DataType, ReduceOp};
 /// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's
 /// hook gives, and only on the thread of rank 0's program: so is a library that may be called on one thread alone.
 fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
-    needs_the_hook_of_a_detached(|detached| call(detached.at_rest()?));
-}
-
-fn needs_the_hook_of_a_detached(call: impl Fn(&Detached) -> Result<()> + Sync) {
     for transport in ["local", "net"] {
         let config = Config::default().with_p2p_disable(transport == "net").with_shm_disable(transport == "net");
         let given = Arc::new(AtomicBool::new(false));
         local::run_with(2, &config, |comm| {
             let rank = comm.rank();
-            let detached = Detached::new(comm);
             // Connections are open before.
-            call(&detached)?;
+            call(&comm)?;
             if rank == 0 {
                 let (give, program) = (Arc::clone(&given), host::thread_id());
-                detached.at_rest()?.set_progress(Some(Progress::new(move || {
+                comm.set_progress(Some(Progress::new(move || {
                     give.fetch_or(host::thread_id() == program, Ordering::Release);
                     Ok(())
                 })))?;
@@ -38,7 +33,7 @@ fn needs_the_hook_of_a_detached(call: impl Fn(&Detached) -> Result<()> + Sync) {
                     std::thread::yield_now();
                 }
             }
-            call(&detached)
+            call(&comm)
         })
         .unwrap();
     }
@@ -75,11 +70,11 @@ fn the_progress_hook_is_called_while_the_program_waits_for_threads_of_ours() {
             group.on(comm).all_reduce_in_place(&mut all, ReduceOp::Sum)
         })
     });
-    let begin_barrier = |detached: &Detached| {
+    let begin_barrier = |comm: &Communicator| {
         let (collective, count, buffers) = (Collective::Barrier, CallCount::Each(0), Buffers::none());
-        detached.begin(Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers })
+        comm.begin(Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers })
     };
-    needs_the_hook_of_a_detached(|detached| begin_barrier(detached)?.wait());
+    needs_the_hook(|comm| begin_barrier(comm)?.wait());
 }
 
 /// The hook works on the program's thread only, which waits for a thread of ours: its failure ends that thread's wait

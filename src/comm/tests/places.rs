@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::comm::Communicator;
 use crate::comm::tests::layouts::each;
-use crate::comm::{Communicator, Detached};
 use crate::config::Config;
 use crate::error::Result;
 
@@ -57,7 +57,7 @@ fn a_rank_that_alone_asks_for_its_placement_gets_it() {
 #[test]
 fn a_placement_beside_a_request_asks_nobody() {
     each(&three_hosts(), |comm| {
-        let child = Detached::new(comm.by_color(0, 0)?);
+        let child = comm.by_color(0, 0)?;
         if comm.rank() == 3 {
             let request = child.start(vec![0u8; 4], |calls, got| calls.recv(got, 0))?;
             assert_eq!(child.placement()?.host, 2);

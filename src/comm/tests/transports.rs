@@ -16,7 +16,7 @@ fn sums(policy: Policy, ranks: u32) {
     for count in [0usize, 1, 5, 5000, 100_003, 1_000_001] {
         local::run_with(ranks, &config, |comm| {
             let n = comm.size() as usize;
-            let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.me().index()) as f32).collect();
+            let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.rank() as usize) as f32).collect();
             let mut recv = vec![0f32; count];
             for _ in 0..2 {
                 comm.all_reduce(&send, &mut recv, ReduceOp::Sum)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rsccl::comm::{Detached, DeviceStream};
+use rsccl::comm::DeviceStream;
 use rsccl::error::Kind;
 use rsccl::internals::sys::poller;
 use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait};
@@ -43,7 +43,7 @@ pub(super) fn run(
         }
         "owned" => {
             for _ in 0..count {
-                let ranks = Detached::new(comm.by_color(0, 0)?);
+                let ranks = comm.by_color(0, 0)?;
                 let sum = ranks.start(vec![1u32; 1000], |calls, sum| calls.all_reduce_in_place(sum, ReduceOp::Sum))?;
                 let split = ranks.split(Some(0), 0)?.expect("a color was passed");
                 assert_eq!(sum.wait()?[999], comm.size());

@@ -1,0 +1,429 @@
+//! What a communicator and its requests have in common: where the engine is, and how those who wait drive.
+//!
+//! The thread that makes the communicator's calls drives while it waits for a request or asks whether one has ended,
+//! and in its blocking calls. Other threads that wait, and the [`watcher`](super::watcher), come as visitors, for a
+//! moment each: so the program's thread never waits for long until it has its engine back.
+
+use std::time::Duration;
+
+use crate::comm::outcome::{Outcome, Promise};
+use crate::comm::requests::{Job, Left, Requests};
+use crate::comm::status::Status;
+use crate::comm::{Home, forked, unusable, watcher};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Chime, TurnGuard, Turns};
+use crate::sys::fork::Birthplace;
+use crate::sys::{cpu, futex};
+use crate::types::Rank;
+
+/// What a communicator and its requests have in common.
+#[derive(Debug)]
+pub(super) struct EngineHome {
+    pub(super) status: Arc<Status>,
+    pub(super) birthplace: Birthplace,
+    /// Taken for the length of a call.
+    pub(super) home: Turns<Home>,
+    /// Counts how often the program has driven its requests.
+    beat: AtomicU64,
+    /// Whether the watcher has to look. Written by whoever has a turn.
+    is_outstanding: AtomicBool,
+    /// Whether the watcher is to begin at once.
+    is_urgent: AtomicBool,
+    /// Whether the program waits until a visitor has left.
+    is_wanted: AtomicBool,
+    /// Whether the watcher knows it.
+    is_watched: AtomicBool,
+}
+
+impl EngineHome {
+    pub(super) fn new(status: Arc<Status>, home: Home) -> EngineHome {
+        let no = || AtomicBool::new(false);
+        EngineHome {
+            status,
+            birthplace: Birthplace::here(),
+            home: Turns::new(home),
+            beat: AtomicU64::new(0),
+            is_outstanding: no(),
+            is_urgent: no(),
+            is_wanted: no(),
+            is_watched: no(),
+        }
+    }
+
+    /// My rank; 0 while a split is still to say.
+    pub(super) fn me(&self) -> Rank {
+        self.status.world().map_or(Rank::new(0), |world| world.rank)
+    }
+
+    /// `error` with my rank, where that is known.
+    pub(super) fn at(&self, error: Error) -> Error {
+        match self.status.world() {
+            Some(world) => error.at(world.rank),
+            None => error,
+        }
+    }
+
+    /// Whether this is the process that made the communicator.
+    #[inline]
+    pub(super) fn check_process(&self) -> Result<()> {
+        if self.birthplace.is_here() { Ok(()) } else { Err(self.at(forked())) }
+    }
+
+    /// The right to use the communicator, for the length of a call.
+    ///
+    /// # Errors
+    /// [`InvalidUsage`](crate::error::Kind::InvalidUsage) while another call has it.
+    #[inline]
+    pub(super) fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
+        // After a panic too: it has ended the communicator, which its home says.
+        match self.home.try_take() {
+            Some(turn) => Ok(turn),
+            None => self.take_after_visit(),
+        }
+    }
+
+    #[cold]
+    fn take_after_visit(&self) -> Result<TurnGuard<'_, Home>> {
+        let mut has_rung = false;
+        loop {
+            let is_visited = self.home.is_visited();
+            // Relaxed, as all of these: it makes a visit shorter, and nothing is read because of it.
+            self.is_wanted.store(is_visited, Ordering::Relaxed);
+            if let Some(turn) = self.home.try_take() {
+                self.is_wanted.store(false, Ordering::Relaxed);
+                return Ok(turn);
+            }
+            if !is_visited && !self.home.is_visited() {
+                return Err(self.at(in_use()));
+            }
+            if is_visited && !std::mem::replace(&mut has_rung, true) {
+                // The visitor may sleep.
+                watcher::wake();
+            }
+            cpu::yield_now();
+        }
+    }
+
+    /// The engine's home, for whoever has the engine or ends the communicator: another thread has a turn at most for
+    /// as long as it takes to be refused, or to visit.
+    pub(super) fn home(&self) -> TurnGuard<'_, Home> {
+        loop {
+            match self.take_turn() {
+                Ok(turn) => return turn,
+                Err(_) => cpu::yield_now(),
+            }
+        }
+    }
+
+    /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests.
+    #[cold]
+    pub(super) fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
+        let reason = self.status.abort.check().err();
+        let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
+        match std::mem::replace(home, Home::Closed) {
+            Home::Ready(engine) => {
+                error = engine.fail(error);
+                *home = Home::Failed(Some(engine), error.duplicate());
+            }
+            Home::Busy(mut requests) => {
+                let engine = requests.stop(&error);
+                if let Some(engine) = &engine {
+                    error = engine.fail(error);
+                } else {
+                    self.status.abort.raise(error.duplicate());
+                }
+                *home = Home::Failed(engine, error.duplicate());
+                requests.give_up(&error);
+            }
+            other => *home = other,
+        }
+        self.at(error)
+    }
+
+    /// Begins a request.
+    ///
+    /// # Errors
+    /// Where the communicator is not ready for calls; that of an abort. What ends the communicator now is the
+    /// request's.
+    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, promise: (Promise, &Outcome)) -> Result<()> {
+        self.check_process()?;
+        self.watch()?;
+        let (promise, outcome) = promise;
+        let mut home = self.take_turn()?;
+        self.be_busy(&mut home)?;
+        let is_large = job.bytes() >= URGENT_BYTES;
+        self.beat();
+        if let Home::Busy(requests) = &mut *home {
+            requests.prepare(&job).map_err(|error| self.at(error.inside("a request")))?;
+        }
+        if let Home::Busy(requests) = &mut *home
+            && let Err(error) = requests.begin(job, promise)
+        {
+            self.fail(&mut home, Some(error));
+        }
+        drop(home);
+        if is_large && !outcome.is_set() {
+            self.hand_over();
+        }
+        Ok(())
+    }
+
+    /// Makes a ready communicator one with requests.
+    fn be_busy(&self, home: &mut Home) -> Result<()> {
+        if !matches!(home, Home::Ready(_) | Home::Busy(_)) {
+            if matches!(home, Home::Failed(..)) {
+                self.status.abort.set_heard(true);
+            }
+            return Err(self.at(unusable(home)));
+        }
+        if self.status.abort.is_raised() {
+            self.status.abort.set_heard(true);
+            return Err(self.fail(home, None));
+        }
+        *home = match std::mem::replace(home, Home::Closed) {
+            Home::Ready(engine) => Home::Busy(Box::new(Requests::new(engine))),
+            other => other,
+        };
+        // Relaxed: whoever writes it has a turn.
+        if !self.is_outstanding.load(Ordering::Relaxed) {
+            self.is_outstanding.store(true, Ordering::Relaxed);
+            watcher::note_work();
+        }
+        Ok(())
+    }
+
+    fn watch(self: &Arc<EngineHome>) -> Result<()> {
+        // Relaxed: the watcher takes a lock to know it.
+        if !self.is_watched.load(Ordering::Relaxed) {
+            watcher::watch(self).map_err(|error| self.at(error.inside("a request")))?;
+            self.is_watched.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The watcher has nothing more to do here.
+    pub(super) fn leave_watch(self: &Arc<EngineHome>) {
+        if self.is_watched.swap(false, Ordering::Relaxed) {
+            watcher::forget(self);
+        }
+    }
+
+    fn beat(&self) {
+        // Relaxed: a hint for the watcher, which the program's thread alone writes most of the time.
+        self.beat.store(self.beat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Drives until `outcome` is known. The communicator's deadline bounds that.
+    pub(super) fn await_end(&self, outcome: &Arc<Outcome>) {
+        outcome.note_wait();
+        let mut has_rung = false;
+        while !outcome.is_set() {
+            match self.home.try_drive() {
+                Some((mut home, true)) => self.drive(&mut home, outcome),
+                Some((mut home, false)) => {
+                    let moved = self.drive_once(&mut home);
+                    drop(home);
+                    if !moved && !outcome.is_set() {
+                        futex::nap(ELSEWHERE_NAP);
+                    }
+                }
+                // Its call drives, or the visitor does.
+                None if self.home.is_visited() => {
+                    self.is_wanted.store(true, Ordering::Relaxed);
+                    if !std::mem::replace(&mut has_rung, true) {
+                        watcher::wake();
+                    }
+                    cpu::yield_now();
+                }
+                None => futex::nap(ELSEWHERE_NAP),
+            }
+        }
+    }
+
+    /// Drives, with the engine in hand, until `outcome` is known.
+    fn drive(&self, home: &mut Home, outcome: &Arc<Outcome>) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+        while !outcome.is_set() {
+            self.beat();
+            let Home::Busy(requests) = home else { return cpu::yield_now() };
+            let driven = if requests.is_queued(outcome) { requests.finish_first() } else { requests.wait() };
+            if let Err(error) = driven {
+                self.fail(home, Some(error));
+            }
+        }
+    }
+
+    /// Moves what can move now; whether anything has.
+    fn drive_once(&self, home: &mut Home) -> bool {
+        let Home::Busy(requests) = home else { return false };
+        match requests.poll() {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.fail(home, Some(error));
+                true
+            }
+        }
+    }
+
+    /// Moves what can move now, if nobody else does. Never waits.
+    pub(super) fn poll(&self) {
+        if let Some((mut home, is_home)) = self.home.try_drive() {
+            if is_home {
+                self.beat();
+            }
+            self.drive_once(&mut home);
+        }
+    }
+
+    /// Lets the watcher drive from now on: the program's task sleeps.
+    pub(super) fn hand_over(&self) {
+        self.is_urgent.store(true, Ordering::Relaxed);
+        watcher::wake();
+    }
+
+    /// Drives until all requests have ended, and what they have sent is on its way without this rank's help.
+    pub(super) fn finish(&self, home: &mut Home) {
+        while let Home::Busy(requests) = home {
+            self.beat();
+            let driven = match requests.left() {
+                Left::Nothing => return self.settle(home),
+                Left::Unsent => requests.drain(),
+                Left::Messages => requests.wait(),
+                Left::Collectives => requests.finish_first(),
+            };
+            if let Err(error) = driven {
+                self.fail(home, Some(error));
+            }
+        }
+    }
+
+    /// Drives until no collective of a request is left, for a call that comes behind them. Messages go on.
+    ///
+    /// # Errors
+    /// That of a collective, which has ended the communicator.
+    pub(super) fn finish_collectives(&self, home: &mut Home) -> Result<()> {
+        while let Home::Busy(requests) = home
+            && requests.has_queued()
+        {
+            self.beat();
+            if let Err(error) = requests.finish_first() {
+                self.status.abort.set_heard(true);
+                return Err(self.fail(home, Some(error)));
+            }
+        }
+        self.settle(home);
+        Ok(())
+    }
+
+    /// Makes a communicator whose requests have ended ready for calls.
+    fn settle(&self, home: &mut Home) {
+        if let Home::Busy(requests) = home
+            && requests.is_idle()
+            && let Home::Busy(requests) = std::mem::replace(home, Home::Closed)
+        {
+            let lost = || Home::Failed(None, Error::internal("requests have lost their engine").at(self.me()));
+            *home = requests.into_engine().map_or_else(lost, Home::Ready);
+        }
+    }
+
+    /// Whether requests may be under way: false where there are none.
+    #[inline]
+    pub(super) fn may_be_busy(&self) -> bool {
+        // Relaxed: whoever calls has begun them, or comes after a thread that has.
+        self.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests are under way, or what they have sent.
+    pub(super) fn is_busy(&self) -> bool {
+        if !self.may_be_busy() {
+            return false;
+        }
+        let Ok(mut home) = self.take_turn() else { return false };
+        self.settle(&mut home);
+        matches!(*home, Home::Busy(_))
+    }
+
+    /// Runs `body` on the engine, beside messages that are under way.
+    ///
+    /// # Errors
+    /// That of `body`; `None` where there is no engine.
+    pub(super) fn beside<T>(&self, home: &mut Home, body: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let Home::Busy(requests) = home else { return None };
+        self.beat();
+        requests.go_beside();
+        let value = requests.engine().map(body);
+        requests.return_from_beside();
+        value
+    }
+
+    // For the watcher.
+
+    /// Whether something is outstanding that the program has not driven since `last`, which it updates.
+    pub(super) fn is_unattended(&self, last: &mut u64) -> bool {
+        let beat = self.beat.load(Ordering::Relaxed);
+        let is_urgent = self.is_urgent.load(Ordering::Relaxed);
+        std::mem::replace(last, beat) == beat || is_urgent
+    }
+
+    /// Whether the watcher has to come back.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.is_outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Moves what can move, until nothing has moved for a moment or the program wants its engine. True where something
+    /// has moved.
+    ///
+    /// Where nothing else is outstanding (`is_alone`), it sleeps here until something may move: the program rings
+    /// `chime` when it wants its engine.
+    pub(super) fn visit(&self, chime: &Arc<Chime>, is_alone: impl Fn() -> bool) -> bool {
+        let Some(mut home) = self.home.try_visit() else { return false };
+        self.is_urgent.store(false, Ordering::Relaxed);
+        // Left by a thread that has found its request ended; one that still waits says so again.
+        self.is_wanted.store(false, Ordering::Relaxed);
+        let (mut moved, mut dry) = (false, 0);
+        loop {
+            let heard = chime.count();
+            if self.is_wanted.load(Ordering::Relaxed) {
+                return moved;
+            }
+            if self.drive_once(&mut home) {
+                (moved, dry) = (true, 0);
+                continue;
+            }
+            dry += 1;
+            if dry < DRY_LOOKS {
+                cpu::yield_now();
+                continue;
+            }
+            let Some(requests) = under_way(&mut home) else {
+                self.is_outstanding.store(false, Ordering::Relaxed);
+                return moved;
+            };
+            let has_slept = is_alone() && requests.sleep(chime, heard);
+            if !has_slept || chime.count() != heard {
+                return moved;
+            }
+        }
+    }
+}
+
+/// The requests that have not ended, or have not sent all.
+fn under_way(home: &mut Home) -> Option<&mut Requests> {
+    let Home::Busy(requests) = home else { return None };
+    if requests.is_idle() { None } else { Some(requests) }
+}
+
+/// The error of a call while another one has the communicator.
+#[cold]
+fn in_use() -> Error {
+    Error::invalid_usage("the communicator is in use by another thread or an outer call: one thread uses it at a time")
+}
+
+/// From here on a request that does not end at once is the watcher's from the start: its wake is a small part of it.
+const URGENT_BYTES: usize = 256 << 10;
+/// How long a thread sleeps that waits for a request while another thread has the communicator.
+const ELSEWHERE_NAP: Duration = Duration::from_micros(50);
+/// How often in a row a visitor looks in vain.
+const DRY_LOOKS: u32 = 32;

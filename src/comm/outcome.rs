@@ -1,0 +1,199 @@
+//! How requests end, and whose duty it is to say so.
+
+use std::task::Waker;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
+use crate::sys::futex;
+
+/// How a request ended.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// [`UNDER_WAY`], [`WELL`] or [`FAILED`].
+    state: AtomicU32,
+    error: Mutex<Option<Error>>,
+    /// Whether a thread has waited for it.
+    is_awaited: AtomicBool,
+    /// Whether its error only says that another request has failed.
+    is_left: AtomicBool,
+    /// The task that waits for it, if one does.
+    waker: Mutex<Option<Waker>>,
+    has_waker: AtomicBool,
+}
+
+const UNDER_WAY: u32 = 0;
+const WELL: u32 = 1;
+const FAILED: u32 = 2;
+
+impl Outcome {
+    fn set(&self, result: Result<()>) {
+        let state = match result {
+            Ok(()) => WELL,
+            Err(error) => {
+                *self.error.lock() = Some(error);
+                FAILED
+            }
+        };
+        // Pairs with the acquire in `is_set`: whoever sees the end sees what the operation has written.
+        self.state.store(state, Ordering::Release);
+        // Partner of the heavy barrier in `wake_at_end`: either this thread sees the waker, or the task sees the end.
+        futex::light_barrier();
+        if self.has_waker.load(Ordering::Relaxed) {
+            // Without the lock: a waker may run the task at once, which looks again.
+            let waker = self.waker.lock().take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Wakes the task of `waker` when the request ends. The caller looks again whether it has.
+    pub(super) fn wake_at_end(&self, waker: &Waker) {
+        *self.waker.lock() = Some(waker.clone());
+        self.has_waker.store(true, Ordering::Relaxed);
+        if !futex::heavy_barrier() {
+            // Nobody knows what the other thread has seen: the task looks again.
+            waker.wake_by_ref();
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.state.load(Ordering::Acquire) != UNDER_WAY
+    }
+
+    /// How it has ended; to be asked once it has.
+    pub(super) fn result(&self) -> Result<()> {
+        match self.state.load(Ordering::Acquire) {
+            WELL => Ok(()),
+            UNDER_WAY => Err(Error::internal("a request has not ended")),
+            _ => Err(self.error.lock().as_ref().map_or_else(|| Error::internal("no reason"), Error::duplicate)),
+        }
+    }
+
+    /// Whether the request ended with an error that ended the communicator.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_set() && self.error.lock().as_ref().is_some_and(|error| !is_own(error))
+    }
+
+    /// Whether its error only says that another request has failed.
+    pub(super) fn is_left(&self) -> bool {
+        // Relaxed: it was set before the end, which the caller has seen.
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the program does not go on before the request has ended.
+    pub(super) fn note_wait(&self) {
+        // Relaxed: it is told to other ranks, and nothing is published by it.
+        self.is_awaited.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The duty to say how a request ended. A promise that is dropped before it was kept, as when another request's error
+/// ends the thread, sets an error: otherwise `wait` would wait for a request at which no thread works.
+#[derive(Debug)]
+pub(super) struct Promise {
+    outcome: Arc<Outcome>,
+    /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
+    /// after the outcome was set.
+    _buffers: Option<Box<dyn Kept>>,
+}
+
+/// Buffers that a promise keeps alive.
+pub(super) trait Kept: std::fmt::Debug + Send + Sync {}
+
+impl Promise {
+    /// A promise, and the outcome that it sets.
+    pub(super) fn new() -> (Promise, Arc<Outcome>) {
+        Promise::with(None)
+    }
+
+    /// A promise that keeps `buffers` alive, and the outcome that it sets.
+    pub(super) fn keeping(buffers: Box<dyn Kept>) -> (Promise, Arc<Outcome>) {
+        Promise::with(Some(buffers))
+    }
+
+    fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
+        let outcome = Arc::<Outcome>::default();
+        (Promise { outcome: Arc::clone(&outcome), _buffers: buffers }, outcome)
+    }
+
+    pub(super) fn set(&self, result: Result<()>) {
+        self.outcome.set(result);
+    }
+
+    /// Whether it is the promise of `outcome`.
+    pub(super) fn is_of(&self, outcome: &Arc<Outcome>) -> bool {
+        Arc::ptr_eq(&self.outcome, outcome)
+    }
+
+    /// Whether a thread waits for the operation.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.outcome.is_awaited.load(Ordering::Relaxed)
+    }
+
+    /// Says that one part of an operation has ended well. The last part to end sets the outcome.
+    pub(super) fn keep(part: Arc<Promise>) {
+        if let Some(promise) = Arc::into_inner(part) {
+            promise.set(Ok(()));
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.outcome.is_set() {
+            self.outcome.is_left.store(true, Ordering::Relaxed);
+            self.outcome.set(Err(Error::aborted(
+                "another request has failed: the error of the scope or the communicator says how",
+            )));
+        }
+    }
+}
+
+/// Whether an error is the caller's own: the communicator goes on after it.
+pub(super) fn is_own(error: &Error) -> bool {
+    matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage)
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// A request's buffer as loom sees it.
+    struct Buffer(UnsafeCell<()>);
+
+    // SAFETY: that the program has it only when the worker has done is what the model proves; loom fails where it is
+    // not so.
+    unsafe impl Sync for Buffer {}
+    // SAFETY: as above.
+    unsafe impl Send for Buffer {}
+
+    fn after_the_worker(work: impl Fn(Promise) + Copy + Send + Sync + 'static, is_well: bool) {
+        model(Membarrier::Works, move || {
+            let buffer = Arc::new(Buffer(UnsafeCell::new(())));
+            let (promise, outcome) = Promise::new();
+            let worked = Arc::clone(&buffer);
+            let worker = loom::thread::spawn(move || {
+                worked.0.with_mut(|_| ());
+                work(promise);
+            });
+            if outcome.is_set() {
+                buffer.0.with_mut(|_| ());
+                assert_eq!(outcome.result().is_ok(), is_well);
+            }
+            worker.join().expect("loom ends the model before a panic comes here");
+        });
+    }
+
+    #[test]
+    fn the_buffer_is_the_programs_when_the_request_has_ended() {
+        after_the_worker(|promise| promise.set(Ok(())), true);
+    }
+
+    #[test]
+    fn a_request_that_nobody_works_at_ends() {
+        after_the_worker(drop, false);
+    }
+}

@@ -1,0 +1,552 @@
+//! The requests of a communicator: what has begun and not ended, beside the engine.
+//!
+//! A request begins on the thread of its caller and goes as far as it goes without waiting. From there on it is moved
+//! by whoever drives: a wait for any request of the communicator, a look whether one has ended, a blocking call in its
+//! own waits, and the [`watcher`](super::watcher) where the program does none of these.
+//!
+//! Messages run side by side, also while a collective runs that was begun before them. Collectives run one after the
+//! other, in the order in which they were begun, as all ranks must begin them; each is a [`Resumable`], which has the
+//! engine until it has ended. A message that is begun behind a group or an `all_to_all_v` whose messages have not begun
+//! waits for these: messages between two ranks keep their order.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::comm::Message;
+use crate::comm::group::{Step, Steps, run_calls};
+use crate::comm::long_rest::LongRest;
+use crate::comm::outcome::{Outcome, Promise, is_own};
+use crate::comm::panics::as_error;
+use crate::comm::under_way::{Told, UnderWay};
+use crate::engine::{Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
+use crate::error::{Error, Result};
+use crate::exec::{Background, MessageRun, Resumable};
+use crate::session::Session;
+use crate::sync::primitive::Arc;
+use crate::sync::{Backoff, Chime, Patience, Turned, progress};
+use crate::sys::coroutine::{self, Switch};
+use crate::sys::float_mode::{self, OtherMode};
+use crate::sys::{clock, futex};
+use crate::transport::{Fabric, Need, Receivers};
+
+/// What has begun on a communicator and not ended, and its engine meanwhile.
+#[derive(Debug)]
+pub(super) struct Requests {
+    /// `None` while the collective that runs has it.
+    engine: Option<Box<Engine>>,
+    session: Arc<Session>,
+    under_way: Box<UnderWay>,
+    /// Groups and collectives; the first may have begun.
+    queue: VecDeque<Queued>,
+    running: Option<Collective>,
+    /// The stack of the next collective.
+    switch: Option<Switch>,
+    waiter: Waiter,
+    /// Of the waits for a message.
+    backoff: Backoff,
+    /// Of looks between which the program does other things.
+    looks: Backoff,
+    /// The watcher's sleeps.
+    rest: Option<LongRest>,
+    /// How the thread that began the last request computes.
+    mode: OtherMode,
+}
+
+type Collective = Resumable<(Box<Engine>, Result<()>)>;
+
+impl Job<'_> {
+    /// How much its messages or its largest call move, about.
+    pub(super) fn bytes(&self) -> usize {
+        let of_messages = |messages: &[Message<'_>]| messages.iter().map(Message::bytes).max().unwrap_or(0);
+        match self {
+            Job::Message(message) => message.bytes(),
+            Job::Messages(messages) => of_messages(messages),
+            Job::Group(messages, steps) => of_messages(messages).max(steps.bytes()),
+        }
+    }
+}
+
+/// What a request is.
+#[derive(Debug)]
+pub(super) enum Job<'a> {
+    /// One message, to another rank.
+    Message(Message<'a>),
+    /// Messages that run side by side, as those of a `send_recv`, which may go to the own rank.
+    Messages(Vec<Message<'a>>),
+    /// The calls of a group: messages side by side, then collectives one after the other. Each works on what those
+    /// before it have written.
+    Group(Vec<Message<'a>>, Steps<'a>),
+}
+
+/// A group that has not ended.
+#[derive(Debug)]
+struct Queued {
+    messages: Vec<Message<'static>>,
+    steps: VecDeque<Step<'static>>,
+    promise: Promise,
+    /// Its messages that are under way now.
+    part: Option<Arc<Outcome>>,
+}
+
+impl Queued {
+    /// Whether it has messages between ranks that have not begun.
+    fn has_messages(&self) -> bool {
+        !self.messages.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Exchange(_)))
+    }
+}
+
+impl Requests {
+    /// No request yet.
+    pub(super) fn new(engine: Box<Engine>) -> Requests {
+        let session = Arc::clone(&engine.session);
+        let waiter = Waiter { patience: engine.patience(), hook: engine.hook().map(|(hook, _)| hook) };
+        let backoff = Backoff::new(waiter.patience);
+        let (under_way, queue, mode) = (Box::default(), VecDeque::new(), float_mode::of_this_thread());
+        let (running, switch, rest, looks) = (None, None, None, Backoff::new(LOOKING));
+        Requests {
+            engine: Some(engine),
+            session,
+            under_way,
+            queue,
+            running,
+            switch,
+            waiter,
+            backoff,
+            looks,
+            rest,
+            mode,
+        }
+    }
+
+    /// Gets what `job` needs of the system: where that is not to be had, nothing has begun.
+    ///
+    /// # Errors
+    /// Where there is no memory, or no thread.
+    pub(super) fn prepare(&mut self, job: &Job<'_>) -> Result<()> {
+        if matches!(job, Job::Group(..)) && self.switch.is_none() && self.running.is_none() {
+            self.switch = Some(coroutine::switch()?);
+        }
+        Ok(())
+    }
+
+    /// Begins `job`, and goes as far as that goes.
+    ///
+    /// # Errors
+    /// What ends the communicator; the request learns it from whoever ends the requests.
+    pub(super) fn begin(&mut self, job: Job<'static>, promise: Promise) -> Result<()> {
+        self.mode = float_mode::of_this_thread();
+        match job {
+            Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
+                let need = message.need();
+                if let Err(error) = self.connect(&[need], Receivers::AreAsked) {
+                    return self.refuse(error, &promise);
+                }
+                let run = beginning::begin_message(&self.session, message);
+                self.add((run, need), Told::Alone(promise))
+            }
+            Job::Message(message) => {
+                self.queue.push_back(Queued { messages: vec![message], steps: VecDeque::new(), promise, part: None });
+                Ok(())
+            }
+            Job::Messages(messages) if !self.queue.iter().any(Queued::has_messages) => {
+                let promise = Arc::new(promise);
+                match self.begin_messages(messages, &promise) {
+                    Ok(()) => {
+                        // Of messages to the own rank alone nothing is under way: the promise is kept here.
+                        Promise::keep(promise);
+                        Ok(())
+                    }
+                    Err(error) => self.refuse(error, &promise),
+                }
+            }
+            Job::Messages(messages) => {
+                self.queue.push_back(Queued { messages, steps: VecDeque::new(), promise, part: None });
+                Ok(())
+            }
+            Job::Group(messages, steps) => {
+                let is_first = self.queue.is_empty();
+                let steps = steps.into_iter().collect();
+                self.queue.push_back(Queued { messages, steps, promise, part: None });
+                if is_first { self.advance().map(drop) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Tells a request that it was not begun. Its error ends the communicator, or is its own.
+    fn refuse(&self, error: Error, promise: &Promise) -> Result<()> {
+        if is_own(&error) {
+            promise.set(Err(error.at(self.session.world.rank)));
+            return Ok(());
+        }
+        let ended = self.engine.as_ref().map_or_else(|| error.duplicate(), |engine| engine.fail(error.duplicate()));
+        promise.set(Err(ended.duplicate()));
+        Err(ended)
+    }
+
+    /// Whether nothing is under way, and peers need nothing of this rank to get what it has sent.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let is_over = self.queue.is_empty() && self.under_way.is_empty();
+        is_over && self.engine.as_mut().is_some_and(|engine| engine.is_drained())
+    }
+
+    /// What has not ended.
+    pub(super) fn left(&mut self) -> Left {
+        match (self.queue.is_empty(), self.under_way.is_empty()) {
+            (false, _) => Left::Collectives,
+            (true, false) => Left::Messages,
+            (true, true) if self.is_idle() => Left::Nothing,
+            (true, true) => Left::Unsent,
+        }
+    }
+
+    /// Waits until peers need nothing of this rank to get what it has sent.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        self.engine.as_mut().map_or(Ok(()), |engine| engine.drain())
+    }
+
+    /// The engine, for a call beside messages of requests; `None` while collectives have not ended.
+    pub(super) fn engine(&mut self) -> Option<&mut Engine> {
+        if self.queue.is_empty() { self.engine.as_deref_mut() } else { None }
+    }
+
+    /// Lends the messages to the engine, for a call of its.
+    pub(super) fn go_beside(&mut self) {
+        if let Some(engine) = &mut self.engine {
+            let messages = std::mem::take(&mut self.under_way);
+            engine.set_beside(messages);
+        }
+    }
+
+    /// Takes them back, after a call.
+    pub(super) fn return_from_beside(&mut self) {
+        let back = self.engine.as_mut().and_then(|engine| engine.take_beside());
+        if let Some(Ok(messages)) = back.map(|messages| messages.into_any().downcast()) {
+            self.under_way = messages;
+        }
+        if let Some(engine) = &self.engine {
+            self.waiter.hook = engine.hook().map(|(hook, _)| hook);
+        }
+        self.backoff = Backoff::new(self.waiter.patience);
+    }
+
+    /// The engine, once nothing is under way.
+    pub(super) fn into_engine(self) -> Option<Box<Engine>> {
+        self.engine
+    }
+
+    /// Whether `outcome` is of a request whose turn has not come, or that runs as a collective.
+    pub(super) fn is_queued(&self, outcome: &Arc<Outcome>) -> bool {
+        self.queue.iter().any(|queued| queued.promise.is_of(outcome))
+    }
+
+    /// Whether any request has not begun, or runs as a collective.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Moves what can move, and looks whether it can still end well. Never waits. True where something has moved.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn poll(&mut self) -> Result<bool> {
+        self.session.abort.check()?;
+        let _as_the_program = float_mode::in_place_of(self.mode);
+        let moved = self.advance()?;
+        Ok(self.turn(Driver::Passes)? == Turned::Moved || moved)
+    }
+
+    /// A turn of a wait for a message. It sleeps where nothing has moved for long.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn wait(&mut self) -> Result<()> {
+        self.session.abort.check()?;
+        let moved = self.advance()?;
+        match self.turn(Driver::Waits)? {
+            Turned::Tired(slice) if !moved => self.rest(slice),
+            Turned::Moved | Turned::Awake | Turned::Tired(_) => Ok(()),
+        }
+    }
+
+    /// Sleeps for the watcher, until something may move or `chime` has rung more than `heard` times. False where it has
+    /// not slept.
+    pub(super) fn sleep(&mut self, chime: &Arc<Chime>, heard: u64) -> bool {
+        let Requests { engine: Some(engine), session, under_way, queue, looks, waiter, rest, .. } = self else {
+            return false;
+        };
+        if waiter.hook.is_some() || !queue.is_empty() {
+            return false;
+        }
+        let now = clock::now();
+        let waited = looks.started().map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        let left = match under_way.is_nothing() {
+            true => Duration::MAX,
+            false => session.settings.timeout.time.saturating_sub(waited).max(LEAST_SLEEP),
+        };
+        let rest = rest.get_or_insert_with(|| {
+            session.abort.mirror(chime);
+            LongRest::new(chime)
+        });
+        // The next look is to look at everything.
+        looks.look_soon();
+        rest.sleep((session, engine.fabric()), under_way, (heard, left))
+    }
+
+    /// Lets the first of the queue end, or waits for a moment.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn finish_first(&mut self) -> Result<()> {
+        self.session.abort.check()?;
+        if let Some(running) = self.running.as_mut().filter(|_| self.waiter.hook.is_none()) {
+            let ended = running.finish(&mut *self.under_way);
+            if let Some(ended) = ended {
+                self.end_collective(ended)?;
+            }
+            return self.advance().map(drop);
+        }
+        self.wait()
+    }
+
+    /// Ends the collective that runs, because of `error`; the engine, if it was not lost.
+    pub(super) fn stop(&mut self, error: &Error) -> Option<Box<Engine>> {
+        while let Some(running) = &mut self.running {
+            if let Some((mut engine, _)) = running.resume(Some(error.duplicate())) {
+                let _none = engine.exchange_hook(self.waiter.hook.clone());
+                (self.engine, self.running) = (Some(engine), None);
+            }
+        }
+        self.return_from_beside();
+        self.engine.take()
+    }
+
+    /// Tells all requests that `error` has ended the communicator.
+    pub(super) fn give_up(mut self, error: &Error) {
+        let promises = self.under_way.give_up();
+        promises.iter().for_each(|told| told.fail(error));
+        self.queue.iter().for_each(|queued| queued.promise.set(Err(error.duplicate())));
+    }
+
+    fn add(&mut self, message: (MessageRun<'static>, Need), told: Told) -> Result<()> {
+        match fabric_of(&mut self.engine, &mut self.running) {
+            Some(fabric) => self.under_way.add(fabric, message, told),
+            None => Err(Error::internal("a request has no connections")),
+        }
+    }
+
+    fn turn(&mut self, driver: Driver) -> Result<Turned> {
+        let Requests { engine, running, session, under_way, waiter, backoff, looks, .. } = self;
+        let Some(fabric) = fabric_of(engine, running) else { return Ok(Turned::Awake) };
+        if under_way.is_empty() {
+            // A collective looks by itself whether it can end well. What has ended here may still be on its way.
+            return match (fabric.links().pump()?, driver) {
+                (true, _) => Ok(Turned::Moved),
+                (false, Driver::Waits) if backoff.spin() => Ok(Turned::Awake),
+                (false, _) => {
+                    progress::turn(waiter.hook.as_ref())?;
+                    Ok(Turned::Tired(progress::rest(waiter.hook.as_ref(), LONG_REQUEST_NAP)))
+                }
+            };
+        }
+        if driver == Driver::Waits && waiter.patience.spins > MOST_LOOKS_IN_A_CROWD {
+            under_way.spin(fabric.links());
+        }
+        let wait = if driver == Driver::Waits { &mut *backoff } else { &mut *looks };
+        let turned = waiter.turn((session, fabric), &mut **under_way, wait)?;
+        if turned == Turned::Moved {
+            waiter.patience.follow_processors(wait);
+            (*backoff, *looks) = (Backoff::new(waiter.patience), Backoff::new(LOOKING));
+        }
+        Ok(turned)
+    }
+
+    fn rest(&mut self, slice: Duration) -> Result<()> {
+        let nap = slice.min(self.backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP));
+        let alone = self.running.is_none();
+        let Requests { engine, running, under_way, .. } = self;
+        let Some(fabric) = fabric_of(engine, running) else { return Ok(()) };
+        let links = fabric.links();
+        if links.has_pumps() {
+            return links.rest_on_pumps(nap);
+        }
+        match under_way.flag(links).filter(|_| alone) {
+            Some((flag, target)) => flag.park(target, slice),
+            None => futex::nap(nap),
+        }
+        Ok(())
+    }
+
+    /// Moves the first of the queue, and those behind it, as far as they go without waiting.
+    fn advance(&mut self) -> Result<bool> {
+        let mut moved = false;
+        loop {
+            if let Some(running) = &mut self.running {
+                match running.resume(None) {
+                    None => return Ok(running.has_moved() | moved),
+                    Some(ended) => self.end_collective(ended)?,
+                }
+                moved = true;
+            }
+            if !self.advance_first()? {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+
+    /// Goes on with the first of the queue. False where it waits.
+    fn advance_first(&mut self) -> Result<bool> {
+        let Some(first) = self.queue.front_mut() else { return Ok(false) };
+        if first.part.as_ref().is_some_and(|part| !part.is_set()) {
+            return Ok(false);
+        }
+        first.part = None;
+        let (begun, outcome) = if first.messages.is_empty() {
+            match first.steps.pop_front() {
+                None => {
+                    if let Some(ended) = self.queue.pop_front() {
+                        ended.promise.set(Ok(()));
+                    }
+                    return Ok(true);
+                }
+                Some(Step::Calls(calls)) => (self.start_collective(calls), None),
+                Some(Step::Exchange(messages)) => {
+                    let (promise, outcome) = Promise::new();
+                    let promise = Arc::new(promise);
+                    let begun = self.begin_exchange(messages, &promise);
+                    Promise::keep(promise);
+                    (begun, Some(outcome))
+                }
+            }
+        } else {
+            let (messages, (promise, outcome)) = (std::mem::take(&mut first.messages), Promise::new());
+            let promise = Arc::new(promise);
+            let begun = self.begin_messages(messages, &promise);
+            Promise::keep(promise);
+            (begun, Some(outcome))
+        };
+        if let Some(first) = self.queue.front_mut() {
+            first.part = outcome;
+        }
+        self.tell_own(begun)?;
+        Ok(true)
+    }
+
+    fn start_collective(&mut self, calls: Vec<crate::comm::Call<'static>>) -> Result<()> {
+        let Some(mut engine) = self.engine.take() else { return Err(Error::internal("a request has no engine")) };
+        let switch = match self.switch.take().map_or_else(coroutine::switch, Ok) {
+            Ok(switch) => switch,
+            Err(error) => {
+                self.engine = Some(engine);
+                return Err(error);
+            }
+        };
+        // The program's code runs on the program's stacks: its languages know how far they go. Who drives calls it.
+        let _kept_by_the_waiter = engine.exchange_hook(None);
+        self.running = Some(Resumable::new(switch, move |background| {
+            let result = as_error("a request", || run_calls(&mut engine, &calls, background));
+            (engine, result)
+        }));
+        Ok(())
+    }
+
+    fn end_collective(&mut self, (engine, result): (Box<Engine>, Result<()>)) -> Result<()> {
+        let mut engine = engine;
+        let _none = engine.exchange_hook(self.waiter.hook.clone());
+        self.engine = Some(engine);
+        self.switch = self.running.take().and_then(Resumable::into_switch);
+        self.backoff = Backoff::new(self.waiter.patience);
+        self.tell_own(result)
+    }
+
+    /// Tells the first of the queue of an error of its own, which ends it. The rest ends the communicator.
+    fn tell_own(&mut self, result: Result<()>) -> Result<()> {
+        match result {
+            Err(error) if is_own(&error) => {
+                if let Some(ended) = self.queue.pop_front() {
+                    ended.promise.set(Err(error.at(self.session.world.rank)));
+                }
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn begin_messages(&mut self, messages: Vec<Message<'static>>, promise: &Arc<Promise>) -> Result<()> {
+        // Copied here and not when they were queued, for the reason that `begin_exchange` gives.
+        let others = beginning::copy_to_self(&self.session, messages)?;
+        let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        self.connect(&needs, Receivers::AreAsked)?;
+        for (message, need) in others.into_iter().zip(needs) {
+            let run = beginning::begin_message(&self.session, message);
+            self.add((run, need), Told::Together(Arc::clone(promise)))?;
+        }
+        Ok(())
+    }
+
+    fn begin_exchange(&mut self, messages: Vec<Message<'static>>, promise: &Arc<Promise>) -> Result<()> {
+        // Copied here and not when it was queued: an earlier collective of the same group may have written what is
+        // copied.
+        let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
+        let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        self.connect(&needs, Receivers::Come)?;
+        let (_, runs) = beginning::begin_exchange(&self.session, others, data_type);
+        for (run, need) in runs.into_iter().zip(needs) {
+            self.add((run, need), Told::Together(Arc::clone(promise)))?;
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, needs: &[Need], receivers: Receivers) -> Result<()> {
+        let Requests { engine, running, session, waiter, .. } = self;
+        let Some(fabric) = fabric_of(engine, running) else { return Err(Error::internal("no connections")) };
+        if fabric.has(needs) {
+            return Ok(());
+        }
+        waiter.begin_connect((session, fabric), (needs, receivers))
+    }
+}
+
+/// What has not ended of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    Nothing,
+    /// What they have sent needs this rank's help.
+    Unsent,
+    Messages,
+    Collectives,
+}
+
+/// Who takes a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    /// One that does nothing else.
+    Waits,
+    /// One that goes on with something else.
+    Passes,
+}
+
+/// A deadline that has all but passed.
+const LEAST_SLEEP: Duration = Duration::from_millis(1);
+/// Waits that are to look no oftener than this share their processor: they do not spin between turns.
+const MOST_LOOKS_IN_A_CROWD: u32 = 128;
+/// Of looks between which the program does other things: each looks whether requests can still end well, and none spins
+/// or yields.
+const LOOKING: Patience = Patience::fixed(0, Duration::ZERO);
+
+/// The connections: the engine's, or those that the collective lends which has the engine.
+fn fabric_of<'a>(engine: &'a mut Option<Box<Engine>>, running: &'a mut Option<Collective>) -> Option<&'a mut Fabric> {
+    match engine {
+        Some(engine) => Some(engine.fabric()),
+        None => running.as_mut()?.fabric(),
+    }
+}
+
+/// The error of a call that cannot run beside requests.
+#[cold]
+pub(super) fn under_way() -> Error {
+    Error::invalid_usage("requests are under way on this communicator: wait for them before this call")
+}

@@ -1,0 +1,389 @@
+//! Requests: what runs beside what, who moves it, and how it ends.
+
+use std::time::Duration;
+
+use crate::comm::{Buffer, Buffers, Call, CallCount, Message, local};
+use crate::config::Config;
+use crate::error::{Error, Kind};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+fn leaked(count: usize, value: u32) -> &'static mut [u32] {
+    Box::leak(vec![value; count].into())
+}
+
+fn sum(buffer: &'static mut [u32]) -> Call<'static> {
+    let (count, buffers) = (CallCount::Each(buffer.len() as u64), Buffers::shared(buffer));
+    let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
+    Call { collective, data_type, op, root: None, count, buffers }
+}
+
+fn sum_of(count: usize, value: u32) -> Call<'static> {
+    sum(leaked(count, value))
+}
+
+/// Regression: any error that a request had returned counted as the one that ended the communicator, of which nothing
+/// is told any more when it is dropped.
+#[test]
+fn the_error_is_heard_from_the_request_that_has_failed_and_no_other() {
+    local::run(2, |comm| {
+        let rank = comm.rank();
+        let abort = comm.shared.status.abort.clone();
+        let other = Rank::new(1 - rank);
+        // Found by the rank that receives, where the request is moved; its own fault ends nothing.
+        let own = Message::send(leaked(1, 9), Rank::new(rank));
+        comm.begin_message(own).expect_err("a send to itself has no recv");
+        let count = 1 + rank as usize;
+        let pending = match rank {
+            0 => comm.begin_message(Message::send(leaked(count, 7), other))?,
+            _ => comm.begin_message(Message::recv(leaked(count, 9), other))?,
+        };
+        if rank == 0 {
+            pending.wait()?;
+            comm.barrier().expect_err("the receiver has ended the communicator");
+            return Ok(());
+        }
+        while !pending.is_finished() {
+            std::thread::yield_now();
+        }
+        assert!(!abort.is_heard(), "to look whether it has ended tells nothing");
+        pending.wait().expect_err("the counts differ");
+        assert!(abort.is_heard());
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Calls of every kind in one order, on ranks that have requests under way and on ranks that have none.
+#[test]
+fn calls_run_beside_requests_and_without_any() {
+    local::run(3, |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let (right, left) = (Rank::new((rank + 1) % size), Rank::new((rank + 2) % size));
+        let own = Rank::new(rank);
+        for busy in [0, 1, 2] {
+            // What rank `busy` has begun is taken only behind other calls.
+            let receives = own.after(2, size) == Rank::new(busy);
+            let sends = rank == busy;
+            let early = sends.then(|| comm.begin_message(Message::send(leaked(300_000, 7), right))).transpose()?;
+            comm.run(&sum(leaked(10, rank)))?;
+            let mut group = vec![Message::send(leaked(3, rank), own), Message::recv(leaked(3, 9), own)];
+            group.extend([Message::send(leaked(5, rank), left), Message::recv(leaked(5, 9), right)]);
+            comm.begin_all(group, vec![sum(leaked(4, 1)), sum(leaked(4, 2))])?.wait()?;
+            let both = |peer: u32| {
+                let peer = Rank::new(peer);
+                [Message::send(leaked(2, rank), peer), Message::recv(leaked(2, 9), peer)]
+            };
+            if receives {
+                comm.message(Message::recv(leaked(300_000, 9), left))?;
+            }
+            comm.exchange((0..size).flat_map(both).collect())?;
+            comm.begin_exchange((0..size).flat_map(both).collect())?.wait()?;
+            {
+                comm.messages((0..size).flat_map(both).collect())?;
+                comm.begin_messages((0..size).flat_map(both).collect())?.wait()?;
+            }
+            if let Some(early) = early {
+                early.wait()?;
+                assert!(early.is_finished());
+            }
+        }
+        comm.barrier()?;
+        assert!(comm.async_error().is_none());
+        comm.finalize()
+    })
+    .unwrap();
+}
+
+/// Splits and the like on ranks that have requests under way and on ranks that have none. A peer comes to the call
+/// only when it has had, or before it sends, the message of a request.
+#[test]
+fn set_ups_run_beside_requests_and_what_is_under_way_goes_on_meanwhile() {
+    for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
+        let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
+        local::run_with(3, &config.with_timeout(Duration::from_secs(30)), |comm| {
+            let (rank, size) = (comm.rank(), comm.size());
+            for count in [1, 300_000] {
+                let early = (rank == 0).then(|| comm.begin_message(Message::send(leaked(count, 7), Rank::new(1))));
+                let late = (rank == 0).then(|| comm.begin_message(Message::recv(leaked(count, 9), Rank::new(2))));
+                if rank == 1 {
+                    comm.message(Message::recv(leaked(count, 9), Rank::new(0)))?;
+                }
+                let half = comm.split(Some(rank % 2), 0)?.ok_or_else(|| Error::internal("no child"))?;
+                assert_eq!((half.rank(), half.size()), (rank / 2, 2 - rank % 2));
+                assert_eq!(
+                    (comm.placement()?.local_rank, comm.on_my_host()?.size(), comm.cross()?.size()),
+                    (rank, size, 1)
+                );
+                assert!(comm.split((rank == 1).then_some(0), 0)?.is_some() == (rank == 1));
+                comm.register(&Buffer::<u32>::new(100)?)?;
+                half.barrier()?;
+                if rank == 2 {
+                    comm.message(Message::send(leaked(count, 5), Rank::new(0)))?;
+                }
+                for pending in early.into_iter().chain(late) {
+                    pending?.wait()?;
+                }
+            }
+            comm.finalize()
+        })
+        .unwrap();
+    }
+}
+
+/// A rank that has a request under way hears of the stuck peer by its own watch, and not while it waits for the
+/// exchange.
+#[test]
+fn a_split_beside_requests_and_a_collective_are_a_mismatch() {
+    let soon = Duration::from_secs(30);
+    let config = Config::default().with_timeout(soon).with_init_timeout(soon);
+    let ends: Vec<Error> = local::run_with(2, &config, |comm| {
+        let rank = comm.rank();
+        if rank == 1 {
+            let call = Call {
+                collective: Collective::AllReduce,
+                data_type: DataType::U32,
+                op: Some(ReduceOp::Sum),
+                root: None,
+                count: CallCount::Each(1),
+                buffers: Buffers::shared(leaked(1, 1)),
+            };
+            return Ok(comm.run(&call).expect_err("the other rank is elsewhere"));
+        }
+        let pending = comm.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?;
+        let end = comm.split(Some(0), 0).expect_err("the other rank is elsewhere");
+        pending.wait().expect_err("its communicator has failed");
+        Ok(end)
+    })
+    .unwrap();
+    for end in ends {
+        assert_eq!(end.kind(), Kind::Mismatch, "{end}");
+        assert!(end.message().contains("called split, rank 1 called all_reduce #0"), "{end}");
+    }
+}
+
+/// What MPI programs do: a receive is begun, other calls block, then the receive is waited for. Each rank's message is
+/// sent behind the calls, and the large ones need both ranks at the same time.
+#[test]
+fn blocking_calls_run_beside_requests() {
+    for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
+        let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
+        local::run_with(2, &config.with_timeout(Duration::from_secs(30)), |comm| {
+            let (rank, other) = (comm.rank(), 1 - comm.rank());
+            for count in [1, 300_000] {
+                let pending = comm.begin_message(Message::recv(leaked(count, 9), Rank::new(other)))?;
+                assert!(!pending.is_finished());
+                let mut sum = vec![rank; count];
+                comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+                assert!(sum.iter().all(|sum| *sum == 1));
+                comm.barrier()?;
+                comm.send(&vec![rank; count], other)?;
+                pending.wait()?;
+                // A collective of a request, and calls behind it.
+                let early = comm.begin(sum_of(count, 1))?;
+                let sent = comm.begin_message(Message::send(leaked(count, 7), Rank::new(other)))?;
+                comm.broadcast(&mut sum, 0)?;
+                let mut got = vec![9u32; count];
+                comm.recv(&mut got, other)?;
+                assert!(early.is_finished() && got == vec![7; count]);
+                sent.wait()?;
+                early.wait()?;
+            }
+            assert_eq!(
+                comm.begin_message(Message::send(leaked(1, 9), Rank::new(rank))).unwrap_err().kind(),
+                Kind::InvalidUsage
+            );
+            comm.finalize()
+        })
+        .unwrap();
+    }
+}
+
+/// One rank begins a collective, and sends before it waits for it; the other receives before it begins it: as in MPI, a
+/// message does not wait for the end of a collective that was begun before it. Large ones need more than slots hold.
+#[test]
+fn a_message_does_not_wait_for_a_collective_that_was_begun_before_it() {
+    for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
+        let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
+        local::run_with(2, &config.with_timeout(Duration::from_secs(30)), |comm| {
+            let other = 1 - comm.rank();
+            for count in [1, 300_000] {
+                let mut words = vec![7u32; count];
+                if comm.rank() == 0 {
+                    let early = comm.begin(sum_of(count, 1))?;
+                    comm.send(&words, other)?;
+                    early.wait()?;
+                } else {
+                    comm.recv(&mut words, other)?;
+                    comm.begin(sum_of(count, 1))?.wait()?;
+                }
+            }
+            comm.finalize()
+        })
+        .unwrap();
+    }
+}
+
+/// Collectives of two communicators in different orders, of which each rank waits for another first.
+#[test]
+fn collectives_of_two_communicators_wait_for_each_other_in_any_order() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let beside = comm.by_color(0, 0)?;
+        for count in [1, 300_000] {
+            let order = if comm.rank() == 0 { [&comm, &beside] } else { [&beside, &comm] };
+            let begun = order.map(|comm| comm.begin(sum_of(count, 1)));
+            for pending in begun {
+                pending?.wait()?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Nobody drives one rank's requests but the watcher: its program waits for what comes of them at the other rank.
+#[test]
+fn the_watcher_moves_what_the_program_leaves_alone() {
+    for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
+        let (told, heard) = std::sync::mpsc::channel::<()>();
+        let heard = std::sync::Mutex::new(heard);
+        let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
+        local::run_with(2, &config.with_timeout(Duration::from_secs(30)), |comm| {
+            for count in [1, 300_000] {
+                let (send, recv) = (Rank::new(1), Rank::new(0));
+                if comm.rank() == 0 {
+                    let sum = comm.begin(sum_of(count, 1))?;
+                    let sent = comm.begin_message(Message::send(leaked(count, 7), send))?;
+                    let came = heard.lock().expect("one thread has it").recv_timeout(Duration::from_secs(30));
+                    assert!(came.is_ok(), "the other rank has waited for ever");
+                    sum.wait()?;
+                    sent.wait()?;
+                } else {
+                    let sum = comm.begin(sum_of(count, 1))?;
+                    comm.begin_message(Message::recv(leaked(count, 9), recv))?.wait()?;
+                    sum.wait()?;
+                    told.send(()).expect("the other rank listens");
+                }
+            }
+            comm.finalize()
+        })
+        .unwrap();
+    }
+}
+
+/// A forgotten request goes on, and ends with its communicator at the latest.
+#[test]
+fn requests_are_dropped_and_forgotten_in_any_order() {
+    local::run(2, |comm| {
+        let other = Rank::new(1 - comm.rank());
+        for count in [1, 100_000] {
+            let received = comm.begin_message(Message::recv(leaked(count, 9), other))?;
+            std::mem::forget(comm.begin(sum_of(count, 1))?);
+            drop(comm.begin_message(Message::send(leaked(count, 7), other))?);
+            let last = comm.begin(sum_of(count, 1))?;
+            drop(received);
+            last.wait()?;
+        }
+        comm.finalize()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_request_that_fails_ends_the_communicator_on_all_ranks() {
+    local::run(3, |comm| {
+        let rank = comm.rank();
+        let count = if rank == 2 { 2000 } else { 1000 };
+        let error = comm.begin(sum(leaked(count, rank)))?.wait().unwrap_err();
+        assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+        assert!(comm.async_error().is_some());
+        assert!(comm.run(&sum(leaked(1, 1))).is_err() && comm.begin(sum(leaked(1, 1))).is_err());
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Whoever sees that a request has failed, in whatever way, finds the communicator ended, also from another thread
+/// and while the failed request's engine is not back.
+#[test]
+fn a_failed_request_has_ended_the_communicator_before_it_says_so() {
+    for kind in 0..2 {
+        local::run(2, |comm| {
+            let rank = comm.rank();
+            let pending = match kind {
+                0 => comm.begin(sum(leaked(1000 + rank as usize, 1)))?,
+                _ if rank == 0 => comm.begin_message(Message::send(leaked(1, 7), Rank::new(1)))?,
+                _ => comm.begin_message(Message::recv(leaked(2, 9), Rank::new(0)))?,
+            };
+            if kind == 1 && rank == 0 {
+                // The message has gone; the error is the receiver's, and comes with a call.
+                pending.wait()?;
+                comm.run(&sum(leaked(1, 1))).expect_err("the receiver has ended the communicator");
+                return Ok(());
+            }
+            let seen = std::thread::scope(|threads| {
+                let watchdog = threads.spawn(|| {
+                    while !pending.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    comm.async_error().map(|error| error.kind())
+                });
+                watchdog.join()
+            });
+            assert_eq!(seen.expect("it does not panic"), Some(Kind::Mismatch));
+            assert_eq!(pending.wait().unwrap_err().kind(), Kind::Mismatch);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn threads_share_a_communicator_with_requests_and_come_one_at_a_time() {
+    let refused = local::run(2, |comm| {
+        let rank = comm.rank();
+        let refused = std::thread::scope(|threads| {
+            let calls = || {
+                let mut refused = 0;
+                for _ in 0..200 {
+                    // To the rank itself: a call with a peer that was refused on one side would wait for ever.
+                    match comm.begin_all(own_pair(rank), Vec::new()).map(|pending| pending.wait()) {
+                        Ok(waited) => waited?,
+                        Err(error) if error.kind() == Kind::InvalidUsage => refused += 1,
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(refused)
+            };
+            let other = threads.spawn(calls);
+            let mine = calls()?;
+            Ok(mine + other.join().expect("it does not panic")?)
+        })?;
+        comm.barrier()?;
+        comm.finalize()?;
+        Ok(refused)
+    });
+    // How many is up to the system; each of them did no harm.
+    assert!(refused.unwrap().iter().all(|refused| *refused < 400));
+}
+
+/// A message of this rank to itself.
+fn own_pair(rank: u32) -> Vec<Message<'static>> {
+    let own = Rank::new(rank);
+    vec![Message::send(leaked(3, rank), own), Message::recv(leaked(3, 9), own)]
+}
+
+#[test]
+fn a_communicator_that_is_dropped_waits_for_its_requests() {
+    local::run(2, |comm| {
+        let theirs = Rank::new(1 - comm.rank());
+        let sends = comm.rank() == 0;
+        let pending = match sends {
+            true => comm.begin_message(Message::send(leaked(300_000, 7), theirs))?,
+            false => comm.begin_message(Message::recv(leaked(300_000, 9), theirs))?,
+        };
+        drop(comm);
+        assert!(pending.is_finished());
+        pending.wait()
+    })
+    .unwrap();
+}

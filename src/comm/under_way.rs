@@ -1,0 +1,208 @@
+//! The messages of requests that have begun and not ended.
+
+use std::any::Any;
+
+use crate::bootstrap::Bootstrap;
+use crate::comm::outcome::Promise;
+use crate::engine::Beside;
+use crate::error::{Error, Result};
+use crate::exec::{Background, Blocked, MessageRun, Progress, Task};
+use crate::sync::primitive::Arc;
+use crate::sync::{AwaitedMessage, Flag};
+use crate::sys::cpu;
+use crate::transport::{Fabric, Links, Need};
+
+/// Messages that have begun and not ended, in their order.
+#[derive(Debug, Default)]
+pub(super) struct UnderWay {
+    messages: Vec<Begun>,
+    /// The connections of messages that a turn has found waiting: kept for its memory alone.
+    blocked: Vec<Need>,
+}
+
+/// A message with the connection that it needs, and the promise of its operation until it has ended.
+#[derive(Debug)]
+struct Begun {
+    run: MessageRun<'static>,
+    need: Need,
+    told: Option<Told>,
+}
+
+/// Who is told of a message's end.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A request of this message alone.
+    Alone(Promise),
+    /// A request of several messages.
+    Together(Arc<Promise>),
+}
+
+impl Told {
+    /// The message has ended well.
+    pub(super) fn end(self) {
+        match self {
+            Told::Alone(promise) => promise.set(Ok(())),
+            Told::Together(part) => Promise::keep(part),
+        }
+    }
+
+    /// `error` has ended the communicator.
+    pub(super) fn fail(&self, error: &Error) {
+        match self {
+            Told::Alone(promise) => promise.set(Err(error.duplicate())),
+            Told::Together(part) => part.set(Err(error.duplicate())),
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        match self {
+            Told::Alone(promise) => promise.is_awaited(),
+            Told::Together(part) => part.is_awaited(),
+        }
+    }
+}
+
+impl UnderWay {
+    /// A message begins. It goes as far as it goes at once.
+    ///
+    /// # Errors
+    /// As [`UnderWay::progress`].
+    #[inline]
+    pub(super) fn add(
+        &mut self,
+        fabric: &mut Fabric,
+        (mut run, need): (MessageRun<'static>, Need),
+        told: Told,
+    ) -> Result<()> {
+        let is_first = !self.messages.iter().any(|begun| begun.need == need);
+        let progress = match is_first && fabric.is_connected(&need) {
+            true => run.progress(fabric.links()),
+            false => Ok(Progress::Idle),
+        };
+        if matches!(progress, Ok(Progress::Done)) {
+            told.end();
+            return Ok(());
+        }
+        self.messages.push(Begun { run, need, told: Some(told) });
+        progress.map(drop)
+    }
+
+    /// The promises of messages that will not end.
+    pub(super) fn give_up(&mut self) -> Vec<Told> {
+        // The runs first: who has seen a request's error finds its buffers unused.
+        let promises = self.messages.iter_mut().filter_map(|begun| begun.told.take()).collect();
+        self.messages.clear();
+        promises
+    }
+
+    /// Moves the messages; true where one has moved.
+    ///
+    /// # Errors
+    /// Of a message: then all that have not ended are still here.
+    pub(super) fn progress(&mut self, fabric: &mut Fabric) -> Result<bool> {
+        let UnderWay { messages, blocked } = self;
+        let (mut moved, mut failed) = (false, Ok(()));
+        blocked.clear();
+        messages.retain_mut(|Begun { run, need, told }| {
+            // Messages of one connection keep their order: the first that has not ended blocks those behind it.
+            if failed.is_err() || blocked.contains(need) {
+                return true;
+            }
+            let progress = match fabric.is_connected(need) {
+                true => run.progress(fabric.links()),
+                false => Ok(Progress::Idle),
+            };
+            match progress {
+                Ok(Progress::Done) => {
+                    moved = true;
+                    if let Some(told) = told.take() {
+                        told.end();
+                    }
+                    return false;
+                }
+                Ok(progress) => moved |= progress == Progress::Moved,
+                // The request learns it once the communicator has ended.
+                Err(error) => failed = Err(error),
+            }
+            blocked.push(*need);
+            true
+        });
+        failed.map(|()| moved)
+    }
+
+    /// Looks for a moment at what the first message waits for: a peer that is about to raise it does so meanwhile.
+    pub(super) fn spin(&self, links: &Links) {
+        let first = self.messages.first().filter(|begun| links.has(&begun.need));
+        if let Some(Blocked { flag: (flag, target) }) = first.and_then(|begun| begun.run.blocked(links)) {
+            for _ in 0..SPINS {
+                if flag.reached(target) {
+                    return;
+                }
+                cpu::relax();
+            }
+        }
+    }
+
+    /// What the messages wait for that can move next, if that is one flag alone.
+    pub(super) fn flag<'a>(&'a self, links: &'a Links) -> Option<(&'a Flag, u64)> {
+        let [Begun { run, need, .. }] = &self.messages[..] else { return None };
+        let Blocked { flag } = links.has(need).then(|| run.blocked(links))??;
+        Some(flag)
+    }
+
+    /// Whether no message is under way.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The flags that the messages wait for, each with the value beside it; `None` where something else has to be
+    /// looked at.
+    pub(super) fn flags<'a>(&'a self, links: &'a Links) -> Option<Vec<(&'a Flag, u64)>> {
+        let mut seen: Vec<Need> = Vec::new();
+        let mut flags = Vec::new();
+        for Begun { run, need, .. } in &self.messages {
+            if seen.contains(need) {
+                continue;
+            }
+            seen.push(*need);
+            // The others wait for their connections.
+            if links.has(need) {
+                let Blocked { flag } = run.blocked(links)?;
+                flags.push(flag);
+            }
+        }
+        Some(flags)
+    }
+
+    fn runs(&self, awaited_only: bool) -> Vec<AwaitedMessage> {
+        let is_asked = |begun: &&Begun| !awaited_only || begun.told.as_ref().is_some_and(Told::is_awaited);
+        self.messages.iter().filter(is_asked).map(|begun| begun.run.awaited()).collect()
+    }
+}
+
+impl Background for UnderWay {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn turn(&mut self, fabric: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
+        self.progress(fabric)
+    }
+
+    fn messages(&self) -> Vec<AwaitedMessage> {
+        self.runs(false)
+    }
+
+    fn blocking(&self) -> Vec<AwaitedMessage> {
+        self.runs(true)
+    }
+}
+
+impl Beside for UnderWay {
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// Looks at one flag between two turns: each of these looks at everything.
+const SPINS: u32 = 32;

@@ -1,0 +1,147 @@
+//! A stack of its own, in mapped memory.
+//!
+//! The switch saves what the calling convention says that a called function keeps (System V, x86-64): `rbx`, `rbp`,
+//! `r12` to `r15` and the stack pointer. The modes of the floating-point units stay the thread's, as in any call.
+
+use std::arch::naked_asm;
+use std::cell::Cell;
+use std::ptr::{NonNull, null_mut};
+
+use crate::error::{Error, Result};
+
+/// A stack, and where the two sides stopped.
+#[derive(Debug)]
+pub struct OwnStack {
+    /// Of the mapping, the lowest page of which nobody may touch.
+    base: NonNull<u8>,
+    /// The stack pointer of the side that does not run.
+    stopped: Cell<*mut u8>,
+}
+
+// SAFETY: memory that it owns.
+unsafe impl Send for OwnStack {}
+
+impl OwnStack {
+    pub(super) fn new() -> Result<OwnStack> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping, at a place that the system chooses.
+        let base = unsafe { libc::mmap(null_mut(), BYTES, protection, flags | libc::MAP_STACK, -1, 0) };
+        let refused = || Error::system("mapping the stack of a request", std::io::Error::last_os_error());
+        if base == libc::MAP_FAILED {
+            return Err(refused());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(refused)?;
+        let switch = OwnStack { base, stopped: Cell::new(null_mut()) };
+        // An overflow ends the process, as on any thread's stack.
+        // SAFETY: the lowest page of our mapping, which nothing uses.
+        if unsafe { libc::mprotect(base.as_ptr().cast(), GUARD_BYTES, libc::PROT_NONE) } != 0 {
+            return Err(refused());
+        }
+        Ok(switch)
+    }
+
+    /// Lets the next resume call `entry`.
+    ///
+    /// # Safety
+    /// Nothing on the stack is in use. `entry` may be called with `argument` then, and once.
+    pub(super) unsafe fn begin(&mut self, entry: unsafe extern "C" fn(*const ()), argument: *const ()) {
+        let frame = First {
+            saved: [0, 0, 0, argument.expose_provenance(), entry as usize, 0],
+            first: call_entry as *const () as usize,
+            above: [0, 0],
+        };
+        // SAFETY: inside the mapping.
+        let place = unsafe { self.base.as_ptr().add(BYTES - size_of::<First>()) };
+        // SAFETY: the top of the stack, of which nothing is in use, aligned to 16 bytes less the size of the frame.
+        unsafe { place.cast::<First>().write(frame) };
+        self.stopped.set(place);
+    }
+
+    /// Runs the other side until it suspends itself or ends.
+    pub(super) fn resume(&self) {
+        let to = self.stopped.get();
+        // SAFETY: `begin` or `suspend` has stored it, and that side does not run.
+        unsafe { switch(self.stopped.as_ptr(), to) };
+    }
+
+    /// Goes back to where [`OwnStack::resume`] was called.
+    ///
+    /// # Safety
+    /// Called on the stack of `this`, which has been resumed.
+    #[inline(never)]
+    pub(super) unsafe fn suspend(this: *const OwnStack) {
+        // SAFETY: the driver has it in `resume`, which waits for us.
+        let stopped = unsafe { &(*this).stopped };
+        let to = stopped.get();
+        // SAFETY: `resume` has stored it, and waits.
+        unsafe { switch(stopped.as_ptr(), to) };
+    }
+}
+
+impl OwnStack {
+    /// Goes back for good, at the end of what `begin` was given.
+    ///
+    /// # Safety
+    /// As [`OwnStack::suspend`].
+    pub(super) unsafe fn finish(this: *const OwnStack) {
+        // SAFETY: the caller's promise. Nobody resumes it: the next `begin` writes a new frame.
+        unsafe { OwnStack::suspend(this) };
+    }
+}
+
+impl Drop for OwnStack {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, on which nothing runs: a coroutine that is suspended forgets it.
+        let unmapped = unsafe { libc::munmap(self.base.as_ptr().cast(), BYTES) };
+        debug_assert_eq!(unmapped, 0);
+    }
+}
+
+/// The top of a stack that has not run.
+#[repr(C)]
+struct First {
+    /// r15, r14, r13, r12, rbx, rbp.
+    saved: [usize; 6],
+    /// Where the switch returns to.
+    first: usize,
+    /// The end of the chain of frames. With them the stack pointer at `call_entry` is a multiple of 16.
+    above: [usize; 2],
+}
+const _: () = assert!(size_of::<First>() == 72 && BYTES.is_multiple_of(16));
+
+/// Saves this side's registers on its stack, stores its stack pointer at `save`, and goes on with the side whose stack
+/// pointer is `to`.
+///
+/// # Safety
+/// `to` came from such a store, or is a [`First`]; that side does not run.
+#[unsafe(naked)]
+unsafe extern "C" fn switch(save: *mut *mut u8, to: *mut u8) {
+    naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov [rdi], rsp",
+        "mov rsp, rsi",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}
+
+/// The first function of a stack: calls `rbx` with `r12`, which does not return (see [`OwnStack::finish`]).
+#[unsafe(naked)]
+unsafe extern "C" fn call_entry() {
+    naked_asm!("mov rdi, r12", "call rbx", "ud2")
+}
+
+/// The bytes of a stack, as much as a thread's. The system gives memory to the pages that are used.
+const BYTES: usize = 2 << 20;
+const GUARD_BYTES: usize = 4096;
