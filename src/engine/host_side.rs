@@ -308,8 +308,8 @@ pub(super) fn drive_message(mut given: Given<'_>, need: Need, run: &mut MessageR
     exec::drive_one(run, &mut wait_context)
 }
 
-/// Runs a message to a rank and one from a rank. What [`drive_messages`] does for several, with nothing allocated on the
-/// way.
+/// Runs a message to a rank and one from a rank. What [`drive_messages`] does for several, with nothing allocated on
+/// the way.
 pub(super) fn drive_pair(mut given: Given<'_>, needs: [Need; 2], runs: &mut [MessageRun<'_>; 2]) -> Result<()> {
     let awaited = [runs[0].awaited(), runs[1].awaited()];
     let both = || awaited.to_vec();

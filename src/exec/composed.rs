@@ -162,7 +162,8 @@ mod tests {
     use crate::exec::{Buffers, CallCount};
     use crate::types::{DataType, Rank};
 
-    /// The messages of rank `me` of three, or of the one there is: peer, whether it is sent, the first element, how many.
+    /// The messages of rank `me` of three, or of the one there is: peer, whether it is sent, the first element, how
+    /// many.
     fn messages(collective: Collective, (me, size): (u32, u32), count: CallCount) -> Vec<(u32, bool, u64, u64)> {
         let (input, mut output) = (vec![0_i32; 12], vec![0_i32; 12]);
         let starts = [input.as_ptr().addr() as u64, output.as_ptr().addr() as u64];

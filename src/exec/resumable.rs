@@ -51,8 +51,9 @@ impl<R: Send + 'static> Resumable<R> {
         let orders = Arc::new(Orders { beside: Cell::new(nobody()), error: Cell::new(None), moved: Cell::new(false) });
         let told = Arc::clone(&orders);
         // SAFETY: what a call has on its stack where it waits was its engine's, or its caller's, before; calls of a
-        // device leave the thread's context as it was before they wait. The functions that suspend are in this file,
-        // are not inlined, and use no variable of the thread.
+        // device leave the thread's context as it was before they wait. Variables of a thread that waits use are read
+        // in functions that are not inlined (`sync::backoff`, `sys::clock`): no frame that is suspended has their
+        // address.
         let coroutine = unsafe {
             Coroutine::new(switch, move |suspender: &Suspender<Fabric>| body(&mut Suspends { suspender, orders: told }))
         };

@@ -129,7 +129,7 @@ impl Patience {
     /// one on its waker's processor: then whoever spins keeps the other from running. So the next waits yield at once,
     /// until that proves to be in vain.
     pub fn heed_sleepers(&mut self) {
-        if HAS_MET_SLEEPER.take() {
+        if has_met_sleeper() {
             self.spins = LEAST_SPINS;
         }
     }
@@ -183,7 +183,15 @@ thread_local! {
     static HAS_MET_SLEEPER: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Not inlined, and neither is any other use of a variable of a thread that a wait makes: a call of a request may go on
+/// on another thread in the midst of its wait, and a compiler that inlines keeps the address of the variable over that.
+#[inline(never)]
+fn has_met_sleeper() -> bool {
+    HAS_MET_SLEEPER.take()
+}
+
 /// Notes for the thread's next wait that a rank has slept on a flag: this one, or one that it has woken.
+#[inline(never)]
 pub(super) fn note_sleeper() {
     HAS_MET_SLEEPER.set(true);
 }

@@ -24,16 +24,19 @@ pub fn now() -> Instant {
 }
 
 /// This thread begins to wait, or comes back from work of the program's.
+#[inline(never)]
 pub(crate) fn begin_wait() {
     LAST_LOOK.set(Some(ClockLook { moment: read(), worked: worked() }));
 }
 
 /// This thread, which waits, sleeps for `time` at most until its next look.
+#[inline(never)]
 pub(crate) fn may_sleep(time: Duration) {
     LAST_LOOK.set(read().checked_add(time).map(|moment| ClockLook { moment, worked: worked() }));
 }
 
 /// This thread looks at what it waits for.
+#[inline(never)]
 pub(crate) fn look() {
     let look = ClockLook { moment: read(), worked: worked() };
     let Some(last) = LAST_LOOK.replace(Some(look)) else { return };

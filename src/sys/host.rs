@@ -55,6 +55,7 @@ pub fn process_id() -> u32 {
 }
 
 /// The kernel's number of this thread. Asked once in each thread.
+#[inline(never)]
 pub fn thread_id() -> u32 {
     thread_local! { static ID: Cell<(u32, u32)> = const { Cell::new((0, 0)) } }
     ID.with(|known| {
