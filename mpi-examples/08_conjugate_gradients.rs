@@ -5,9 +5,9 @@
 //!     cargo build --release --features mpi --example mpi_conjugate_gradients
 //!     mpirun -n 2 target/release/examples/mpi_conjugate_gradients [--sides 32,64 --rounds 5] [--json]
 //!
-//! Prints (under Open MPI 5.0.11; times are of the slowest rank, medians of rounds):
+//! Prints (times are of the slowest rank, medians of rounds; figures: `bench/results/contest-cg.md`):
 //!
-//!     32 x 32 points, 2 ranks, µs a step and share of communication: MPI 3.6, 72 %; rsccl 3.2, 71 %; rsccl, scope 131.0, 99 %; rsccl / MPI 0.89
+//!     32 x 32 points, 2 ranks, µs a step and share of communication: MPI ..., ... %; rsccl ..., ... %; rsccl, scope ..., ... %; rsccl / MPI ...
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 #![expect(clippy::disallowed_methods, reason = "the rule on the clock is the library's")]
 

@@ -60,7 +60,8 @@ impl Solver {
         for _ in 0..steps {
             self.apply(ranks)?;
             let across = self.sum(ranks, dot(&self.direction[own.clone()], &self.image))?;
-            let length = squares / across;
+            // Where the residual is 0 there is nothing left to go.
+            let length = if across > 0.0 { squares / across } else { 0.0 };
             let directions = &mut self.direction[own.clone()];
             for (((x, residual), direction), image) in
                 self.x.iter_mut().zip(&mut self.residual).zip(&*directions).zip(&self.image)

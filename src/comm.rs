@@ -50,7 +50,7 @@ use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, OnceLock};
-use crate::sync::{AbortFlag, Progress, TurnGuard};
+use crate::sync::{AbortFlag, Progress};
 use crate::sys::fork::Birthplace;
 use crate::sys::kept_thread::KeptThread;
 use crate::sys::thread;
@@ -81,7 +81,7 @@ pub use window::Window;
 
 use crate::engine::Engine;
 use background_split::Away;
-use engine_home::EngineHome;
+use engine_home::{EngineHome, HomeTurn};
 use panics::Unwinding;
 use requests::Requests;
 use status::{Making, Status};
@@ -505,6 +505,7 @@ impl Communicator {
     fn with_survivor<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         self.check_process()?;
         let mut home = self.take_turn()?;
+        self.shared.settle(&mut home);
         self.settle_start(&mut home);
         let (Home::Ready(engine) | Home::Failed(Some(engine), _)) = &mut *home else {
             return Err(self.at(unusable(&home)));
@@ -526,12 +527,12 @@ impl Communicator {
 
     /// [`EngineHome::take_turn`].
     #[inline]
-    fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
+    fn take_turn(&self) -> Result<HomeTurn<'_>> {
         self.shared.take_turn()
     }
 
     /// [`EngineHome::home`].
-    fn home(&self) -> TurnGuard<'_, Home> {
+    fn home(&self) -> HomeTurn<'_> {
         self.shared.home()
     }
 

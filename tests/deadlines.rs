@@ -61,11 +61,12 @@ const OPERATIONS: &[(&str, Body)] = &[
     ("send", |comm| comm.send(&vec![1u8; 8 << 20], LATE)),
     ("send_recv", |comm| comm.send_recv(&[1u8], LATE, &mut [0], LATE)),
     ("split", |comm| comm.split(Some(0), 0).map(drop)),
+    ("start", |comm| comm.start([0u8], |calls, got| calls.recv(got, LATE))?.wait().map(drop)),
     ("try_scope", |comm| comm.try_scope(|scope| scope.barrier()?.wait())),
 ];
 
 /// Those between two ranks.
-const MESSAGES: &[&str] = &["recv", "scope", "send", "send_recv"];
+const MESSAGES: &[&str] = &["recv", "scope", "send", "send_recv", "start"];
 
 /// Methods that wait for no rank of a communicator that stands, or are tested elsewhere.
 const OTHERS: &[(&str, &str)] = &[

@@ -4,9 +4,10 @@
 //! and in its blocking calls. Other threads that wait, and the [`watcher`](super::watcher), come as visitors, for a
 //! moment each: so the program's thread never waits for long until it has its engine back.
 
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::comm::outcome::{Outcome, Promise};
+use crate::comm::outcome::{self, Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
@@ -76,39 +77,47 @@ impl EngineHome {
     /// # Errors
     /// [`InvalidUsage`](crate::error::Kind::InvalidUsage) while another call has it.
     #[inline]
-    pub(super) fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
+    pub(super) fn take_turn(&self) -> Result<HomeTurn<'_>> {
         // After a panic too: it has ended the communicator, which its home says.
         match self.home.try_take() {
-            Some(turn) => Ok(turn),
+            Some(turn) => Ok(self.in_hand(turn)),
             None => self.take_after_visit(),
         }
     }
 
+    #[inline]
+    fn in_hand<'a>(&'a self, turn: TurnGuard<'a, Home>) -> HomeTurn<'a> {
+        HomeTurn { turn, _after: Release(self) }
+    }
+
     #[cold]
-    fn take_after_visit(&self) -> Result<TurnGuard<'_, Home>> {
-        let mut has_rung = false;
+    fn take_after_visit(&self) -> Result<HomeTurn<'_>> {
         loop {
             let is_visited = self.home.is_visited();
-            // Relaxed, as all of these: it makes a visit shorter, and nothing is read because of it.
-            self.is_wanted.store(is_visited, Ordering::Relaxed);
             if let Some(turn) = self.home.try_take() {
+                // Relaxed, as all of these: it makes a visit shorter, and nothing is read because of it.
                 self.is_wanted.store(false, Ordering::Relaxed);
-                return Ok(turn);
+                return Ok(self.in_hand(turn));
             }
-            if !is_visited && !self.home.is_visited() {
+            if is_visited {
+                self.want();
+            } else if !self.home.is_visited() {
                 return Err(self.at(in_use()));
-            }
-            if is_visited && !std::mem::replace(&mut has_rung, true) {
-                // The visitor may sleep.
-                watcher::wake();
             }
             cpu::yield_now();
         }
     }
 
+    /// Asks the visitor to leave. It may sleep; each visit begins without the wish, so it is said anew to each.
+    fn want(&self) {
+        if !self.is_wanted.swap(true, Ordering::Relaxed) {
+            watcher::wake();
+        }
+    }
+
     /// The engine's home, for whoever has the engine or ends the communicator: another thread has a turn at most for
     /// as long as it takes to be refused, or to visit.
-    pub(super) fn home(&self) -> TurnGuard<'_, Home> {
+    pub(super) fn home(&self) -> HomeTurn<'_> {
         loop {
             match self.take_turn() {
                 Ok(turn) => return turn,
@@ -164,6 +173,7 @@ impl EngineHome {
             self.fail(&mut home, Some(error));
         }
         drop(home);
+        outcome::release();
         if is_large && !outcome.is_set() {
             self.hand_over();
         }
@@ -218,23 +228,24 @@ impl EngineHome {
     /// Drives until `outcome` is known. The communicator's deadline bounds that.
     pub(super) fn await_end(&self, outcome: &Arc<Outcome>) {
         outcome.note_wait();
-        let mut has_rung = false;
         while !outcome.is_set() {
             match self.home.try_drive() {
-                Some((mut home, true)) => self.drive(&mut home, outcome),
+                Some((mut home, true)) => {
+                    self.drive(&mut home, outcome);
+                    drop(home);
+                    outcome::release();
+                }
                 Some((mut home, false)) => {
                     let moved = self.drive_once(&mut home);
                     drop(home);
+                    outcome::release();
                     if !moved && !outcome.is_set() {
                         futex::nap(ELSEWHERE_NAP);
                     }
                 }
                 // Its call drives, or the visitor does.
                 None if self.home.is_visited() => {
-                    self.is_wanted.store(true, Ordering::Relaxed);
-                    if !std::mem::replace(&mut has_rung, true) {
-                        watcher::wake();
-                    }
+                    self.want();
                     cpu::yield_now();
                 }
                 None => futex::nap(ELSEWHERE_NAP),
@@ -274,6 +285,8 @@ impl EngineHome {
                 self.beat();
             }
             self.drive_once(&mut home);
+            drop(home);
+            outcome::release();
         }
     }
 
@@ -318,7 +331,7 @@ impl EngineHome {
     }
 
     /// Makes a communicator whose requests have ended ready for calls.
-    fn settle(&self, home: &mut Home) {
+    pub(super) fn settle(&self, home: &mut Home) {
         if let Home::Busy(requests) = home
             && requests.is_idle()
             && let Home::Busy(requests) = std::mem::replace(home, Home::Closed)
@@ -378,7 +391,7 @@ impl EngineHome {
     /// Where nothing else is outstanding (`is_alone`), it sleeps here until something may move: the program rings
     /// `chime` when it wants its engine.
     pub(super) fn visit(&self, chime: &Arc<Chime>, is_alone: impl Fn() -> bool) -> bool {
-        let Some(mut home) = self.home.try_visit() else { return false };
+        let Some(mut home) = self.home.try_visit().map(|turn| self.in_hand(turn)) else { return false };
         self.is_urgent.store(false, Ordering::Relaxed);
         // Left by a thread that has found its request ended; one that still waits says so again.
         self.is_wanted.store(false, Ordering::Relaxed);
@@ -406,6 +419,42 @@ impl EngineHome {
                 return moved;
             }
         }
+    }
+}
+
+/// The engine's home in hand. What requests that end meanwhile leave to the program's code runs once it is back.
+#[derive(Debug)]
+pub(super) struct HomeTurn<'a> {
+    // Declared, and so dropped, first.
+    turn: TurnGuard<'a, Home>,
+    _after: Release<'a>,
+}
+
+#[derive(Debug)]
+struct Release<'a>(&'a EngineHome);
+
+impl Drop for Release<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.may_be_busy() {
+            outcome::release();
+        }
+    }
+}
+
+impl Deref for HomeTurn<'_> {
+    type Target = Home;
+
+    #[inline]
+    fn deref(&self) -> &Home {
+        &self.turn
+    }
+}
+
+impl DerefMut for HomeTurn<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Home {
+        &mut self.turn
     }
 }
 

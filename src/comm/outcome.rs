@@ -1,5 +1,8 @@
 //! How requests end, and whose duty it is to say so.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use crate::error::{Error, Kind, Result};
@@ -39,9 +42,8 @@ impl Outcome {
         // Partner of the heavy barrier in `wake_at_end`: either this thread sees the waker, or the task sees the end.
         futex::light_barrier();
         if self.has_waker.load(Ordering::Relaxed) {
-            // Without the lock: a waker may run the task at once, which looks again.
             let waker = self.waker.lock().take();
-            waker.into_iter().for_each(Waker::wake);
+            waker.into_iter().for_each(|waker| leave(Due::Waker(waker)));
         }
     }
 
@@ -94,7 +96,7 @@ pub(super) struct Promise {
     outcome: Arc<Outcome>,
     /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
     /// after the outcome was set.
-    _buffers: Option<Box<dyn Kept>>,
+    buffers: Option<Box<dyn Kept>>,
 }
 
 /// Buffers that a promise keeps alive.
@@ -113,7 +115,7 @@ impl Promise {
 
     fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
         let outcome = Arc::<Outcome>::default();
-        (Promise { outcome: Arc::clone(&outcome), _buffers: buffers }, outcome)
+        (Promise { outcome: Arc::clone(&outcome), buffers }, outcome)
     }
 
     pub(super) fn set(&self, result: Result<()>) {
@@ -146,7 +148,50 @@ impl Drop for Promise {
                 "another request has failed: the error of the scope or the communicator says how",
             )));
         }
+        self.buffers.take().into_iter().for_each(|buffers| leave(Due::Buffers(buffers)));
     }
+}
+
+/// What of the program's is due when requests have ended: it may make calls of communicators, or panic, so it runs only
+/// once this thread has no engine in hand.
+#[derive(Debug)]
+enum Due {
+    /// Wakes a task, or runs it.
+    Waker(Waker),
+    /// To be dropped, if nobody else has them.
+    Buffers(Box<dyn Kept>),
+}
+
+thread_local! {
+    static LEFT: RefCell<VecDeque<Due>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Keeps it for [`release`]. A thread that ends releases it, too.
+fn leave(due: Due) {
+    let mut due = Some(due);
+    let kept = LEFT.try_with(|kept| due.take().into_iter().for_each(|due| kept.borrow_mut().push_back(due)));
+    if kept.is_err() {
+        // A thread whose variables are gone already has no engine in hand.
+        due.into_iter().for_each(run);
+    }
+}
+
+/// Wakes the tasks of requests that have ended, and drops buffers that nobody asks for. To be called by whoever has had
+/// an engine in hand, once it has not.
+#[cold]
+pub(super) fn release() {
+    let next = || LEFT.try_with(|kept| kept.borrow_mut().pop_front()).ok().flatten();
+    while let Some(due) = next() {
+        run(due);
+    }
+}
+
+fn run(due: Due) {
+    // The program's panic hook has told it. Requests of others, and the thread that serves them, go on.
+    let _panicked = catch_unwind(AssertUnwindSafe(|| match due {
+        Due::Waker(waker) => waker.wake(),
+        Due::Buffers(buffers) => drop(buffers),
+    }));
 }
 
 /// Whether an error is the caller's own: the communicator goes on after it.

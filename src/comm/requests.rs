@@ -317,6 +317,9 @@ impl Requests {
             if let Some((mut engine, _)) = running.resume(Some(error.duplicate())) {
                 let _none = engine.exchange_hook(self.waiter.hook.clone());
                 (self.engine, self.running) = (Some(engine), None);
+            } else if running.has_ended() {
+                // Its engine went with its panic.
+                self.running = None;
             }
         }
         self.return_from_beside();
@@ -404,6 +407,16 @@ impl Requests {
             return Ok(false);
         }
         first.part = None;
+        if !first.messages.is_empty() && first.steps.is_empty() {
+            // Messages alone: what comes behind them does not wait for their end.
+            let Some(Queued { messages, promise, .. }) = self.queue.pop_front() else { return Ok(false) };
+            let promise = Arc::new(promise);
+            match self.begin_messages(messages, &promise) {
+                Ok(()) => Promise::keep(promise),
+                Err(error) => self.refuse(error, &promise)?,
+            }
+            return Ok(true);
+        }
         let (begun, outcome) = if first.messages.is_empty() {
             match first.steps.pop_front() {
                 None => {

@@ -164,7 +164,7 @@ impl<'scope> Scope<'scope, '_> {
             Ok(()) => Ok(Request::new(Pending::new(Arc::clone(&self.shared), outcome))),
             Err(error) => {
                 // It has not begun, and nobody gets an error of it but here.
-                self.begun.lock().pop();
+                self.begun.lock().retain(|other| !Arc::ptr_eq(other, &outcome));
                 Err(error)
             }
         }

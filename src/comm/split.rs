@@ -190,6 +190,7 @@ impl Communicator {
     fn take_survivor(&self) -> Result<(Box<Engine>, Option<Error>)> {
         self.check_process()?;
         let mut home = self.take_turn()?;
+        self.shared.settle(&mut home);
         match std::mem::replace(&mut *home, Home::Lent) {
             Home::Ready(engine) => Ok((engine, None)),
             Home::Failed(Some(engine), error) => Ok((engine, Some(error))),

@@ -75,8 +75,10 @@ pub(super) fn forget(shared: &Arc<EngineHome>) {
         drop(watched);
         post.ends.store(true, Ordering::Relaxed);
         post.chime.ring();
-        // It may drop the last communicator's own memory, but joins itself never: that drops no communicator.
-        drop(thread.join());
+        // The buffers of a request may own a communicator, and the watcher drops them: it does not wait for itself.
+        if thread.thread().id() != std::thread::current().id() {
+            drop(thread.join());
+        }
     }
 }
 
@@ -107,17 +109,18 @@ fn on_post(body: impl FnOnce(&Post)) {
 impl Post {
     fn serve(&self) {
         let mut beats: Vec<(Weak<EngineHome>, u64)> = Vec::new();
-        let mut quiet = 0;
+        let (mut quiet, mut vain) = (0, 0);
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
             self.take_over(&mut beats);
             let (is_outstanding, has_moved) = self.look(&mut beats);
             quiet = if is_outstanding { 0 } else { quiet + 1 };
+            vain = if has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
             let rest = match (has_moved, quiet > QUIET_TICKS) {
                 (true, _) => SHORT_TICK,
-                (false, false) => TICK,
+                (false, false) => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
                 (false, true) => {
-                    self.park(heard, &beats);
+                    self.park(heard);
                     continue;
                 }
             };
@@ -126,21 +129,22 @@ impl Post {
     }
 
     /// Sleeps until something is begun.
-    fn park(&self, heard: u64, beats: &[(Weak<EngineHome>, u64)]) {
-        if self.is_quiet_but_for(None, beats) {
+    fn park(&self, heard: u64) {
+        if self.is_quiet_but_for(None) {
             self.chime.sleep(heard, &[], LONG);
         }
         self.is_parked.store(false, Ordering::Relaxed);
     }
 
     /// Lets those who begin requests ring. Whether nothing is outstanding but what `shared` has.
-    fn is_quiet_but_for(&self, shared: Option<&Weak<EngineHome>>, beats: &[(Weak<EngineHome>, u64)]) -> bool {
+    fn is_quiet_but_for(&self, shared: Option<&Weak<EngineHome>>) -> bool {
         self.is_parked.store(true, Ordering::Relaxed);
         // Partner of the fence in `note_work`.
         fence(Ordering::SeqCst);
+        // All that are known by now: a new one is entered before it has something outstanding.
+        let known = self.homes.lock().clone();
         let is_other = |other: &&Weak<EngineHome>| shared.is_none_or(|shared| !shared.ptr_eq(other));
-        let mut others = beats.iter().map(|(other, _)| other).filter(is_other);
-        !others.any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
+        !known.iter().filter(is_other).any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
     }
 
     /// Visits what the program has left alone since the last look. Whether anything is outstanding, and whether
@@ -153,7 +157,7 @@ impl Post {
             is_outstanding = true;
             if shared.is_unattended(last) {
                 let known = Weak::clone(known);
-                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(&known), beats));
+                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(&known)));
                 self.is_parked.store(false, Ordering::Relaxed);
             }
         }
@@ -176,6 +180,10 @@ impl Post {
 const TICK: Duration = Duration::from_millis(1);
 /// The same while what it moves goes on moving.
 const SHORT_TICK: Duration = Duration::from_micros(20);
+/// After so many ticks in which nothing has moved they come later by one tick each time, and by so many at most: each
+/// visit interrupts the other processors for a moment, and a peer that has not come for long often does not come soon.
+const VAIN_TICKS: u32 = 64;
+const MOST_TICKS: u32 = 5;
 /// After how many ticks without anything outstanding it parks: the next request pays for its wake.
 const QUIET_TICKS: u32 = 20;
 /// No duty depends on it.

@@ -189,7 +189,7 @@ impl CallMover {
     }
 }
 
-/// How long a worker of requests sleeps between two looks at what is under way and at what is new.
+/// How long a wait for requests sleeps between two looks at what is under way.
 pub(crate) const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 pub(crate) const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);

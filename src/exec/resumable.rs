@@ -81,6 +81,11 @@ impl<R: Send + 'static> Resumable<R> {
         result
     }
 
+    /// Whether the call has ended, also by a panic that its driver has had.
+    pub fn has_ended(&self) -> bool {
+        self.coroutine.has_ended()
+    }
+
     /// Whether the call has moved since this was last asked.
     pub fn has_moved(&self) -> bool {
         self.orders.moved.take()

@@ -133,7 +133,10 @@ impl AbortFlag {
         let word: Arc<dyn Mirror> = mine;
         let mut mirrors = self.mirrors();
         mirrors.retain(|other| other.strong_count() > 0);
-        mirrors.push(Arc::downgrade(&word));
+        let word = Arc::downgrade(&word);
+        if !mirrors.iter().any(|other| other.ptr_eq(&word)) {
+            mirrors.push(word);
+        }
         drop(mirrors);
         // Checked after the lock was held: if `raise` held it before us, the flag is visible here.
         if self.is_raised() {

@@ -53,7 +53,8 @@ type Body<L, R> = Box<dyn FnOnce(&Suspender<L>) -> R + Send>;
 #[derive(Debug)]
 pub struct Suspender<L> {
     lent: *const Cell<*mut L>,
-    switch: *const Switch,
+    /// Written by each resume.
+    switch: *const Cell<*const Switch>,
 }
 
 // SAFETY: the work may go on on any thread, by the contract of `new`, and what it lends and returns may be used there.
@@ -112,6 +113,11 @@ impl<L, R> Coroutine<L, R> {
         if self.is_suspended() { None } else { self.switch.take() }
     }
 
+    /// Whether the work has ended, by a panic too.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     fn is_suspended(&self) -> bool {
         // SAFETY: as in `resume`.
         let is_begun = unsafe { (*self.state.body.get()).is_none() };
@@ -148,8 +154,10 @@ impl<L> Suspender<L> {
     pub fn lend(&self, lent: &mut L) {
         // SAFETY: the state outlives the work.
         unsafe { (*self.lent).set(lent) };
+        // SAFETY: as above.
+        let switch = unsafe { (*self.switch).get() };
         // SAFETY: the work runs on this switch; its driver has set the pointer just before it resumed.
-        unsafe { Switch::suspend(self.switch) };
+        unsafe { Switch::suspend(switch) };
     }
 }
 
@@ -160,7 +168,7 @@ impl<L> Suspender<L> {
 unsafe extern "C" fn run<L, R>(state: *const ()) {
     // SAFETY: the caller's promise.
     let state = unsafe { &*state.cast::<State<L, R>>() };
-    let suspender = Suspender { lent: &raw const state.lent, switch: state.switch.get() };
+    let suspender = Suspender { lent: &raw const state.lent, switch: &raw const state.switch };
     // SAFETY: the driver looks at it only while the work is suspended.
     if let Some(body) = unsafe { (*state.body.get()).take() } {
         let result = catch_unwind(AssertUnwindSafe(|| body(&suspender)));

@@ -19,7 +19,7 @@ fn run_on_devices(ranks: u32, devices: u32, config: Config, cases: &[Case]) {
     Far::add(0..devices);
     let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
     let name = format!("{ranks} ranks on {devices} devices, {:?}, seed {seed}", config.algo);
-    let cases = &*tried(cases);
+    let cases = &*tried(cases, &name);
     let failures = local::run_with(ranks, &config, |comm| {
         let kind = Placed::Device(DeviceStream::new(comm.rank() * devices / ranks)?);
         run_rank(comm, &kind, cases, seed)

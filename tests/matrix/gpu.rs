@@ -249,9 +249,11 @@ mod alone {
     }
 
     fn run(ranks: u32, config: &Config, cases: &[Case]) {
-        let (seed, cases) = (seed(), &*tried(cases));
+        let seed = seed();
+        let name = format!("{ranks} ranks on a GPU, {:?}, seed {seed}", config.algo);
+        let cases = &*tried(cases, &name);
         let failures = on_gpu(ranks, config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
-        judge(&format!("{ranks} ranks on a GPU, {:?}, seed {seed}", config.algo), failures.concat());
+        judge(&name, failures.concat());
     }
 
     #[test]
@@ -442,10 +444,11 @@ pub(crate) mod several {
     }
 
     pub(crate) fn run((gpus, ranks): (u32, u32), config: &Config, cases: &[Case]) {
-        let (seed, cases) = (seed(), &*tried(cases));
+        let seed = seed();
+        let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
+        let cases = &*tried(cases, &name);
         let failures =
             on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
-        let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
         judge(&name, failures.concat());
     }
 

@@ -387,3 +387,72 @@ fn a_communicator_that_is_dropped_waits_for_its_requests() {
     })
     .unwrap();
 }
+
+/// Regression: a message behind an `all_to_all_v` that had not begun held up the collectives behind it until it ended.
+#[test]
+fn a_message_that_has_to_wait_for_its_place_holds_up_no_collective() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let other = 1 - comm.rank();
+        let reduced = comm.start(vec![1u32; 100_000], |calls, values| calls.all_reduce_in_place(values, ReduceOp::Sum));
+        let swapped = comm.start(([comm.rank(); 2], [9; 2]), |calls, (mine, theirs)| {
+            calls.all_to_all_v(mine, theirs, (&[1; 2], &[1; 2]))
+        })?;
+        let late = match comm.rank() {
+            0 => Some(comm.start([9u32], |calls, got| calls.recv(got, other))?),
+            _ => None,
+        };
+        comm.barrier()?;
+        match late {
+            Some(late) => assert_eq!(late.wait()?, [7]),
+            None => comm.send(&[7u32], other)?,
+        }
+        assert_eq!(reduced?.wait()?[99_999], 2);
+        assert_eq!(swapped.wait()?.1, [0, 1]);
+        comm.barrier()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_communicator_shrinks_once_its_requests_have_ended() {
+    local::run(3, |comm| {
+        comm.start([1u32], |calls, value| calls.all_reduce_in_place(value, ReduceOp::Sum))?.wait()?;
+        if comm.rank() < 2 {
+            let pair = comm.shrink(&[2])?;
+            assert_eq!(pair.size(), 2);
+            pair.barrier()?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Regression: the buffers of a request that was dropped were dropped by whoever moved it, with the engine in hand: a
+/// communicator in them then waited for itself, and a panic ended the thread that serves all requests.
+#[test]
+fn buffers_that_are_dropped_with_their_request_may_own_the_communicator_and_may_panic() {
+    struct Bad;
+    impl Drop for Bad {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let other = 1 - comm.rank();
+        let child = std::sync::Arc::new(comm.split(Some(0), 0)?.expect("a color"));
+        let owned = std::sync::Arc::clone(&child);
+        drop(child.start((vec![9u32; 10], owned), |calls, (got, _)| calls.recv(got, other))?);
+        drop(comm.start((vec![9u32; 10], Bad), |calls, (got, _)| calls.recv(got, other))?);
+        let sent = child.start(vec![1u32; 10], |calls, mine| calls.send(mine, other))?;
+        drop(child);
+        sent.wait()?;
+        comm.send(&[1u32; 10], other)?;
+        comm.barrier()?;
+        // The thread that moves what is left alone is still there.
+        let reduced =
+            comm.start(vec![1u32; 200_000], |calls, values| calls.all_reduce_in_place(values, ReduceOp::Sum))?;
+        assert_eq!(reduced.wait()?[0], 2);
+        comm.barrier()
+    })
+    .unwrap();
+}
