@@ -118,7 +118,8 @@ impl TcpStore {
         if options.secret.is_none() {
             log::warn!(
                 Bootstrap,
-                "the store at {near} has no secret: any process can use it; give it one (StoreConfig::with_secret, RSCCL_SECRET)"
+                "the store at {near} has no secret: any process can use it; give it one (StoreConfig::with_secret, \
+                 RSCCL_SECRET)"
             );
         }
         let rules = Requirements {
