@@ -151,13 +151,11 @@ impl Post {
     /// anything has moved.
     fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool) {
         let (mut is_outstanding, mut has_moved) = (false, false);
-        for place in 0..beats.len() {
-            let (known, last) = &mut beats[place];
+        for (known, last) in beats {
             let Some(shared) = known.upgrade().filter(|shared| shared.is_outstanding()) else { continue };
             is_outstanding = true;
             if shared.is_unattended(last) {
-                let known = Weak::clone(known);
-                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(&known)));
+                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(known)));
                 self.is_parked.store(false, Ordering::Relaxed);
             }
         }
