@@ -380,6 +380,11 @@ impl EngineHome {
         std::mem::replace(last, beat) == beat || is_urgent
     }
 
+    /// Whether the program waits, or has waited, for the end of the last visit.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Relaxed)
+    }
+
     /// Whether the watcher has to come back.
     pub(super) fn is_outstanding(&self) -> bool {
         self.is_outstanding.load(Ordering::Relaxed)

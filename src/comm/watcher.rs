@@ -113,7 +113,10 @@ impl Post {
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
             self.take_over(&mut beats);
-            let (is_outstanding, has_moved) = self.look(&mut beats);
+            let (is_outstanding, has_moved, is_wanted) = self.look(&mut beats);
+            // The program rings where it wants its engine back: who came back at once would be there before it, above
+            // all on one processor.
+            let heard = if is_wanted { self.chime.count() } else { heard };
             quiet = if is_outstanding { 0 } else { quiet + 1 };
             vain = if has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
             let rest = match (has_moved, quiet > QUIET_TICKS) {
@@ -147,19 +150,20 @@ impl Post {
         !known.iter().filter(is_other).any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
     }
 
-    /// Visits what the program has left alone since the last look. Whether anything is outstanding, and whether
-    /// anything has moved.
-    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool) {
-        let (mut is_outstanding, mut has_moved) = (false, false);
+    /// Visits what the program has left alone since the last look. Whether anything is outstanding, whether anything
+    /// has moved, and whether the program has ended a visit.
+    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool, bool) {
+        let (mut is_outstanding, mut has_moved, mut is_wanted) = (false, false, false);
         for (known, last) in beats {
             let Some(shared) = known.upgrade().filter(|shared| shared.is_outstanding()) else { continue };
             is_outstanding = true;
             if shared.is_unattended(last) {
                 has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(known)));
                 self.is_parked.store(false, Ordering::Relaxed);
+                is_wanted |= shared.is_wanted();
             }
         }
-        (is_outstanding, has_moved)
+        (is_outstanding, has_moved, is_wanted)
     }
 
     /// Learns of new communicators, and forgets those that have gone.
