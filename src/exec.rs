@@ -59,6 +59,7 @@ pub use lent::Lender;
 pub use message::{Message, check_to_self, copy_to_self};
 pub use message_run::{MessageQueue, MessageRun, PROMISED_MESSAGES, channel_of};
 pub use operation::{Operation, describe, is_same, same_call, sequence, short_name};
+use operation::{behind, called};
 pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};

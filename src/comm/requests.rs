@@ -264,6 +264,9 @@ impl Requests {
     /// What ends the communicator.
     pub(super) fn wait(&mut self) -> Result<()> {
         self.session.abort.check()?;
+        if self.queue.is_empty() && self.spin()? {
+            return Ok(());
+        }
         let moved = self.advance()?;
         match self.turn(Driver::Waits)? {
             Turned::Tired(slice) if !moved => self.rest(slice),
@@ -340,6 +343,28 @@ impl Requests {
         }
     }
 
+    /// Spins on the flag that the first message waits for, as a blocking call does, and moves the messages once that is
+    /// raised: what comes soon costs no whole turn. False where it has not come, or something else goes on meanwhile.
+    fn spin(&mut self) -> Result<bool> {
+        let Requests { engine: Some(engine), under_way, waiter, backoff, .. } = self else { return Ok(false) };
+        let fabric = engine.fabric();
+        if fabric.owes() || fabric.links().has_pumps() || !under_way.spin(fabric.links(), backoff) {
+            return Ok(false);
+        }
+        let moved = under_way.progress(fabric)?;
+        if moved {
+            waiter.patience.learn(backoff);
+            self.wait_anew();
+        }
+        Ok(moved)
+    }
+
+    /// What is waited for from now on is another wait.
+    fn wait_anew(&mut self) {
+        self.waiter.patience.heed_sleepers();
+        self.backoff = Backoff::new(self.waiter.patience);
+    }
+
     fn turn(&mut self, driver: Driver) -> Result<Turned> {
         let Requests { engine, running, session, under_way, waiter, backoff, looks, .. } = self;
         let Some(fabric) = fabric_of(engine, running) else { return Ok(Turned::Awake) };
@@ -354,14 +379,14 @@ impl Requests {
                 }
             };
         }
-        if driver == Driver::Waits && waiter.patience.spins > MOST_LOOKS_IN_A_CROWD {
-            under_way.spin(fabric.links());
-        }
         let wait = if driver == Driver::Waits { &mut *backoff } else { &mut *looks };
         let turned = waiter.turn((session, fabric), &mut **under_way, wait)?;
         if turned == Turned::Moved {
-            waiter.patience.follow_processors(wait);
-            (*backoff, *looks) = (Backoff::new(waiter.patience), Backoff::new(LOOKING));
+            if driver == Driver::Waits {
+                waiter.patience.learn(wait);
+            }
+            *looks = Backoff::new(LOOKING);
+            self.wait_anew();
         }
         Ok(turned)
     }
@@ -544,8 +569,6 @@ enum Driver {
 
 /// A deadline that has all but passed.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
-/// Waits that are to look no oftener than this share their processor: they do not spin between turns.
-const MOST_LOOKS_IN_A_CROWD: u32 = 128;
 /// Of looks between which the program does other things: each looks whether requests can still end well, and none spins
 /// or yields.
 const LOOKING: Patience = Patience::fixed(0, Duration::ZERO);

@@ -8,8 +8,7 @@ use crate::engine::Beside;
 use crate::error::{Error, Result};
 use crate::exec::{Background, Blocked, MessageRun, Progress, Task};
 use crate::sync::primitive::Arc;
-use crate::sync::{AwaitedMessage, Flag};
-use crate::sys::cpu;
+use crate::sync::{AwaitedMessage, Backoff, Flag};
 use crate::transport::{Fabric, Links, Need};
 
 /// Messages that have begun and not ended, in their order.
@@ -130,15 +129,16 @@ impl UnderWay {
         failed.map(|()| moved)
     }
 
-    /// Looks for a moment at what the first message waits for: a peer that is about to raise it does so meanwhile.
-    pub(super) fn spin(&self, links: &Links) {
+    /// Spins on what the first message waits for, as long as `wait` says. Whether that has come.
+    pub(super) fn spin(&self, links: &Links, wait: &mut Backoff) -> bool {
         let first = self.messages.first().filter(|begun| links.has(&begun.need));
-        if let Some(Blocked { flag: (flag, target) }) = first.and_then(|begun| begun.run.blocked(links)) {
-            for _ in 0..SPINS {
-                if flag.reached(target) {
-                    return;
-                }
-                cpu::relax();
+        let Some(Blocked { flag: (flag, target) }) = first.and_then(|begun| begun.run.blocked(links)) else { return false };
+        loop {
+            if flag.reached(target) {
+                return true;
+            }
+            if !wait.spin() {
+                return false;
             }
         }
     }
@@ -203,6 +203,3 @@ impl Beside for UnderWay {
         self
     }
 }
-
-/// Looks at one flag between two turns: each of these looks at everything.
-const SPINS: u32 = 32;

@@ -25,7 +25,7 @@ use crate::device::{Average, Kernel, Pass, Store, TimedCopy, lines};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
-use crate::exec::{Operation, is_same, mismatch};
+use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Shape};
 use crate::sys::alive::Process;
@@ -33,22 +33,20 @@ use crate::sys::cpu;
 use crate::transport::{Announced, Channel, Links, Need, Taken};
 use crate::types::{CarriedBy, Collective, DataType, Rank};
 
-/// A message under way.
+/// A message under way. It is moved about while it begins, so it holds no more than its label says not.
 #[derive(Debug)]
 pub struct MessageRun<'a> {
     message: Message<'a>,
     channel: Channel,
-    operation: Operation,
-    label: Label,
-    /// Of bytes.
-    copy: Kernel,
+    collective: Collective,
     /// How a receiver writes the caller's memory.
     store: Store,
+    begun: bool,
+    label: Label,
     bytes: usize,
     moved: usize,
-    begun: bool,
     /// Of a sender whose message is offered in place.
-    offer: Option<OpenOffer>,
+    offer: Option<Box<OpenOffer>>,
 }
 
 /// The sender's offer of its memory. Dropping it waits until the receiver reads the memory no more.
@@ -96,30 +94,19 @@ impl<'a> MessageRun<'a> {
     /// among the messages from its sender to its receiver; `collective` is what it is a part of.
     #[inline]
     pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
-        let operation = Operation {
-            collective,
-            data_type: message.data_type(),
-            op: None,
-            root: None,
-            count: message.count(),
-            sequence,
-            past: 0,
-            on_device: false,
-            windows: 0,
-        };
-        let channel = channel_of(collective);
-        let bytes = message.bytes();
-        let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
+        let label = label_of(&message, collective, (sequence, message.count()));
+        let (channel, bytes) = (channel_of(collective), message.bytes());
         let (store, moved, begun) = (Store::Cached, 0, false);
-        MessageRun { message, channel, operation, label, copy, store, bytes, moved, begun, offer: None }
+        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None }
     }
 
     /// A message that is a part of `operation`. Both ends compare the `whole` number of elements if there is one, else
     /// those of the message.
     pub fn of_collective(message: Message<'a>, operation: &Operation, whole: Option<u64>) -> MessageRun<'a> {
         let mut run = MessageRun::new(message, operation.collective, operation.sequence);
-        run.operation.count = whole.unwrap_or(run.operation.count);
-        run.label = run.operation.label();
+        if let Some(whole) = whole {
+            run.label = label_of(&run.message, operation.collective, (operation.sequence, whole));
+        }
         run
     }
 
@@ -140,8 +127,7 @@ impl<'a> MessageRun<'a> {
 
     /// The same as a part of a collective that `past` stands before.
     pub fn after(mut self, past: u64) -> MessageRun<'a> {
-        self.operation.past = past;
-        self.label = self.operation.label();
+        self.label = exec::behind(self.label, past);
         self
     }
 
@@ -157,15 +143,14 @@ impl<'a> MessageRun<'a> {
 
     /// The message as one that is waited for.
     pub fn awaited(&self) -> AwaitedMessage {
-        let Operation { collective, sequence, .. } = self.called();
-        AwaitedMessage { peer: self.peer(), call: collective, number: sequence, sends: self.sends() }
+        let (peer, call, number) = (self.peer(), self.called(), sequence(self.label));
+        AwaitedMessage { peer, call, number, sends: self.sends() }
     }
 
     /// What this rank called: both ends of a message have the label of a send.
-    fn called(&self) -> Operation {
-        let is_recv = self.operation.collective == Collective::Send && !self.sends();
-        let collective = if is_recv { Collective::Recv } else { self.operation.collective };
-        Operation { collective, ..self.operation }
+    fn called(&self) -> Collective {
+        let is_recv = self.collective == Collective::Send && !self.sends();
+        if is_recv { Collective::Recv } else { self.collective }
     }
 
     fn sends(&self) -> bool {
@@ -199,18 +184,10 @@ impl<'a> MessageRun<'a> {
         // What a pump sends to a socket is read here.
         let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
-        let (sources, targets) = (&[source], &[slot.as_ptr()]);
-        let pass = Pass {
-            sources,
-            raw: None,
-            targets,
-            count: length,
-            finish: false,
-            average: Average::Sum,
-            store: turn.store,
-        };
+        let is_short = length <= SHORT && turn.store == Store::Cached;
+        let by = if is_short { CopyBy::Memory } else { CopyBy::Kernel(turn.store) };
         // SAFETY: as above; the slot is reserved and as large as its shape says.
-        unsafe { self.copy.run(&pass) };
+        unsafe { copy((source, slot.as_ptr()), length, by) };
         turn.end();
         links.staging.learn(&turn, length);
         let sender = links.sender(end.0, end.1);
@@ -239,7 +216,7 @@ impl<'a> MessageRun<'a> {
         let Some(posted) = links.sender(peer, self.channel).offer(whereabouts, self.label) else {
             return Look::Nothing;
         };
-        self.offer = Some(OpenOffer { posted, process: links.reads.process(peer), looks: 0 });
+        self.offer = Some(Box::new(OpenOffer { posted, process: links.reads.process(peer), looks: 0 }));
         Look::Again
     }
 
@@ -305,28 +282,14 @@ impl<'a> MessageRun<'a> {
         }
         let due = self.next_piece(receiver.shape());
         if !is_same(message.label, self.label) || message.bytes != due {
-            return Err(mismatch(self.called().label(), self.peer(), message.label));
+            return Err(mismatch(exec::called(self.label, self.called()), self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
         let source = message.payload.as_ptr().cast_const();
-        if self.store == Store::Cached {
-            // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due`
-            // bytes, ours until released; a slot never overlaps user memory.
-            unsafe { std::ptr::copy_nonoverlapping(source, target, due) };
-        } else {
-            let (sources, targets) = (&[source], &[target]);
-            let pass = Pass {
-                sources,
-                raw: None,
-                targets,
-                count: due,
-                finish: false,
-                average: Average::Sum,
-                store: self.store,
-            };
-            // SAFETY: as above.
-            unsafe { self.copy.run(&pass) };
-        }
+        let by = if self.store == Store::Cached { CopyBy::Memory } else { CopyBy::Kernel(self.store) };
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours
+        // until released; a slot never overlaps user memory.
+        unsafe { copy((source, target), due, by) };
         receiver.release();
         Ok(self.advance(due))
     }
@@ -386,6 +349,40 @@ impl Task for MessageRun<'_> {
     }
 }
 
+/// The label of a message, or of a part of a collective.
+#[inline]
+fn label_of(message: &Message<'_>, collective: Collective, (sequence, count): (u64, u64)) -> Label {
+    let data_type = message.data_type();
+    let (op, root, past, on_device, windows) = (None, None, 0, false, 0);
+    Operation { collective, data_type, op, root, count, sequence, past, on_device, windows }.label()
+}
+
+/// How bytes are copied.
+#[derive(Debug, Clone, Copy)]
+enum CopyBy {
+    /// As the compiler copies memory.
+    Memory,
+    /// By the kernel that copies, with these stores.
+    Kernel(Store),
+}
+
+/// Copies `length` bytes from one place to the other.
+///
+/// # Safety
+/// The first place is good for reading so many bytes and the second for writing; they do not overlap.
+#[inline]
+unsafe fn copy((source, target): (*const u8, *mut u8), length: usize, by: CopyBy) {
+    let CopyBy::Kernel(store) = by else {
+        // SAFETY: the caller's promise.
+        return unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
+    };
+    let (sources, targets) = (&[source], &[target]);
+    let (raw, finish, average) = (None, false, Average::Sum);
+    let pass = Pass { sources, raw, targets, count: length, finish, average, store };
+    // SAFETY: as above.
+    unsafe { Kernel::copy(DataType::U8).run(&pass) };
+}
+
 /// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.
 fn piece_bytes(bytes: usize, shape: Shape) -> usize {
     let slot = shape.slot_bytes as usize;
@@ -408,6 +405,8 @@ const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
 const ASKED: Range<usize> = 768..8 << 10;
 /// Bytes that a receiver reads before it looks whether the sender still wants that.
 const READ_BYTES: usize = 1 << 20;
+/// Pieces that a sender copies without asking for the kernel.
+const SHORT: usize = 2 << 10;
 /// Looks for a receiver before a sender withdraws its offer: some 2 µs, which a copy of the least such message takes.
 const LOOKS: u32 = 64;
 

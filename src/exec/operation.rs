@@ -52,6 +52,16 @@ pub fn sequence(label: Label) -> u64 {
     label[2] & SEQUENCE
 }
 
+/// The label of a call that `past` stands before, of the same call where nothing was said of that.
+pub(super) fn behind(label: Label, past: u64) -> Label {
+    [label[0], label[1], label[2] | past]
+}
+
+/// The label of the same call under the name by which this rank has called it.
+pub(super) fn called(label: Label, collective: Collective) -> Label {
+    [label[0] & !0xff | u64::from(collective.code()), label[1], label[2]]
+}
+
 /// Whether a label is of a message that is none of a collective.
 pub(super) fn is_send(label: Label) -> bool {
     label[0] & 0xff == u64::from(Collective::Send.code())
