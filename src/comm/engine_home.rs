@@ -126,7 +126,9 @@ impl EngineHome {
         }
     }
 
-    /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests.
+    /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests. Never
+    /// waits: where a collective of requests waits until peers are out of its buffers, the communicator has not ended
+    /// yet, and whoever drives comes here again.
     #[cold]
     pub(super) fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.status.abort.check().err();
@@ -137,7 +139,13 @@ impl EngineHome {
                 *home = Home::Failed(Some(engine), error.duplicate());
             }
             Home::Busy(mut requests) => {
-                let engine = requests.stop(&error);
+                let stopped = requests.stop(error.duplicate());
+                let Some(first) = stopped else {
+                    *home = Home::Busy(requests);
+                    return self.at(error);
+                };
+                error = first;
+                let engine = requests.take_engine();
                 if let Some(engine) = &engine {
                     error = engine.fail(error);
                 } else {
@@ -188,9 +196,13 @@ impl EngineHome {
             }
             return Err(self.at(unusable(home)));
         }
-        if self.status.abort.is_raised() {
+        let ends = match &*home {
+            Home::Busy(requests) => requests.check(),
+            _ => self.status.abort.check(),
+        };
+        if let Err(error) = ends {
             self.status.abort.set_heard(true);
-            return Err(self.fail(home, None));
+            return Err(self.fail(home, Some(error)));
         }
         *home = match std::mem::replace(home, Home::Closed) {
             Home::Ready(engine) => Home::Busy(Box::new(Requests::new(engine))),
@@ -260,8 +272,17 @@ impl EngineHome {
             self.beat();
             let Home::Busy(requests) = home else { return cpu::yield_now() };
             let driven = if requests.is_queued(outcome) { requests.finish_first() } else { requests.wait() };
-            if let Err(error) = driven {
-                self.fail(home, Some(error));
+            self.settle_turn(home, driven);
+        }
+    }
+
+    /// Ends the communicator where a turn of a thread that only waits has failed.
+    fn settle_turn(&self, home: &mut Home, driven: Result<()>) {
+        if let Err(error) = driven {
+            self.fail(home, Some(error));
+            if let Home::Busy(_) = home {
+                // Peers are on their way out of this rank's buffers.
+                futex::nap(ELSEWHERE_NAP);
             }
         }
     }
@@ -273,7 +294,7 @@ impl EngineHome {
             Ok(moved) => moved,
             Err(error) => {
                 self.fail(home, Some(error));
-                true
+                !matches!(home, Home::Busy(_))
             }
         }
     }
@@ -306,9 +327,7 @@ impl EngineHome {
                 Left::Messages => requests.wait(),
                 Left::Collectives => requests.finish_first(),
             };
-            if let Err(error) = driven {
-                self.fail(home, Some(error));
-            }
+            self.settle_turn(home, driven);
         }
     }
 

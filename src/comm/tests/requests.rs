@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffer, Buffers, Call, CallCount, Message, local};
+use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind};
+use crate::sync::Deadline;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 fn leaked(count: usize, value: u32) -> &'static mut [u32] {
@@ -456,3 +457,36 @@ fn buffers_that_are_dropped_with_their_request_may_own_the_communicator_and_may_
     })
     .unwrap();
 }
+
+/// Regression: of two ranks of one process whose collectives are inside each other's buffers, the one that failed first
+/// waited, on the one thread that moves both, for the other to leave.
+#[test]
+fn collectives_that_nobody_drives_leave_each_others_buffers_after_an_abort() {
+    for _ in 0..MOST_TRIES {
+        let comms = Communicator::init_all(2, &Config::default()).unwrap();
+        let begin = || -> Vec<_> { comms.iter().map(|comm| comm.begin(sum_of(300_000, 1)).unwrap()).collect() };
+        // The first call maps their memory.
+        begin().iter().for_each(|pending| pending.wait().unwrap());
+        // Behind the exchange in which they meet, each works in the other's buffers, and waits for it there.
+        let begun = begin();
+        comms[0].shared.poll();
+        comms.iter().for_each(|comm| comm.abort_handle().abort("enough"));
+        let is_over = || begun.iter().all(|pending| pending.outcome().is_set());
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while !is_over() && !deadline.is_over() {
+            std::thread::yield_now();
+        }
+        if !is_over() {
+            // To drop them would wait for the same.
+            comms.into_iter().for_each(std::mem::forget);
+            panic!("they wait for each other");
+        }
+        // The watcher may have been fast enough to end them well.
+        if begun.iter().all(|pending| pending.wait().is_err()) {
+            return;
+        }
+    }
+    panic!("all of them were over before the abort");
+}
+
+const MOST_TRIES: u32 = 100;
