@@ -266,10 +266,18 @@ impl Requests {
     /// # Errors
     /// What ends the communicator.
     pub(super) fn wait(&mut self) -> Result<()> {
+        self.wait_at_most(Duration::MAX)
+    }
+
+    /// The same, which sleeps for `longest` at most.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn wait_at_most(&mut self, longest: Duration) -> Result<()> {
         self.check()?;
         let moved = self.advance()?;
         match self.turn(Driver::Waits)? {
-            Turned::Tired(slice) if !moved => self.rest(slice),
+            Turned::Tired(slice) if !moved => self.rest(slice.min(longest)),
             Turned::Moved | Turned::Awake | Turned::Tired(_) => Ok(()),
         }
     }

@@ -367,6 +367,39 @@ fn threads_share_a_communicator_with_requests_and_come_one_at_a_time() {
     assert!(refused.unwrap().iter().all(|refused| *refused < 400));
 }
 
+/// Regression: where several threads have used a communicator, a thread that waited for a request, or looked whether
+/// one has ended, made another thread's call an error.
+#[test]
+fn a_call_does_not_fail_because_another_thread_waits_for_a_request() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let (rank, other) = (comm.rank(), Rank::new(1 - comm.rank()));
+        // From now on no thread has a privilege.
+        std::thread::scope(|threads| threads.spawn(|| comm.barrier()).join()).expect("it does not panic")?;
+        let pending = [0, 1].map(|_| comm.begin_message(Message::recv(leaked(10, 9), other)));
+        let [waited, looked] = pending;
+        let (waited, looked) = (waited?, looked?);
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| waited.wait());
+            let looks = threads.spawn(|| {
+                while !looked.is_finished() {
+                    std::thread::yield_now();
+                }
+            });
+            for _ in 0..200 {
+                comm.begin_all(own_pair(rank), Vec::new())?.wait()?;
+                comm.barrier()?;
+            }
+            comm.send(&[1u32; 10], other.get())?;
+            comm.send(&[1u32; 10], other.get())?;
+            looks.join().expect("it does not panic");
+            waits.join().expect("it does not panic")
+        })?;
+        looked.wait()?;
+        comm.finalize()
+    })
+    .unwrap();
+}
+
 /// A message of this rank to itself.
 fn own_pair(rank: u32) -> Vec<Message<'static>> {
     let own = Rank::new(rank);
