@@ -432,8 +432,10 @@ void Request::wait() {
     }
 }
 
+bool Request::has_ended() const { return !pending_ || ffi::is_finished(*pending_->waiting); }
+
 bool Request::test() {
-    if (pending_ && !ffi::is_finished(*pending_->waiting)) {
+    if (!has_ended()) {
         return false;
     }
     wait();

@@ -272,9 +272,15 @@ TEST_CASE("requests: blocking calls stand between start and wait, and whichever 
             comm.all_reduce_in_place(sum);
             require(sum.back() == 2, "a blocking call beside a receive");
             require(!rsccl::test_all(requests), "nothing was sent");
-            // Nobody sends before both have looked: what has ended then is empty.
+            // Nobody sends before both have looked.
             comm.barrier();
             beside.send(mine, other);
+            // One has ended, and stays what it is while the other one has not.
+            for (int look = 0; look < 1000; ++look) {
+                require(!rsccl::test_all(requests) && requests[0] && requests[1], "the first one has not ended");
+            }
+            beside.barrier();
+            require(!rsccl::test_all(requests) && requests[1], "the second one has ended, and nobody has asked for it");
             require(rsccl::wait_any(requests) == 1, "the second one");
             // The other rank goes on, and sends more, once this one has found it.
             beside.barrier();
@@ -284,7 +290,11 @@ TEST_CASE("requests: blocking calls stand between start and wait, and whichever 
             require(rsccl::wait_some(requests) == std::vector<std::size_t>{0}, "the first one");
             require_each(first, "by the first communicator", words_of(other));
             require(rsccl::wait_any(requests) == 2 && rsccl::wait_some(requests).empty(), "all are empty");
-            reduced.wait();
+            requests.push_back(std::move(reduced));
+            while (!rsccl::test_all(requests)) {
+                std::this_thread::yield();
+            }
+            require(!requests[2], "all have ended, so all are empty");
             require(rsccl::test_all(requests) && sum.back() == 4, "all have ended");
         });
     }

@@ -14,7 +14,7 @@ use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Chime, TurnGuard, Turns};
+use crate::sync::{Chime, Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::{cpu, futex};
 use crate::types::Rank;
@@ -34,6 +34,8 @@ pub(super) struct EngineHome {
     is_urgent: AtomicBool,
     /// Whether the program waits until a visitor has left.
     is_wanted: AtomicBool,
+    /// Whether a thread of the program's drives that makes no call.
+    is_driven: AtomicBool,
     /// Whether the watcher knows it.
     is_watched: AtomicBool,
 }
@@ -49,6 +51,7 @@ impl EngineHome {
             is_outstanding: no(),
             is_urgent: no(),
             is_wanted: no(),
+            is_driven: no(),
             is_watched: no(),
         }
     }
@@ -93,16 +96,14 @@ impl EngineHome {
     #[cold]
     fn take_after_visit(&self) -> Result<HomeTurn<'_>> {
         loop {
-            let is_visited = self.home.is_visited();
-            if let Some(turn) = self.home.try_take() {
-                // Relaxed, as all of these: it makes a visit shorter, and nothing is read because of it.
-                self.is_wanted.store(false, Ordering::Relaxed);
-                return Ok(self.in_hand(turn));
-            }
-            if is_visited {
-                self.want();
-            } else if !self.home.is_visited() {
-                return Err(self.at(in_use()));
+            match self.home.take_or_why() {
+                Ok(turn) => {
+                    // Relaxed, as all of these: it makes a visit shorter, and nothing is read because of it.
+                    self.is_wanted.store(false, Ordering::Relaxed);
+                    return Ok(self.in_hand(turn));
+                }
+                Err(Denied::InUse) => return Err(self.at(in_use())),
+                Err(Denied::Visited) => self.want(),
             }
             cpu::yield_now();
         }
@@ -126,7 +127,9 @@ impl EngineHome {
         }
     }
 
-    /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests.
+    /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests. Never
+    /// waits: where a collective of requests waits until peers are out of its buffers, the communicator has not ended
+    /// yet, and whoever drives comes here again.
     #[cold]
     pub(super) fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.status.abort.check().err();
@@ -137,7 +140,13 @@ impl EngineHome {
                 *home = Home::Failed(Some(engine), error.duplicate());
             }
             Home::Busy(mut requests) => {
-                let engine = requests.stop(&error);
+                let stopped = requests.stop(error.duplicate());
+                let Some(first) = stopped else {
+                    *home = Home::Busy(requests);
+                    return self.at(error);
+                };
+                error = first;
+                let engine = requests.take_engine();
                 if let Some(engine) = &engine {
                     error = engine.fail(error);
                 } else {
@@ -188,9 +197,13 @@ impl EngineHome {
             }
             return Err(self.at(unusable(home)));
         }
-        if self.status.abort.is_raised() {
+        let ends = match &*home {
+            Home::Busy(requests) => requests.check(),
+            _ => self.status.abort.check(),
+        };
+        if let Err(error) = ends {
             self.status.abort.set_heard(true);
-            return Err(self.fail(home, None));
+            return Err(self.fail(home, Some(error)));
         }
         *home = match std::mem::replace(home, Home::Closed) {
             Home::Ready(engine) => Home::Busy(Box::new(Requests::new(engine))),
@@ -230,21 +243,20 @@ impl EngineHome {
         outcome.note_wait();
         while !outcome.is_set() {
             match self.home.try_drive() {
-                Some((mut home, true)) => {
-                    self.drive(&mut home, outcome);
+                Some(mut home) => {
+                    let goes_on = match home.stay() {
+                        Stay::Briefly => self.drive_once(&mut home),
+                        stay => self.drive(&mut home, outcome, stay),
+                    };
                     drop(home);
                     outcome::release();
-                }
-                Some((mut home, false)) => {
-                    let moved = self.drive_once(&mut home);
-                    drop(home);
-                    outcome::release();
-                    if !moved && !outcome.is_set() {
+                    // A call that wants the turn gets it meanwhile.
+                    if !goes_on && !outcome.is_set() {
                         futex::nap(ELSEWHERE_NAP);
                     }
                 }
-                // Its call drives, or the visitor does.
-                None if self.home.is_visited() => {
+                // The watcher leaves. Another thread of the program's moves all requests, this one too.
+                None if self.home.is_visited() && !self.is_driven.load(Ordering::Relaxed) => {
                     self.want();
                     cpu::yield_now();
                 }
@@ -253,15 +265,38 @@ impl EngineHome {
         }
     }
 
-    /// Drives, with the engine in hand, until `outcome` is known.
-    fn drive(&self, home: &mut Home, outcome: &Arc<Outcome>) {
+    /// Drives, with the engine in hand, until `outcome` is known, or for as long as the thread may stay. False where a
+    /// call wants the turn.
+    fn drive(&self, home: &mut Home, outcome: &Arc<Outcome>, stay: Stay) -> bool {
+        let is_visit = stay != Stay::AtWill;
         self.is_wanted.store(false, Ordering::Relaxed);
-        while !outcome.is_set() {
+        self.is_driven.store(is_visit, Ordering::Relaxed);
+        let mut is_wanted = false;
+        while !outcome.is_set() && !is_wanted {
             self.beat();
-            let Home::Busy(requests) = home else { return cpu::yield_now() };
-            let driven = if requests.is_queued(outcome) { requests.finish_first() } else { requests.wait() };
-            if let Err(error) = driven {
-                self.fail(home, Some(error));
+            let Home::Busy(requests) = home else {
+                cpu::yield_now();
+                break;
+            };
+            let driven = match (is_visit, requests.is_queued(outcome)) {
+                (true, _) => requests.wait_at_most(LONGEST_VISIT_NAP),
+                (false, true) => requests.finish_first(),
+                (false, false) => requests.wait(),
+            };
+            self.settle_turn(home, driven);
+            is_wanted = is_visit && self.is_wanted();
+        }
+        self.is_driven.store(false, Ordering::Relaxed);
+        !is_wanted
+    }
+
+    /// Ends the communicator where a turn of a thread that only waits has failed.
+    fn settle_turn(&self, home: &mut Home, driven: Result<()>) {
+        if let Err(error) = driven {
+            self.fail(home, Some(error));
+            if let Home::Busy(_) = home {
+                // Peers are on their way out of this rank's buffers.
+                futex::nap(ELSEWHERE_NAP);
             }
         }
     }
@@ -273,15 +308,15 @@ impl EngineHome {
             Ok(moved) => moved,
             Err(error) => {
                 self.fail(home, Some(error));
-                true
+                !matches!(home, Home::Busy(_))
             }
         }
     }
 
     /// Moves what can move now, if nobody else does. Never waits.
     pub(super) fn poll(&self) {
-        if let Some((mut home, is_home)) = self.home.try_drive() {
-            if is_home {
+        if let Some(mut home) = self.home.try_drive() {
+            if home.stay() != Stay::Briefly {
                 self.beat();
             }
             self.drive_once(&mut home);
@@ -306,9 +341,7 @@ impl EngineHome {
                 Left::Messages => requests.wait(),
                 Left::Collectives => requests.finish_first(),
             };
-            if let Err(error) = driven {
-                self.fail(home, Some(error));
-            }
+            self.settle_turn(home, driven);
         }
     }
 
@@ -479,5 +512,7 @@ fn in_use() -> Error {
 const URGENT_BYTES: usize = 256 << 10;
 /// How long a thread sleeps that waits for a request while another thread has the communicator.
 const ELSEWHERE_NAP: Duration = Duration::from_micros(50);
+/// How long such a thread sleeps with the engine in hand, where calls of others have to wait for its end.
+const LONGEST_VISIT_NAP: Duration = Duration::from_millis(1);
 /// How often in a row a visitor looks in vain.
 const DRY_LOOKS: u32 = 32;

@@ -50,6 +50,8 @@ pub(super) struct Requests {
     rest: Option<LongRest>,
     /// How the thread that began the last request computes.
     mode: OtherMode,
+    /// What ends the communicator, while the collective that runs waits until peers are out of its buffers.
+    end: Option<Error>,
 }
 
 type Collective = Resumable<(Box<Engine>, Result<()>)>;
@@ -115,6 +117,7 @@ impl Requests {
             looks,
             rest,
             mode,
+            end: None,
         }
     }
 
@@ -252,7 +255,7 @@ impl Requests {
     /// # Errors
     /// What ends the communicator.
     pub(super) fn poll(&mut self) -> Result<bool> {
-        self.session.abort.check()?;
+        self.check()?;
         let _as_the_program = float_mode::in_place_of(self.mode);
         let moved = self.advance()?;
         Ok(self.turn(Driver::Passes)? == Turned::Moved || moved)
@@ -263,13 +266,21 @@ impl Requests {
     /// # Errors
     /// What ends the communicator.
     pub(super) fn wait(&mut self) -> Result<()> {
-        self.session.abort.check()?;
+        self.wait_at_most(Duration::MAX)
+    }
+
+    /// The same, which sleeps for `longest` at most.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn wait_at_most(&mut self, longest: Duration) -> Result<()> {
+        self.check()?;
         if self.queue.is_empty() && self.spin()? {
             return Ok(());
         }
         let moved = self.advance()?;
         match self.turn(Driver::Waits)? {
-            Turned::Tired(slice) if !moved => self.rest(slice),
+            Turned::Tired(slice) if !moved => self.rest(slice.min(longest)),
             Turned::Moved | Turned::Awake | Turned::Tired(_) => Ok(()),
         }
     }
@@ -303,7 +314,7 @@ impl Requests {
     /// # Errors
     /// What ends the communicator.
     pub(super) fn finish_first(&mut self) -> Result<()> {
-        self.session.abort.check()?;
+        self.check()?;
         if let Some(running) = self.running.as_mut().filter(|_| self.waiter.hook.is_none()) {
             let ended = running.finish(&mut *self.under_way);
             if let Some(ended) = ended {
@@ -314,17 +325,36 @@ impl Requests {
         self.wait()
     }
 
-    /// Ends the collective that runs, because of `error`; the engine, if it was not lost.
-    pub(super) fn stop(&mut self, error: &Error) -> Option<Box<Engine>> {
-        while let Some(running) = &mut self.running {
-            if let Some((mut engine, _)) = running.resume(Some(error.duplicate())) {
-                let _none = engine.exchange_hook(self.waiter.hook.clone());
-                (self.engine, self.running) = (Some(engine), None);
-            } else if running.has_ended() {
-                // Its engine went with its panic.
-                self.running = None;
+    /// Whether they can still end well.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    pub(super) fn check(&self) -> Result<()> {
+        self.end.as_ref().map_or_else(|| self.session.abort.check(), |end| Err(end.duplicate()))
+    }
+
+    /// Lets the collective that runs end because of `error`, or of the error that was given first, which it returns.
+    /// `None` while it waits until peers are out of its buffers: those may be the buffers of a collective that this
+    /// thread alone resumes. Never waits.
+    pub(super) fn stop(&mut self, error: Error) -> Option<Error> {
+        let error = self.end.get_or_insert(error).duplicate();
+        if let Some(running) = &mut self.running {
+            let ended = running.resume(Some(error.duplicate()));
+            if ended.is_none() && !running.has_ended() {
+                return None;
             }
+            self.running = None;
+            // One that has panicked has taken its engine along.
+            self.engine = ended.map(|(mut engine, _)| {
+                let _none = engine.exchange_hook(self.waiter.hook.clone());
+                engine
+            });
         }
+        Some(error)
+    }
+
+    /// The engine of requests that were stopped, if it was not lost.
+    pub(super) fn take_engine(&mut self) -> Option<Box<Engine>> {
         self.return_from_beside();
         self.engine.take()
     }

@@ -123,8 +123,10 @@ impl HostSide {
             return epoch.end();
         }
         let result = result.map_err(|error| self.cause(session, error));
-        // Peers inside my buffers must learn of it before `epoch`, when it is dropped, waits for them.
-        result.inspect_err(|error| session.publish_failure(error))
+        // Peers inside my buffers must learn of it before this rank waits for them.
+        let result = result.inspect_err(|error| session.publish_failure(error));
+        epoch.give_up(&mut given.mover.fabric, background);
+        result
     }
 
     fn run_plan(

@@ -9,23 +9,23 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::exec::call::{Begun, Call};
-use crate::exec::evict::await_peers_out;
+use crate::exec::evict::{Eviction, await_peers_out};
 use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
 use crate::exec::pull;
-use crate::exec::turn::WaitContext;
+use crate::exec::turn::{Background, WaitContext};
 use crate::plan::Windows;
-use crate::transport::{Announced, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
+use crate::transport::{Announced, Fabric, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
 use crate::types::{Rank, ReduceOp, World};
 
 /// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of
 /// this rank's buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has
 /// [entered](Epoch::enter) them.
 ///
-/// An operation that ended well calls [`Epoch::end`]. Dropping the epoch instead lets no further peer in and waits
-/// until all peers are out. Peers must have been told of the failure before that; otherwise they may stay in until
-/// their own deadline.
+/// An operation that ended well calls [`Epoch::end`], one that has failed [`Epoch::give_up`]. Dropping the epoch
+/// instead, as a panic does, lets no further peer in and waits until all peers are out. Peers must have been told of
+/// the failure before that; otherwise they may stay in until their own deadline.
 #[derive(Debug)]
 pub struct Epoch<'a> {
     windows: &'a HostWindows,
@@ -199,12 +199,28 @@ impl Epoch<'_> {
         let whole = std::mem::take(&mut self.loans).into_iter().flatten().all(Loan::end);
         if whole || !entered { Ok(()) } else { Err(taken_away()) }
     }
+
+    /// The operation has failed, of which peers have been told: leaves their buffers, lets no further peer into this
+    /// rank's, and waits until all are out. Work that stops its waits stops this one too: the thread that resumes it
+    /// may be the one that the peers need to leave.
+    pub fn give_up(mut self, fabric: &mut Fabric, background: &mut dyn Background) {
+        self.leave();
+        let mut eviction = Eviction::begin();
+        while !eviction.is_over(self.windows, &self.loans) {
+            if background.stop_for_peers(fabric) { eviction.note_turn() } else { eviction.rest() }
+        }
+        self.over = true;
+    }
+
+    fn leave(&mut self) {
+        self.guards.clear();
+        self.windows.mine().lease().close();
+    }
 }
 
 impl Drop for Epoch<'_> {
     fn drop(&mut self) {
-        self.guards.clear();
-        self.windows.mine().lease().close();
+        self.leave();
         if !self.over {
             await_peers_out(self.windows, &self.loans);
         }

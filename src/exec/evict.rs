@@ -19,25 +19,49 @@ use crate::sys::alive::Process;
 use crate::sys::{cpu, futex};
 use crate::transport::{HostWindows, Loan, Neighbour};
 
-/// Waits until no peer can reach the buffers of this rank any more. The lease is closed already; `loans` are the
-/// buffers that other processes reach. If memory is too short to take them away from a stopped process, the wait goes
-/// on until that is possible or the process leaves.
-pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
-    let (mut turns, mut are_taken_away) = (0u32, false);
-    let mut deadline = Deadline::after(PATIENCE);
-    while !are_out(windows, are_taken_away) {
-        turns = turns.saturating_add(1);
-        if turns < YIELDS {
-            cpu::yield_now();
-            continue;
-        }
+/// The wait until no peer can reach the buffers of this rank any more, look by look. The lease is closed already. If
+/// memory is too short to take buffers away from a stopped process, the wait goes on until that is possible or the
+/// process leaves.
+#[derive(Debug)]
+pub(super) struct Eviction {
+    turns: u32,
+    are_taken_away: bool,
+    deadline: Deadline,
+}
+
+impl Eviction {
+    /// The wait begins.
+    pub(super) fn begin() -> Eviction {
+        Eviction { turns: 0, are_taken_away: false, deadline: Deadline::after(PATIENCE) }
+    }
+
+    /// Whether it has ended. `loans` are the buffers that other processes reach.
+    pub(super) fn is_over(&mut self, windows: &HostWindows, loans: &Loans<'_>) -> bool {
         // Nothing can be taken away from threads.
-        if !are_taken_away && windows.boards.is_none() && deadline.is_over() {
-            are_taken_away = take_away(windows, loans);
-            deadline = Deadline::after(PATIENCE);
-            continue;
+        if !self.are_taken_away && windows.boards.is_none() && self.turns >= YIELDS && self.deadline.is_over() {
+            self.are_taken_away = take_away(windows, loans);
+            self.deadline = Deadline::after(PATIENCE);
         }
-        futex::nap(NAP);
+        are_out(windows, self.are_taken_away)
+    }
+
+    /// Rests between two looks.
+    pub(super) fn rest(&mut self) {
+        self.turns = self.turns.saturating_add(1);
+        if self.turns < YIELDS { cpu::yield_now() } else { futex::nap(NAP) }
+    }
+
+    /// The caller has done other things between two looks.
+    pub(super) fn note_turn(&mut self) {
+        self.turns = YIELDS;
+    }
+}
+
+/// Waits until no peer can reach the buffers of this rank any more.
+pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
+    let mut eviction = Eviction::begin();
+    while !eviction.is_over(windows, loans) {
+        eviction.rest();
     }
 }
 

@@ -61,7 +61,7 @@ impl<R: Send + 'static> Resumable<R> {
     }
 
     /// Lets the call go on as far as it does not wait; its result once it has ended. With an `error` it ends as soon as
-    /// it would wait.
+    /// it would wait, but for peers that are still in this rank's memory.
     pub fn resume(&mut self, error: Option<Error>) -> Option<R> {
         if error.is_some() {
             self.orders.error.set(error);
@@ -159,6 +159,15 @@ impl Background for Suspends<'_> {
 
     fn note_moved(&mut self) {
         self.orders.moved.set(true);
+    }
+
+    #[inline(never)]
+    fn stop_for_peers(&mut self, fabric: &mut Fabric) -> bool {
+        let stays = self.beside().is_some();
+        if !stays {
+            self.suspender.lend(fabric);
+        }
+        !stays
     }
 }
 

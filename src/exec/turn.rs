@@ -37,6 +37,12 @@ pub trait Background {
 
     /// The call that waits has moved.
     fn note_moved(&mut self) {}
+
+    /// Stops a wait that no error ends, for peers to leave this rank's memory, as long as other work of the thread
+    /// takes. False where the thread has none: then the wait rests by itself.
+    fn stop_for_peers(&mut self, _: &mut Fabric) -> bool {
+        false
+    }
 }
 
 /// No background work.

@@ -6,14 +6,16 @@
 //! by a [`futex::heavy_barrier`], and from then on every turn is a locked instruction.
 //!
 //! A *visitor*, such as the thread that moves requests while their program computes, pays for the barrier in each
-//! visit, and the privilege returns to the home thread with the end of the visit.
+//! visit, and the privilege returns to the home thread with the end of the visit. Where no thread has a privilege any
+//! more, visitors take turns as all do, but a call that comes meanwhile knows that it finds a visitor: it waits until
+//! the visitor leaves, where another call would be an error.
 
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::primitive::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[cfg(test)]
 use crate::sys::cpu;
 use crate::sys::{futex, thread};
@@ -24,14 +26,12 @@ pub struct Turns<T> {
     home: AtomicU64,
     /// Whether the home thread has a turn by its privilege. It alone writes this.
     at_home: AtomicBool,
-    /// Whether a thread has a turn that anyone could have taken.
-    taken: AtomicBool,
-    /// Whether that thread is a visitor.
-    visited: AtomicBool,
+    /// Who has a turn that anyone could have taken: [`FREE`], [`CALLER`] or [`VISITOR`].
+    taken: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time has a turn, and what it did happens before the next turn: see `try_take`.
+// SAFETY: one thread at a time has a turn, and what it did happens before the next turn: see `take_or_why`.
 unsafe impl<T: Send> Sync for Turns<T> {}
 // Who has a turn while it unwinds leaves the value whole, as the owner of the value has to see to.
 impl<T> UnwindSafe for Turns<T> {}
@@ -56,6 +56,31 @@ enum By {
     Visit(u64),
 }
 
+/// Why a thread gets no turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denied {
+    /// A call has it: of another thread, or of this one.
+    InUse,
+    /// A visitor has it, and leaves soon.
+    Visited,
+}
+
+/// How long a thread that drives may keep its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stay {
+    /// As long as it likes: it is the home thread.
+    AtWill,
+    /// Until a call wants the turn.
+    UntilWanted,
+    /// For a moment: the home thread waits.
+    Briefly,
+}
+
+/// [`Turns::taken`] while nobody has such a turn.
+const FREE: u32 = 0;
+const CALLER: u32 = 1;
+const VISITOR: u32 = 2;
+
 /// [`Turns::home`] before the first turn.
 const UNCLAIMED: u64 = 0;
 /// A thread is about to end the privilege: the home thread takes no new turn by it.
@@ -74,8 +99,7 @@ impl<T> Turns<T> {
         Turns {
             home: AtomicU64::new(if is_privileged { UNCLAIMED } else { SHARED }),
             at_home: AtomicBool::new(false),
-            taken: AtomicBool::new(false),
-            visited: AtomicBool::new(false),
+            taken: AtomicU32::new(FREE),
             value: UnsafeCell::new(value),
         }
     }
@@ -83,13 +107,22 @@ impl<T> Turns<T> {
     /// A turn, or `None` where somebody has one: another thread, or this one.
     #[inline]
     pub fn try_take(&self) -> Option<TurnGuard<'_, T>> {
+        self.take_or_why().ok()
+    }
+
+    /// A turn, or why there is none.
+    ///
+    /// # Errors
+    /// Who has one.
+    #[inline]
+    pub fn take_or_why(&self) -> Result<TurnGuard<'_, T>, Denied> {
         let me = thread::number();
         // Relaxed: the home thread orders nothing with itself. What visitors did it sees by the second load of `home`.
         if self.home.load(Ordering::Relaxed) != me {
-            return self.try_take_shared(me);
+            return self.take_shared(me);
         }
         if self.at_home.load(Ordering::Relaxed) {
-            return None;
+            return Err(Denied::InUse);
         }
         self.at_home.store(true, Ordering::Relaxed);
         // Partner of the heavy barrier in `share`: after it, either the other thread sees `at_home`, or this one sees
@@ -97,28 +130,35 @@ impl<T> Turns<T> {
         futex::light_barrier();
         // Acquire: pairs with the release with which a visitor gives the privilege back.
         if self.home.load(Ordering::Acquire) == me {
-            return Some(TurnGuard { turns: self, by: By::Privilege });
+            return Ok(TurnGuard { turns: self, by: By::Privilege });
         }
         self.at_home.store(false, Ordering::Relaxed);
-        self.try_take_shared(me)
+        self.take_shared(me)
     }
 
     #[cold]
-    fn try_take_shared(&self, me: u64) -> Option<TurnGuard<'_, T>> {
+    fn take_shared(&self, me: u64) -> Result<TurnGuard<'_, T>, Denied> {
         // Relaxed: nobody has had a turn yet, and the value was handed over as it was made.
         if self.home.compare_exchange(UNCLAIMED, me, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            return self.try_take();
+            return self.take_or_why();
         }
+        self.share()?;
+        self.claim(By::Claim)
+    }
+
+    /// A turn where no thread has a privilege.
+    fn claim(&self, by: By) -> Result<TurnGuard<'_, T>, Denied> {
+        let taker = if by == By::ClaimedVisit { VISITOR } else { CALLER };
         // Acquire, here and below: pairs with the release in the drop of the turn before.
-        if !self.share() || self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return None;
+        if let Err(found) = self.taken.compare_exchange(FREE, taker, Ordering::Acquire, Ordering::Relaxed) {
+            return Err(if found == VISITOR { Denied::Visited } else { Denied::InUse });
         }
         if self.at_home.load(Ordering::Acquire) {
             // Release: as in the drop of a turn.
-            self.taken.store(false, Ordering::Release);
-            return None;
+            self.taken.store(FREE, Ordering::Release);
+            return Err(Denied::InUse);
         }
-        Some(TurnGuard { turns: self, by: By::Claim })
+        Ok(TurnGuard { turns: self, by })
     }
 
     /// A turn of a thread that comes and goes, and leaves the home thread its privilege. `None` where somebody has a
@@ -127,23 +167,20 @@ impl<T> Turns<T> {
         // Relaxed: claimed below.
         let home = self.home.load(Ordering::Relaxed);
         if home == SHARED {
-            // Relaxed, here and in the drop: whoever finds the turn taken asks again, and learns it a little later.
-            self.visited.store(true, Ordering::Relaxed);
-            let turn = self.try_take_shared(thread::number());
-            if turn.is_none() {
-                self.visited.store(false, Ordering::Relaxed);
-            }
-            return turn.map(|mut turn| {
-                turn.by = By::ClaimedVisit;
-                turn
-            });
+            // It orders this thread behind the end of the privilege.
+            self.share().ok()?;
+            return self.claim(By::ClaimedVisit).ok();
+        }
+        // A guess that spares both threads the barrier: the home thread has a turn already, and may keep it long.
+        if self.at_home.load(Ordering::Relaxed) {
+            return None;
         }
         // Acquire: pairs with the release of the visitor before.
         if home <= VISITED || self.home.compare_exchange(home, VISITED, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
-        // Partner of the light barrier in `try_take`: after it, either this thread sees `at_home`, or the home thread
-        // sees the visit. Acquire: pairs with the release in the drop of the home thread's turn.
+        // Partner of the light barrier in `take_or_why`: after it, either this thread sees `at_home`, or the home
+        // thread sees the visit. Acquire: pairs with the release in the drop of the home thread's turn.
         if !futex::heavy_barrier() || self.at_home.load(Ordering::Acquire) {
             // Release: this thread has read nothing; whoever visits next acquires.
             self.home.store(home, Ordering::Release);
@@ -152,44 +189,55 @@ impl<T> Turns<T> {
         Some(TurnGuard { turns: self, by: By::Visit(home) })
     }
 
-    /// A turn of the home thread, or of any thread where none has a privilege, with true; else a visit.
-    pub fn try_drive(&self) -> Option<(TurnGuard<'_, T>, bool)> {
+    /// A turn of the home thread's; else a visit.
+    pub fn try_drive(&self) -> Option<TurnGuard<'_, T>> {
         // Relaxed: a guess, which both ways check.
-        match self.home.load(Ordering::Relaxed) {
-            SHARED => self.try_take().map(|turn| (turn, true)),
-            home if home == thread::number() => self.try_take().map(|turn| (turn, true)),
-            _ => self.try_visit().map(|turn| (turn, false)),
+        if self.home.load(Ordering::Relaxed) != thread::number() {
+            return self.try_visit();
         }
+        let mut turn = self.try_take()?;
+        if turn.by == By::Claim {
+            // The privilege has just ended. Relaxed: whoever comes meanwhile takes this thread for a call, as it was.
+            self.taken.store(VISITOR, Ordering::Relaxed);
+            turn.by = By::ClaimedVisit;
+        }
+        Some(turn)
     }
 
     /// Whether a visitor has the turn, or is about to find that the home thread has it: it leaves soon.
     pub fn is_visited(&self) -> bool {
         // Relaxed: nothing is read because of it.
-        self.home.load(Ordering::Relaxed) == VISITED || self.visited.load(Ordering::Relaxed)
+        self.home.load(Ordering::Relaxed) == VISITED || self.taken.load(Ordering::Relaxed) == VISITOR
     }
 
-    /// Ends the privilege of the home thread. False where the system has refused: then nobody knows whether it has a
-    /// turn.
-    fn share(&self) -> bool {
+    /// Ends the privilege of the home thread.
+    ///
+    /// # Errors
+    /// While a visitor has suspended it; and where the system has refused, so that nobody knows whether the home thread
+    /// has a turn.
+    fn share(&self) -> Result<(), Denied> {
         // Acquire: pairs with the release below. Whoever finds the privilege ended comes after the barrier that ended
         // it.
         let home = self.home.load(Ordering::Acquire);
         if home == SHARED {
-            return true;
+            return Ok(());
         }
         // A visitor gives the privilege back first: it knows to whom.
         if home == VISITED {
-            return false;
+            return Err(Denied::Visited);
         }
         // Relaxed: the barrier orders it before the load of `at_home`. It fails where another thread ends the
         // privilege too.
         let ended = self.home.compare_exchange(home, ENDING, Ordering::Relaxed, Ordering::Relaxed);
         // Not by what it has become meanwhile: a visitor would find the privilege it gives back ended already.
-        if ended.is_err_and(|found| found != ENDING && found != SHARED) || !futex::heavy_barrier() {
-            return false;
+        if ended.is_err_and(|found| found != ENDING && found != SHARED) {
+            return Err(Denied::Visited);
+        }
+        if !futex::heavy_barrier() {
+            return Err(Denied::InUse);
         }
         self.home.store(SHARED, Ordering::Release);
-        true
+        Ok(())
     }
 
     /// A turn, as soon as whoever has one now is done: a thread that is only about to find that it comes at the wrong
@@ -208,6 +256,17 @@ impl<T> Turns<T> {
 impl<T> fmt::Debug for Turns<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Turns").finish_non_exhaustive()
+    }
+}
+
+impl<T> TurnGuard<'_, T> {
+    /// How long its thread may keep it, where it drives.
+    pub fn stay(&self) -> Stay {
+        match self.by {
+            By::Privilege => Stay::AtWill,
+            By::Claim | By::ClaimedVisit => Stay::UntilWanted,
+            By::Visit(_) => Stay::Briefly,
+        }
     }
 }
 
@@ -232,14 +291,10 @@ impl<T> DerefMut for TurnGuard<'_, T> {
 impl<T> Drop for TurnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Release, all three: pairs with the acquires in `try_take`, `try_take_shared` and `try_visit`.
+        // Release, all three: pairs with the acquires in `take_or_why`, `claim` and `try_visit`.
         match self.by {
             By::Privilege => self.turns.at_home.store(false, Ordering::Release),
-            By::Claim => self.turns.taken.store(false, Ordering::Release),
-            By::ClaimedVisit => {
-                self.turns.taken.store(false, Ordering::Release);
-                self.turns.visited.store(false, Ordering::Release);
-            }
+            By::Claim | By::ClaimedVisit => self.turns.taken.store(FREE, Ordering::Release),
             By::Visit(home) => self.turns.home.store(home, Ordering::Release),
         }
     }
@@ -342,6 +397,40 @@ mod models {
         let Some(turn) = turns.try_take() else { return 0 };
         turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         1
+    }
+
+    /// A call that comes while others visit, where no thread has a privilege any more.
+    fn visitors_refuse_no_call() {
+        let turns = Arc::new(Turns::new(AtomicU64::new(0)));
+        let first = Arc::clone(&turns);
+        let first = loom::thread::spawn(move || add(&first)).join().expect("it does not panic");
+        let added = first + add(&turns);
+        let visitors = [0, 1].map(|_| {
+            let turns = Arc::clone(&turns);
+            loom::thread::spawn(move || {
+                let Some(turn) = turns.try_drive() else { return 0 };
+                turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                1
+            })
+        });
+        let added = added
+            + loop {
+                match turns.take_or_why() {
+                    Ok(turn) => {
+                        turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                        break 1;
+                    }
+                    Err(denied) => assert_eq!(denied, Denied::Visited),
+                }
+                cpu::yield_now();
+            };
+        let added = visitors.into_iter().fold(added, |sum, thread| sum + thread.join().expect("no panic"));
+        assert_eq!(turns.take().load(Ordering::Relaxed), added);
+    }
+
+    #[test]
+    fn a_call_is_not_refused_because_of_visitors() {
+        model(Membarrier::Works, visitors_refuse_no_call);
     }
 
     fn turns_exclude_each_other() {

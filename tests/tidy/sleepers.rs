@@ -78,7 +78,12 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
         2,
         "another thread has the engine, and takes the turns; that thread, before it has it",
     ),
-    ("comm/engine_home.rs", "futex::nap(", 2, DRIVEN),
+    (
+        "comm/engine_home.rs",
+        "futex::nap(",
+        3,
+        "another thread has the engine, and takes the turns; or peers are on their way out of its buffers",
+    ),
     ("comm/meeting.rs", "poller::pause(", 3, SET_UP),
     ("comm/requests.rs", ".park(", 1, TURN),
     ("comm/requests.rs", "futex::nap(", 1, TURN),

@@ -53,6 +53,10 @@ class [[nodiscard]] Request {
 
   private:
     friend struct detail::Access;
+    template <class Requests>
+    friend bool test_all(Requests&& requests);
+    /// Moves it, and says whether it has ended, well or not; it stays as it is.
+    bool has_ended() const;
     explicit Request(std::unique_ptr<detail::Pending> pending) noexcept;
     std::unique_ptr<detail::Pending> pending_;
 };
@@ -134,13 +138,18 @@ std::size_t wait_any(Requests&& requests) {
     }
 }
 
-/// Whether all requests of a range have ended: those that have are empty afterwards. Never waits.
-/// @throws Error that of a request that has ended badly, which is empty then
+/// Whether all requests of a range have ended. Never waits. As MPI_Testall does, it leaves all of them as they are while one has not
+/// ended; once all have, all are empty.
+/// @throws Error that of the first request, in the order of the range, that ended badly, once all have ended
 template <class Requests>
 bool test_all(Requests&& requests) {
     bool all = true;
-    for (Request& request : requests) {
-        all = (!request || request.test()) && all;
+    for (const Request& request : requests) {
+        // All of them are moved, also behind one that has not ended.
+        all = request.has_ended() && all;
+    }
+    if (all) {
+        wait_all(requests);
     }
     return all;
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffer, Buffers, Call, CallCount, Message, local};
+use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind};
+use crate::sync::Deadline;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 fn leaked(count: usize, value: u32) -> &'static mut [u32] {
@@ -366,6 +367,39 @@ fn threads_share_a_communicator_with_requests_and_come_one_at_a_time() {
     assert!(refused.unwrap().iter().all(|refused| *refused < 400));
 }
 
+/// Regression: where several threads have used a communicator, a thread that waited for a request, or looked whether
+/// one has ended, made another thread's call an error.
+#[test]
+fn a_call_does_not_fail_because_another_thread_waits_for_a_request() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let (rank, other) = (comm.rank(), Rank::new(1 - comm.rank()));
+        // From now on no thread has a privilege.
+        std::thread::scope(|threads| threads.spawn(|| comm.barrier()).join()).expect("it does not panic")?;
+        let pending = [0, 1].map(|_| comm.begin_message(Message::recv(leaked(10, 9), other)));
+        let [waited, looked] = pending;
+        let (waited, looked) = (waited?, looked?);
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| waited.wait());
+            let looks = threads.spawn(|| {
+                while !looked.is_finished() {
+                    std::thread::yield_now();
+                }
+            });
+            for _ in 0..200 {
+                comm.begin_all(own_pair(rank), Vec::new())?.wait()?;
+                comm.barrier()?;
+            }
+            comm.send(&[1u32; 10], other.get())?;
+            comm.send(&[1u32; 10], other.get())?;
+            looks.join().expect("it does not panic");
+            waits.join().expect("it does not panic")
+        })?;
+        looked.wait()?;
+        comm.finalize()
+    })
+    .unwrap();
+}
+
 /// A message of this rank to itself.
 fn own_pair(rank: u32) -> Vec<Message<'static>> {
     let own = Rank::new(rank);
@@ -456,3 +490,36 @@ fn buffers_that_are_dropped_with_their_request_may_own_the_communicator_and_may_
     })
     .unwrap();
 }
+
+/// Regression: of two ranks of one process whose collectives are inside each other's buffers, the one that failed first
+/// waited, on the one thread that moves both, for the other to leave.
+#[test]
+fn collectives_that_nobody_drives_leave_each_others_buffers_after_an_abort() {
+    for _ in 0..MOST_TRIES {
+        let comms = Communicator::init_all(2, &Config::default()).unwrap();
+        let begin = || -> Vec<_> { comms.iter().map(|comm| comm.begin(sum_of(300_000, 1)).unwrap()).collect() };
+        // The first call maps their memory.
+        begin().iter().for_each(|pending| pending.wait().unwrap());
+        // Behind the exchange in which they meet, each works in the other's buffers, and waits for it there.
+        let begun = begin();
+        comms[0].shared.poll();
+        comms.iter().for_each(|comm| comm.abort_handle().abort("enough"));
+        let is_over = || begun.iter().all(|pending| pending.outcome().is_set());
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while !is_over() && !deadline.is_over() {
+            std::thread::yield_now();
+        }
+        if !is_over() {
+            // To drop them would wait for the same.
+            comms.into_iter().for_each(std::mem::forget);
+            panic!("they wait for each other");
+        }
+        // The watcher may have been fast enough to end them well.
+        if begun.iter().all(|pending| pending.wait().is_err()) {
+            return;
+        }
+    }
+    panic!("all of them were over before the abort");
+}
+
+const MOST_TRIES: u32 = 100;
