@@ -182,7 +182,6 @@ impl EngineHome {
             self.fail(&mut home, Some(error));
         }
         drop(home);
-        outcome::release();
         if is_large && !outcome.is_set() {
             self.hand_over();
         }
@@ -205,10 +204,11 @@ impl EngineHome {
             self.status.abort.set_heard(true);
             return Err(self.fail(home, Some(error)));
         }
-        *home = match std::mem::replace(home, Home::Closed) {
-            Home::Ready(engine) => Home::Busy(Box::new(Requests::new(engine))),
-            other => other,
-        };
+        if let Home::Ready(_) = home
+            && let Home::Ready(engine) = std::mem::replace(home, Home::Closed)
+        {
+            *home = Home::Busy(Box::new(Requests::new(engine)));
+        }
         // Relaxed: whoever writes it has a turn.
         if !self.is_outstanding.load(Ordering::Relaxed) {
             self.is_outstanding.store(true, Ordering::Relaxed);
@@ -238,8 +238,31 @@ impl EngineHome {
         self.beat.store(self.beat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// Waits until the request of `outcome` has ended; the communicator's time-out bounds it.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub(super) fn wait_for(&self, outcome: &Outcome) -> Result<()> {
+        self.check_process()?;
+        self.await_end(outcome);
+        outcome.result().inspect_err(|_| {
+            // A mismatch that the program has got need not be told when the communicator is dropped.
+            if outcome.has_failed() && !outcome.is_left() {
+                self.status.abort.set_heard(true);
+            }
+        })
+    }
+
+    /// Whether the request of `outcome` has ended, well or not. Moves it, and never waits.
+    pub(super) fn is_finished(&self, outcome: &Outcome) -> bool {
+        if !outcome.is_set() && self.birthplace.is_here() {
+            self.poll();
+        }
+        outcome.is_set()
+    }
+
     /// Drives until `outcome` is known. The communicator's deadline bounds that.
-    pub(super) fn await_end(&self, outcome: &Arc<Outcome>) {
+    pub(super) fn await_end(&self, outcome: &Outcome) {
         outcome.note_wait();
         while !outcome.is_set() {
             match self.home.try_drive() {
@@ -267,7 +290,7 @@ impl EngineHome {
 
     /// Drives, with the engine in hand, until `outcome` is known, or for as long as the thread may stay. False where a
     /// call wants the turn.
-    fn drive(&self, home: &mut Home, outcome: &Arc<Outcome>, stay: Stay) -> bool {
+    fn drive(&self, home: &mut Home, outcome: &Outcome, stay: Stay) -> bool {
         let is_visit = stay != Stay::AtWill;
         self.is_wanted.store(false, Ordering::Relaxed);
         self.is_driven.store(is_visit, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! How requests end, and whose duty it is to say so.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
@@ -123,8 +123,8 @@ impl Promise {
     }
 
     /// Whether it is the promise of `outcome`.
-    pub(super) fn is_of(&self, outcome: &Arc<Outcome>) -> bool {
-        Arc::ptr_eq(&self.outcome, outcome)
+    pub(super) fn is_of(&self, outcome: &Outcome) -> bool {
+        std::ptr::eq(&*self.outcome, outcome)
     }
 
     /// Whether a thread waits for the operation.
@@ -164,11 +164,14 @@ enum Due {
 
 thread_local! {
     static LEFT: RefCell<VecDeque<Due>> = const { RefCell::new(VecDeque::new()) };
+    /// Whether something may be left: this is asked after each turn, and mostly nothing is.
+    static HAS_LEFT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Keeps it for [`release`]. A thread that ends releases it, too.
 fn leave(due: Due) {
     let mut due = Some(due);
+    HAS_LEFT.set(true);
     let kept = LEFT.try_with(|kept| due.take().into_iter().for_each(|due| kept.borrow_mut().push_back(due)));
     if kept.is_err() {
         // A thread whose variables are gone already has no engine in hand.
@@ -178,8 +181,18 @@ fn leave(due: Due) {
 
 /// Wakes the tasks of requests that have ended, and drops buffers that nobody asks for. To be called by whoever has had
 /// an engine in hand, once it has not.
-#[cold]
+///
+/// Not inlined: a call of a request may go on on another thread, whose variables are others.
+#[inline(never)]
 pub(super) fn release() {
+    if HAS_LEFT.get() {
+        release_left();
+    }
+}
+
+#[cold]
+fn release_left() {
+    HAS_LEFT.set(false);
     let next = || LEFT.try_with(|kept| kept.borrow_mut().pop_front()).ok().flatten();
     while let Some(due) = next() {
         run(due);

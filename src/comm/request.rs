@@ -1,10 +1,8 @@
 //! Non-blocking calls: the requests of a program, and how each of them ends.
 
-use std::marker::PhantomData;
 use std::task::Waker;
 
 use crate::comm::engine_home::EngineHome;
-use crate::comm::forked;
 use crate::comm::outcome::Outcome;
 use crate::error::Result;
 use crate::sync::primitive::Arc;
@@ -14,18 +12,18 @@ use crate::sync::primitive::Arc;
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {
-    pending: Pending,
-    scope: PhantomData<&'scope ()>,
+    shared: &'scope EngineHome,
+    outcome: &'scope Outcome,
 }
 
-impl Request<'_> {
-    /// The request of a scope.
-    pub(super) fn new(pending: Pending) -> Self {
-        Request { pending, scope: PhantomData }
+impl<'scope> Request<'scope> {
+    /// The request of a scope, which keeps both.
+    pub(super) fn new(shared: &'scope EngineHome, outcome: &'scope Outcome) -> Request<'scope> {
+        Request { shared, outcome }
     }
 
-    pub(super) fn pending(&self) -> &Pending {
-        &self.pending
+    pub(super) fn outcome(&self) -> &Outcome {
+        self.outcome
     }
 
     /// Waits until the operation has ended; the communicator's time-out bounds it. Other requests of the communicator
@@ -34,12 +32,12 @@ impl Request<'_> {
     /// # Errors
     /// The operation's.
     pub fn wait(self) -> Result<()> {
-        self.pending.wait()
+        self.shared.wait_for(self.outcome)
     }
 
     /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub fn is_finished(&self) -> bool {
-        self.pending.is_finished()
+        self.shared.is_finished(self.outcome)
     }
 }
 
@@ -67,16 +65,7 @@ impl Pending {
     /// # Errors
     /// The operation's.
     pub(crate) fn wait(&self) -> Result<()> {
-        if !self.shared.birthplace.is_here() {
-            return Err(forked());
-        }
-        self.shared.await_end(&self.outcome);
-        self.outcome.result().inspect_err(|_| {
-            // A mismatch that the program has got need not be told when the communicator is dropped.
-            if self.outcome.has_failed() && !self.outcome.is_left() {
-                self.shared.status.abort.set_heard(true);
-            }
-        })
+        self.shared.wait_for(&self.outcome)
     }
 
     /// The same for whoever does not tell the program of an error.
@@ -101,9 +90,6 @@ impl Pending {
 
     /// Whether the operation has ended, well or not. Moves it, and never waits.
     pub(crate) fn is_finished(&self) -> bool {
-        if !self.outcome.is_set() && self.shared.birthplace.is_here() {
-            self.shared.poll();
-        }
-        self.outcome.is_set()
+        self.shared.is_finished(&self.outcome)
     }
 }

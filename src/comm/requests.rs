@@ -241,7 +241,7 @@ impl Requests {
     }
 
     /// Whether `outcome` is of a request whose turn has not come, or that runs as a collective.
-    pub(super) fn is_queued(&self, outcome: &Arc<Outcome>) -> bool {
+    pub(super) fn is_queued(&self, outcome: &Outcome) -> bool {
         self.queue.iter().any(|queued| queued.promise.is_of(outcome))
     }
 

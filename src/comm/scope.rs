@@ -12,7 +12,7 @@ use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Steps, check_message, check_messages};
 use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::panics::panicked;
-use crate::comm::request::{Pending, Request};
+use crate::comm::request::Request;
 use crate::comm::requests::Job;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
@@ -27,8 +27,8 @@ use crate::types::World;
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
-    shared: Arc<EngineHome>,
-    begun: Mutex<Vec<Arc<Outcome>>>,
+    shared: &'scope Arc<EngineHome>,
+    begun: &'scope Outcomes,
     /// The lifetime of the buffers, which outlive the scope.
     scope: PhantomData<&'scope mut &'scope ()>,
     /// The lifetime that the program's own borrows outlive: the upper bound of `'scope`.
@@ -87,14 +87,14 @@ impl Communicator {
     ) -> Result<T, E> {
         // Here, and not where the first request begins: a communicator that cannot have requests says so.
         self.be_ready()?;
-        let (world, shared) = (self.world()?, Arc::clone(&self.shared));
-        let scope = Scope { world, shared, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
+        let (world, shared, begun) = (self.world()?, &self.shared, &Outcomes::default());
+        let scope = Scope { world, shared, begun, scope: PhantomData, env: PhantomData };
         let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         if let Err(panic) = &value {
             // The buffers of the requests are about to be freed: the requests must end now.
             self.shared.status.abort.raise(panicked("the body of a scope", &**panic));
         }
-        let ended = scope.end();
+        let ended = begun.end(shared);
         match value {
             Ok(value) => ended.map_err(E::from).and(value),
             Err(panic) => {
@@ -159,27 +159,64 @@ impl<'scope> Scope<'scope, '_> {
         // dropped.
         let job = unsafe { (&raw const *job).cast::<Job<'static>>().read() };
         // Before it begins: whatever happens then, the scope waits for it.
-        self.begun.lock().push(Arc::clone(&outcome));
-        match self.shared.begin(job, (promise, &outcome)) {
-            Ok(()) => Ok(Request::new(Pending::new(Arc::clone(&self.shared), outcome))),
+        let outcome = self.begun.keep(outcome);
+        match self.shared.begin(job, (promise, outcome)) {
+            Ok(()) => Ok(Request::new(self.shared, outcome)),
             Err(error) => {
                 // It has not begun, and nobody gets an error of it but here.
-                self.begun.lock().retain(|other| !Arc::ptr_eq(other, &outcome));
+                self.begun.forget(outcome);
                 Err(error)
             }
         }
     }
+}
+
+/// How the requests of a scope end: what they point to, and what the scope waits for.
+#[derive(Debug, Default)]
+struct Outcomes(Mutex<KeptOutcomes>);
+
+#[derive(Debug, Default)]
+struct KeptOutcomes {
+    /// Most scopes have few requests.
+    few: [Option<Arc<Outcome>>; FEW],
+    count: usize,
+    others: Vec<Arc<Outcome>>,
+}
+
+const FEW: usize = 4;
+
+impl Outcomes {
+    /// Keeps the outcome of a request that is about to begin.
+    fn keep(&self, outcome: Arc<Outcome>) -> &Outcome {
+        let place = Arc::as_ptr(&outcome);
+        let mut kept = self.0.lock();
+        let count = kept.count;
+        kept.count += 1;
+        match kept.few.get_mut(count) {
+            Some(free) => *free = Some(outcome),
+            None => kept.others.push(outcome),
+        }
+        // SAFETY: what an `Arc` points to stays where it is, and the list keeps the `Arc` until it is dropped, or told to
+        // forget it by whoever has this reference.
+        unsafe { &*place }
+    }
+
+    /// The request has not begun, and no other was kept since but by other threads.
+    fn forget(&self, outcome: &Outcome) {
+        let is_other = |other: &Arc<Outcome>| !std::ptr::eq(&**other, outcome);
+        let mut kept = self.0.lock();
+        kept.few.iter_mut().for_each(|few| _ = few.take_if(|few| !is_other(few)));
+        kept.others.retain(is_other);
+    }
 
     /// Waits until all requests have ended. The error is what ended the communicator, if anything did.
-    fn end(self) -> Result<()> {
+    fn end(&self, shared: &EngineHome) -> Result<()> {
+        shared.check_process()?;
+        let KeptOutcomes { few, others, .. } = &*self.0.lock();
         let mut ended = Ok(());
-        if !self.shared.birthplace.is_here() {
-            return Err(self.shared.at(crate::comm::forked()));
-        }
-        for outcome in std::mem::take(&mut *self.begun.lock()) {
-            let pending = Pending::new(Arc::clone(&self.shared), outcome);
-            let result = pending.wait();
-            if pending.outcome().has_failed() {
+        for outcome in few.iter().flatten().chain(others) {
+            let result = shared.wait_for(outcome);
+            if result.is_err() && outcome.has_failed() {
                 ended = ended.and(result);
             }
         }

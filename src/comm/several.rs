@@ -28,7 +28,7 @@ impl private::HasEnded for Request<'_> {
     }
 
     fn note_wait(&self) {
-        self.pending().outcome().note_wait();
+        self.outcome().note_wait();
     }
 }
 

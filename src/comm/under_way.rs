@@ -132,7 +132,9 @@ impl UnderWay {
     /// Spins on what the first message waits for, as long as `wait` says. Whether that has come.
     pub(super) fn spin(&self, links: &Links, wait: &mut Backoff) -> bool {
         let first = self.messages.first().filter(|begun| links.has(&begun.need));
-        let Some(Blocked { flag: (flag, target) }) = first.and_then(|begun| begun.run.blocked(links)) else { return false };
+        let Some(Blocked { flag: (flag, target) }) = first.and_then(|begun| begun.run.blocked(links)) else {
+            return false;
+        };
         loop {
             if flag.reached(target) {
                 return true;
