@@ -7,6 +7,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use crate::comm::long_rest::LongRest;
 use crate::comm::outcome::{self, Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
@@ -14,7 +15,7 @@ use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Chime, Denied, Stay, TurnGuard, Turns};
+use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::{cpu, futex};
 use crate::types::Rank;
@@ -426,16 +427,22 @@ impl EngineHome {
     /// Moves what can move, until nothing has moved for a moment or the program wants its engine. True where something
     /// has moved.
     ///
-    /// Where nothing else is outstanding (`is_alone`), it sleeps here until something may move: the program rings
-    /// `chime` when it wants its engine.
-    pub(super) fn visit(&self, chime: &Arc<Chime>, is_alone: impl Fn() -> bool) -> bool {
+    /// Where nothing else is outstanding (`is_alone`), it sleeps here by `rest` until something may move: the program
+    /// rings when it wants its engine.
+    pub(super) fn visit(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
+        let moved = self.visit_home(rest, is_alone);
+        rest.end();
+        moved
+    }
+
+    fn visit_home(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
         let Some(mut home) = self.home.try_visit().map(|turn| self.in_hand(turn)) else { return false };
         self.is_urgent.store(false, Ordering::Relaxed);
         // Left by a thread that has found its request ended; one that still waits says so again.
         self.is_wanted.store(false, Ordering::Relaxed);
         let (mut moved, mut dry) = (false, 0);
         loop {
-            let heard = chime.count();
+            let heard = rest.chime().count();
             if self.is_wanted.load(Ordering::Relaxed) {
                 return moved;
             }
@@ -452,8 +459,8 @@ impl EngineHome {
                 self.is_outstanding.store(false, Ordering::Relaxed);
                 return moved;
             };
-            let has_slept = is_alone() && requests.sleep(chime, heard);
-            if !has_slept || chime.count() != heard {
+            let has_slept = is_alone() && requests.sleep(rest, heard);
+            if !has_slept || rest.chime().count() != heard {
                 return moved;
             }
         }

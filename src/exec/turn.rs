@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::sync::{AwaitedMessage, Backoff, Patience, Turn, Turned, Waiting, Watch, progress};
+use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Turn, Turned, Waiting, Watch, progress};
 use crate::sys::futex;
 use crate::transport::{EndRequest, Fabric};
 
@@ -37,6 +37,12 @@ pub trait Background {
 
     /// The call that waits has moved.
     fn note_moved(&mut self) {}
+
+    /// Hears, before it stops a wait by its turn, for which flags the wait waits: `None` for what is not a flag. True
+    /// where its thread does other things between two turns of the wait.
+    fn note_flags(&mut self, _: &mut dyn Iterator<Item = Option<(&Flag, u64)>>) -> bool {
+        false
+    }
 
     /// Stops a wait that no error ends, for peers to leave this rank's memory, as long as other work of the thread
     /// takes. False where the thread has none: then the wait rests by itself.

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Message, local};
+use crate::comm::long_rest::LongRest;
+use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Home, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind};
-use crate::sync::Deadline;
+use crate::sync::primitive::Arc;
+use crate::sync::{Chime, Deadline};
+use crate::sys::thread;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 fn leaked(count: usize, value: u32) -> &'static mut [u32] {
@@ -523,3 +526,51 @@ fn collectives_that_nobody_drives_leave_each_others_buffers_after_an_abort() {
 }
 
 const MOST_TRIES: u32 = 100;
+
+/// Regression: a collective that the watcher had begun behind another made the watcher's thread the one that stands in
+/// the communicator's call, of which others are told who wait for this rank.
+#[test]
+fn the_thread_that_has_begun_a_request_stands_in_its_call_whoever_moves_it() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let begun = [0, 1].map(|_| comm.begin(sum_of(10, 1)));
+        let deadline = Deadline::after(Duration::from_secs(20));
+        for pending in begun {
+            let pending = pending?;
+            // Nobody drives here.
+            while !pending.outcome().is_set() && !deadline.is_over() {
+                std::thread::yield_now();
+            }
+            pending.wait()?;
+        }
+        comm.with_engine(|engine| {
+            assert_eq!(engine.session.user(), thread::number());
+            Ok(())
+        })?;
+        comm.finalize()
+    })
+    .unwrap();
+}
+
+/// Regression: beside a collective the watcher came at each tick, and did not sleep until a peer woke it.
+#[test]
+fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
+    for count in [1, 300_000] {
+        let comms = Communicator::init_all(2, &Config::default()).unwrap();
+        let begin = || -> Vec<_> { comms.iter().map(|comm| comm.begin(sum_of(count, 1)).unwrap()).collect() };
+        // The first call maps their memory.
+        begin().iter().for_each(|pending| pending.wait().unwrap());
+        let early = comms[0].begin(sum_of(count, 1)).unwrap();
+        (0..4).for_each(|_| comms[0].shared.poll());
+        // A chime that has rung already ends each sleep at once.
+        let chime = Arc::new(Chime::default());
+        chime.ring();
+        let mut rest = LongRest::new(&chime);
+        match &mut *comms[0].home() {
+            // From the first time on the bootstrap rings the chime for news.
+            Home::Busy(requests) => assert!((0..2).any(|_| requests.sleep(&mut rest, 0)), "it comes at each tick"),
+            _ => panic!("it has ended without its peer"),
+        }
+        comms[1].begin(sum_of(count, 1)).unwrap().wait().unwrap();
+        early.wait().unwrap();
+    }
+}
