@@ -14,6 +14,7 @@ use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::sync::aside::{self, Aside, Gone};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
@@ -191,7 +192,7 @@ impl EngineHome {
     }
 
     /// Makes a ready communicator one with requests.
-    fn be_busy(&self, home: &mut Home) -> Result<()> {
+    fn be_busy(self: &Arc<EngineHome>, home: &mut Home) -> Result<()> {
         if !matches!(home, Home::Ready(_) | Home::Busy(_)) {
             if matches!(home, Home::Failed(..)) {
                 self.status.abort.set_heard(true);
@@ -214,6 +215,8 @@ impl EngineHome {
         if !self.is_outstanding.load(Ordering::Relaxed) {
             self.is_outstanding.store(true, Ordering::Relaxed);
             watcher::note_work();
+            let mine: Arc<dyn Aside> = Arc::clone(self) as _;
+            aside::add(Arc::downgrade(&mine));
         }
         Ok(())
     }
@@ -463,6 +466,32 @@ impl EngineHome {
             if !has_slept || rest.chime().count() != heard {
                 return moved;
             }
+        }
+    }
+}
+
+/// Its requests go on in waits of the thread that has begun them for other communicators.
+impl Aside for EngineHome {
+    fn go_on(&self) -> Gone {
+        if !self.is_outstanding() || !self.birthplace.is_here() {
+            return Gone::Over;
+        }
+        // It is the one that waits, or another thread moves it.
+        let Some(mut home) = self.home.try_drive() else { return Gone::Idle };
+        let moved = self.drive_once(&mut home);
+        let is_over = under_way(&mut home).is_none();
+        if is_over {
+            self.is_outstanding.store(false, Ordering::Relaxed);
+        } else {
+            self.beat();
+        }
+        drop(home);
+        // This thread has another engine in hand.
+        watcher::release(outcome::take());
+        match (is_over, moved) {
+            (true, _) => Gone::Over,
+            (false, true) => Gone::Moved,
+            (false, false) => Gone::Idle,
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, Resumable};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Patience, Turned, progress};
+use crate::sync::{Backoff, Patience, Turned, aside, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -318,7 +318,9 @@ impl Requests {
     /// What ends the communicator.
     pub(super) fn finish_first(&mut self) -> Result<()> {
         self.check()?;
-        if let Some(running) = self.running.as_mut().filter(|_| self.waiter.hook.is_none()) {
+        // Hooks, and requests of other communicators, need the turns.
+        let stays = self.waiter.hook.is_none() && !aside::is_any();
+        if let Some(running) = self.running.as_mut().filter(|_| stays) {
             let ended = running.finish(&mut *self.under_way);
             if let Some(ended) = ended {
                 self.end_collective(ended)?;
@@ -384,6 +386,7 @@ impl Requests {
             return match (fabric.links().pump()?, driver) {
                 (true, _) => Ok(Turned::Moved),
                 (false, Driver::Waits) if backoff.spin() => Ok(Turned::Awake),
+                (false, Driver::Waits) if aside::turn() == Some(true) => Ok(Turned::Moved),
                 (false, _) => {
                     progress::turn(waiter.hook.as_ref())?;
                     Ok(Turned::Tired(progress::rest(waiter.hook.as_ref(), LONG_REQUEST_NAP)))

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use crate::comm::engine_home::EngineHome;
 use crate::comm::long_rest::LongRest;
+use crate::comm::outcome::LeftOver;
 use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering, Weak, fence};
@@ -40,6 +41,8 @@ struct Post {
     homes: Mutex<Vec<Weak<EngineHome>>>,
     /// Rung for what cannot wait for a tick, and to end.
     chime: Arc<Chime>,
+    /// What threads that have moved requests have left to this one.
+    due: Mutex<LeftOver>,
     /// Whether the thread sleeps until it is rung for.
     is_parked: AtomicBool,
     ends: AtomicBool,
@@ -99,6 +102,20 @@ pub(super) fn wake() {
     on_post(|post| post.chime.ring());
 }
 
+/// Runs what is due of requests that another thread has moved and is not to run itself.
+pub(super) fn release(due: LeftOver) {
+    if due.is_empty() {
+        return;
+    }
+    let mut due = Some(due);
+    on_post(|post| {
+        due.take().into_iter().for_each(|due| post.due.lock().add(due));
+        post.chime.ring();
+    });
+    // Without a watcher there are no requests.
+    due.into_iter().for_each(LeftOver::run);
+}
+
 fn on_post(body: impl FnOnce(&Post)) {
     if let Some(watcher) = WATCHER.get()
         && let Some((post, _)) = &watcher.0.lock().post
@@ -115,6 +132,8 @@ impl Post {
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
             self.take_over(&mut beats);
+            let due = std::mem::take(&mut *self.due.lock());
+            due.run();
             let (is_outstanding, has_moved, is_wanted) = self.look(&mut beats, &mut rest);
             // The program rings where it wants its engine back: who came back at once would be there before it, above
             // all on one processor.

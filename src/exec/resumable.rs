@@ -192,6 +192,10 @@ impl Background for Suspends<'_> {
         self.beside().is_some()
     }
 
+    fn is_on_own_stack(&self) -> bool {
+        true
+    }
+
     fn note_moved(&mut self) {
         self.orders.moved.set(true);
     }

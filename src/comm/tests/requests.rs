@@ -1,5 +1,9 @@
 //! Requests: what runs beside what, who moves it, and how it ends.
 
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Context;
 use std::time::Duration;
 
 use crate::comm::long_rest::LongRest;
@@ -573,4 +577,57 @@ fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
         comms[1].begin(sum_of(count, 1)).unwrap().wait().unwrap();
         early.wait().unwrap();
     }
+}
+
+/// Wakes by waiting: until the test ends, or for a while.
+struct Blocks(Mutex<Receiver<()>>, Sender<()>);
+
+impl std::task::Wake for Blocks {
+    fn wake(self: std::sync::Arc<Self>) {
+        // The test may have ended by an assertion.
+        let _unheard = self.1.send(());
+        let _passed = self.0.lock().expect("one thread has it").recv_timeout(Duration::from_secs(20));
+    }
+}
+
+/// Regression: a thread that waited on one communicator left the requests of its others to the watcher, which is busy
+/// here. The other rank goes on only once it has a message of such a request.
+#[test]
+fn a_wait_moves_the_requests_of_other_communicators_of_its_thread() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(10)), |comm| {
+        let (beside, busy) = (comm.by_color(0, 0)?, comm.by_color(0, 0)?);
+        const LARGE: usize = 1 << 20;
+        if comm.rank() == 1 {
+            busy.send(&[1u32], 0)?;
+            for kind in 0..3 {
+                let mut words = vec![9u32; LARGE];
+                beside.recv(&mut words, 0)?;
+                assert_eq!(words, [7; LARGE]);
+                match kind {
+                    0 | 1 => comm.send(&[1u32], 0)?,
+                    _ => comm.run(&sum_of(1, 1))?,
+                }
+            }
+            return comm.barrier();
+        }
+        let (frees, freed) = channel();
+        let (tells, told) = channel();
+        let mut woken = busy.start([9u32], |calls, word| calls.recv(word, 1))?.into_future();
+        let waker = std::task::Waker::from(std::sync::Arc::new(Blocks(Mutex::new(freed), tells)));
+        if Pin::new(&mut woken).poll(&mut Context::from_waker(&waker)).is_pending() {
+            told.recv_timeout(Duration::from_secs(20)).expect("the watcher has woken it");
+        }
+        for kind in 0..3 {
+            let sent = beside.begin_message(Message::send(leaked(LARGE, 7), Rank::new(1)))?;
+            match kind {
+                0 => comm.recv(&mut [9u32], 1)?,
+                1 => comm.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?.wait()?,
+                _ => comm.begin(sum_of(1, 1))?.wait()?,
+            }
+            sent.wait()?;
+        }
+        frees.send(()).expect("the waker listens");
+        comm.barrier()
+    })
+    .unwrap();
 }
