@@ -200,7 +200,18 @@ impl Session {
     /// Notes that this thread begins an operation.
     #[inline]
     pub(crate) fn use_here(&self) {
-        self.user.store(thread::number(), Ordering::Relaxed);
+        self.used_by(thread::number());
+    }
+
+    /// The number of the thread that has begun the latest operation.
+    pub(crate) fn user(&self) -> u64 {
+        self.user.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the latest operation was begun for the thread of this number.
+    #[inline]
+    pub(crate) fn used_by(&self, user: u64) {
+        self.user.store(user, Ordering::Relaxed);
     }
 
     /// Collectives that this rank has begun.
@@ -469,7 +480,7 @@ impl OwnRank for Session {
     }
 
     fn is_used_here(&self) -> bool {
-        self.user.load(Ordering::Relaxed) == thread::number()
+        self.user() == thread::number()
     }
 
     fn tell_of(&self, stall: &ElsewhereStall) {

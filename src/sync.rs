@@ -7,6 +7,7 @@
 
 mod abort;
 pub(crate) mod arrivals;
+pub(crate) mod aside;
 mod backoff;
 mod chime;
 mod lock;

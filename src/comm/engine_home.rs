@@ -7,14 +7,16 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use crate::comm::long_rest::LongRest;
 use crate::comm::outcome::{self, Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::sync::aside::{self, Aside, Gone};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Chime, Denied, Stay, TurnGuard, Turns};
+use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::{cpu, futex};
 use crate::types::Rank;
@@ -189,7 +191,7 @@ impl EngineHome {
     }
 
     /// Makes a ready communicator one with requests.
-    fn be_busy(&self, home: &mut Home) -> Result<()> {
+    fn be_busy(self: &Arc<EngineHome>, home: &mut Home) -> Result<()> {
         if !matches!(home, Home::Ready(_) | Home::Busy(_)) {
             if matches!(home, Home::Failed(..)) {
                 self.status.abort.set_heard(true);
@@ -213,6 +215,8 @@ impl EngineHome {
         if !self.is_outstanding.load(Ordering::Relaxed) {
             self.is_outstanding.store(true, Ordering::Relaxed);
             watcher::note_work();
+            let mine: Arc<dyn Aside> = Arc::clone(self) as _;
+            aside::add(Arc::downgrade(&mine));
         }
         Ok(())
     }
@@ -449,16 +453,22 @@ impl EngineHome {
     /// Moves what can move, until nothing has moved for a moment or the program wants its engine. True where something
     /// has moved.
     ///
-    /// Where nothing else is outstanding (`is_alone`), it sleeps here until something may move: the program rings
-    /// `chime` when it wants its engine.
-    pub(super) fn visit(&self, chime: &Arc<Chime>, is_alone: impl Fn() -> bool) -> bool {
+    /// Where nothing else is outstanding (`is_alone`), it sleeps here by `rest` until something may move: the program
+    /// rings when it wants its engine.
+    pub(super) fn visit(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
+        let moved = self.visit_home(rest, is_alone);
+        rest.end();
+        moved
+    }
+
+    fn visit_home(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
         let Some(mut home) = self.home.try_visit().map(|turn| self.in_hand(turn)) else { return false };
         self.is_urgent.store(false, Ordering::Relaxed);
         // Left by a thread that has found its request ended; one that still waits says so again.
         self.is_wanted.store(false, Ordering::Relaxed);
         let (mut moved, mut dry) = (false, 0);
         loop {
-            let heard = chime.count();
+            let heard = rest.chime().count();
             if self.is_wanted.load(Ordering::Relaxed) {
                 return moved;
             }
@@ -475,10 +485,36 @@ impl EngineHome {
                 self.is_outstanding.store(false, Ordering::Relaxed);
                 return moved;
             };
-            let has_slept = is_alone() && requests.sleep(chime, heard);
-            if !has_slept || chime.count() != heard {
+            let has_slept = is_alone() && requests.sleep(rest, heard);
+            if !has_slept || rest.chime().count() != heard {
                 return moved;
             }
+        }
+    }
+}
+
+/// Its requests go on in waits of the thread that has begun them for other communicators.
+impl Aside for EngineHome {
+    fn go_on(&self) -> Gone {
+        if !self.is_outstanding() || !self.birthplace.is_here() {
+            return Gone::Over;
+        }
+        // It is the one that waits, or another thread moves it.
+        let Some(mut home) = self.home.try_drive() else { return Gone::Idle };
+        let moved = self.drive_once(&mut home);
+        let is_over = under_way(&mut home).is_none();
+        if is_over {
+            self.is_outstanding.store(false, Ordering::Relaxed);
+        } else {
+            self.beat();
+        }
+        drop(home);
+        // This thread has another engine in hand.
+        watcher::release(outcome::take());
+        match (is_over, moved) {
+            (true, _) => Gone::Over,
+            (false, true) => Gone::Moved,
+            (false, false) => Gone::Idle,
         }
     }
 }

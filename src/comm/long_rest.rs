@@ -5,12 +5,14 @@
 //! memory raise the flags of rings, and wake whoever is parked there, as they do for a call that waits. Sockets make
 //! descriptors readable. One system call waits for flags and the chime (`futex_waitv`, since Linux 5.16); none waits
 //! for flags and descriptors. So a second thread, the ear, sleeps on the descriptors and rings the chime: it is started
-//! for the first sleep with descriptors, and a communicator without requests that last never has it.
+//! for the first sleep with descriptors, and stays as long as the watcher does. A process without requests that last
+//! never has it.
 //!
 //! # Where it cannot
-//! With a progress hook, which has to run; beside a collective, which knows by itself what it waits for; while a
-//! connection is being opened whose peer has come; on older kernels where a flag is waited for, or where more than 127
-//! flags are; where no descriptor or thread is left. Then the watcher comes back at its next tick.
+//! With a progress hook, which has to run; beside a collective that waits for something but flags (for its connections,
+//! for a device); while a connection is being opened whose peer has come; on older kernels where a flag is waited for,
+//! or where more than 127 flags are; where no descriptor or thread is left. Then the watcher comes back at its next
+//! tick.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -21,51 +23,76 @@ use crate::comm::under_way::UnderWay;
 use crate::error::Result;
 use crate::log;
 use crate::session::Session;
-use crate::sync::Chime;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sync::{Chime, Flag};
 use crate::sys::bell::Bell;
 use crate::sys::poller::{self, Interest};
 use crate::sys::{clock, thread};
 use crate::transport::Fabric;
 
-/// The long sleeps beside the requests of one communicator.
+/// The long sleeps of the watcher, each beside the requests of one communicator.
 #[derive(Debug)]
 pub(super) struct LongRest {
     chime: Arc<Chime>,
     ear: Option<Ear>,
-    /// Whether the system cannot do it.
-    is_refused: bool,
+    /// Whether the ear has descriptors.
+    listens: bool,
+}
+
+/// What came of a long sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slept {
+    /// It has lasted until something woke it.
+    Well,
+    /// There was none: something has to be looked at.
+    NotNow,
+    /// The system cannot.
+    Never,
 }
 
 impl LongRest {
     /// Sleeps that others end by `chime`.
     pub(super) fn new(chime: &Arc<Chime>) -> LongRest {
-        LongRest { chime: Arc::clone(chime), ear: None, is_refused: false }
+        LongRest { chime: Arc::clone(chime), ear: None, listens: false }
     }
 
-    /// Sleeps until the chime has rung more than `heard` times, or there is something to do for `requests`; at most
-    /// `limit`. False where it has not slept.
+    /// What ends the sleeps.
+    pub(super) fn chime(&self) -> &Arc<Chime> {
+        &self.chime
+    }
+
+    /// Sleeps until the chime has rung more than `heard` times, there is something to do for `requests`, or one of the
+    /// flags of a collective has reached the value beside it; at most `limit`.
     pub(super) fn sleep(
         &mut self,
         (session, fabric): (&Session, &mut Fabric),
-        requests: &UnderWay,
+        (requests, of_collective): (&UnderWay, Option<Vec<(&Flag, u64)>>),
         (heard, limit): (u64, Duration),
-    ) -> bool {
-        if self.is_refused {
-            return false;
-        }
-        let Some(sources) = self.sources((session, &mut *fabric), requests.is_nothing()) else { return false };
+    ) -> Slept {
+        let only_pushes = requests.is_nothing() && of_collective.is_none();
+        let Some(sources) = self.sources((session, &mut *fabric), only_pushes) else { return Slept::NotNow };
         let timeout = sources.at_most.min(session.longest_sleep(clock::now())).min(limit);
-        let Some(flags) = requests.flags(fabric.links()).filter(|flags| flags.len() <= MOST_FLAGS) else {
-            return false;
-        };
-        if !self.listen(sources.descriptors) {
-            self.is_refused = true;
-            return false;
+        let Some(of_messages) = requests.flags(fabric.links()) else { return Slept::NotNow };
+        let flags: Vec<(&Flag, u64)> = of_messages.into_iter().chain(of_collective.into_iter().flatten()).collect();
+        if flags.len() > MOST_FLAGS {
+            return Slept::NotNow;
         }
+        if !self.listen(sources.descriptors) {
+            return Slept::Never;
+        }
+        session.abort.mirror(&self.chime);
         clock::may_sleep(timeout);
-        self.is_refused = !self.chime.sleep(heard, &flags, timeout);
-        !self.is_refused
+        if self.chime.sleep(heard, &flags, timeout) { Slept::Well } else { Slept::Never }
+    }
+
+    /// The sleeps beside these requests are over: the ear gives their descriptors back, which would keep connections
+    /// open.
+    pub(super) fn end(&mut self) {
+        if std::mem::take(&mut self.listens)
+            && let Some(ear) = &self.ear
+        {
+            ear.listen(Vec::new());
+        }
     }
 
     fn sources(&self, (session, fabric): (&Session, &mut Fabric), only_pushes: bool) -> Option<Sources> {
@@ -82,12 +109,15 @@ impl LongRest {
     /// Lets the ear listen to `descriptors`; false where there can be none.
     fn listen(&mut self, descriptors: Vec<OwnedFd>) -> bool {
         if descriptors.is_empty() {
+            self.end();
             return true;
         }
-        if self.ear.is_none() {
+        // One that has ended is replaced.
+        if !self.ear.as_ref().is_some_and(Ear::is_there) {
             self.ear = Ear::start(&self.chime).ok();
         }
-        self.ear.as_ref().is_some_and(|ear| ear.listen(descriptors))
+        self.listens = self.ear.as_ref().is_some_and(|ear| ear.listen(descriptors));
+        self.listens
     }
 }
 
@@ -122,6 +152,10 @@ impl Ear {
         let heard = Arc::clone(&shared);
         let thread = thread::spawn("rsccl ear", move || heard.run())?;
         Ok(Ear { shared, thread: Some(thread) })
+    }
+
+    fn is_there(&self) -> bool {
+        !self.shared.orders().ends
     }
 
     /// False where it cannot.
@@ -188,3 +222,42 @@ fn reads(descriptor: BorrowedFd<'_>) -> (BorrowedFd<'_>, Interest) {
 const MOST_FLAGS: usize = 127;
 /// How long the ear sleeps at a time: no deadline depends on it.
 const SLICE: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Regression: each communicator that went from requests to none and back had a new thread for its sockets.
+    #[test]
+    fn one_ear_listens_for_all_and_gives_back_what_it_has() {
+        let mut rest = LongRest::new(&Arc::default());
+        let mut first = None;
+        for _ in 0..3 {
+            let (mine, mut theirs) = UnixStream::pair().unwrap();
+            let heard = rest.chime.count();
+            assert!(rest.listen(vec![mine.into()]));
+            std::io::Write::write_all(&mut theirs, &[1]).unwrap();
+            while rest.chime.count() == heard {
+                assert!(rest.chime.sleep(heard, &[], LONG));
+            }
+            rest.end();
+            // It has closed its end.
+            theirs.set_read_timeout(Some(LONG)).unwrap();
+            let end = theirs.read(&mut [0]);
+            assert!(end.as_ref().is_ok_and(|bytes| *bytes == 0) || end.is_err_and(|error| is_reset(&error)));
+            let ear = rest.ear.as_ref().and_then(|ear| ear.thread.as_ref()).map(|thread| thread.thread().id());
+            assert!(ear.is_some() && *first.get_or_insert(ear) == ear);
+        }
+    }
+
+    /// What was written was not read.
+    fn is_reset(error: &std::io::Error) -> bool {
+        error.kind() == std::io::ErrorKind::ConnectionReset
+    }
+}

@@ -179,6 +179,32 @@ fn leave(due: Due) {
     }
 }
 
+/// What is due of this thread's, for another one to run: this one has an engine in hand still.
+pub(super) fn take() -> LeftOver {
+    LeftOver(LEFT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default())
+}
+
+/// What another thread has left.
+#[derive(Debug, Default)]
+pub(super) struct LeftOver(VecDeque<Due>);
+
+impl LeftOver {
+    /// Whether nothing is due.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Also what `other` has.
+    pub(super) fn add(&mut self, other: LeftOver) {
+        self.0.extend(other.0);
+    }
+
+    /// As [`release`].
+    pub(super) fn run(self) {
+        self.0.into_iter().for_each(run);
+    }
+}
+
 /// Wakes the tasks of requests that have ended, and drops buffers that nobody asks for. To be called by whoever has had
 /// an engine in hand, once it has not.
 ///

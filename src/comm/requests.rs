@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::comm::Message;
 use crate::comm::group::{Step, Steps, run_calls};
-use crate::comm::long_rest::LongRest;
+use crate::comm::long_rest::{LongRest, Slept};
 use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, Resumable};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Chime, Patience, Turned, progress};
+use crate::sync::{Backoff, Patience, Turned, aside, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -46,8 +46,8 @@ pub(super) struct Requests {
     backoff: Backoff,
     /// Of looks between which the program does other things.
     looks: Backoff,
-    /// The watcher's sleeps.
-    rest: Option<LongRest>,
+    /// Whether the watcher cannot sleep beside them.
+    is_restless: bool,
     /// How the thread that began the last request computes.
     mode: OtherMode,
     /// What ends the communicator, while the collective that runs waits until peers are out of its buffers.
@@ -104,7 +104,7 @@ impl Requests {
         let waiter = Waiter { patience: engine.patience(), hook: engine.hook().map(|(hook, _)| hook) };
         let backoff = Backoff::new(waiter.patience);
         let (under_way, queue, mode) = (Box::default(), VecDeque::new(), float_mode::of_this_thread());
-        let (running, switch, rest, looks) = (None, None, None, Backoff::new(LOOKING));
+        let (running, switch, looks) = (None, None, Backoff::new(LOOKING));
         Requests {
             engine: Some(engine),
             session,
@@ -115,7 +115,7 @@ impl Requests {
             waiter,
             backoff,
             looks,
-            rest,
+            is_restless: false,
             mode,
             end: None,
         }
@@ -137,6 +137,7 @@ impl Requests {
     /// # Errors
     /// What ends the communicator; the request learns it from whoever ends the requests.
     pub(super) fn begin(&mut self, job: Job<'static>, promise: Promise) -> Result<()> {
+        self.session.use_here();
         self.mode = float_mode::of_this_thread();
         match job {
             Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
@@ -170,7 +171,7 @@ impl Requests {
                 let is_first = self.queue.is_empty();
                 let steps = steps.into_iter().collect();
                 self.queue.push_back(Queued { messages, steps, promise, part: None });
-                if is_first { self.advance().map(drop) } else { Ok(()) }
+                if is_first { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
             }
         }
     }
@@ -257,7 +258,7 @@ impl Requests {
     pub(super) fn poll(&mut self) -> Result<bool> {
         self.check()?;
         let _as_the_program = float_mode::in_place_of(self.mode);
-        let moved = self.advance()?;
+        let moved = self.advance(Driver::Passes)?;
         Ok(self.turn(Driver::Passes)? == Turned::Moved || moved)
     }
 
@@ -278,35 +279,40 @@ impl Requests {
         if self.queue.is_empty() && self.spin()? {
             return Ok(());
         }
-        let moved = self.advance()?;
+        let moved = self.advance(Driver::Waits)?;
         match self.turn(Driver::Waits)? {
             Turned::Tired(slice) if !moved => self.rest(slice.min(longest)),
             Turned::Moved | Turned::Awake | Turned::Tired(_) => Ok(()),
         }
     }
 
-    /// Sleeps for the watcher, until something may move or `chime` has rung more than `heard` times. False where it has
-    /// not slept.
-    pub(super) fn sleep(&mut self, chime: &Arc<Chime>, heard: u64) -> bool {
-        let Requests { engine: Some(engine), session, under_way, queue, looks, waiter, rest, .. } = self else {
-            return false;
-        };
-        if waiter.hook.is_some() || !queue.is_empty() {
+    /// Sleeps for the watcher by `rest`, until something may move or its chime has rung more than `heard` times. False
+    /// where it has not slept.
+    pub(super) fn sleep(&mut self, rest: &mut LongRest, heard: u64) -> bool {
+        let Requests { engine, running, session, under_way, looks, waiter, is_restless, .. } = self;
+        if *is_restless || waiter.hook.is_some() {
             return false;
         }
+        let (fabric, flags) = match (engine, running) {
+            (Some(engine), _) => (engine.fabric(), None),
+            (None, running) => match running.as_mut().and_then(Resumable::waits_for) {
+                Some((fabric, Some(flags))) => (fabric, Some(flags)),
+                _ => return false,
+            },
+        };
         let now = clock::now();
         let waited = looks.started().map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        let left = match under_way.is_nothing() {
+        let of_messages = match under_way.is_nothing() {
             true => Duration::MAX,
             false => session.settings.timeout.time.saturating_sub(waited).max(LEAST_SLEEP),
         };
-        let rest = rest.get_or_insert_with(|| {
-            session.abort.mirror(chime);
-            LongRest::new(chime)
-        });
+        // A collective looks by itself whether it can end well.
+        let left = if flags.is_none() { of_messages } else { of_messages.min(LONGEST_BESIDE_COLLECTIVE) };
         // The next look is to look at everything.
         looks.look_soon();
-        rest.sleep((session, engine.fabric()), under_way, (heard, left))
+        let slept = rest.sleep((session, fabric), (under_way, flags), (heard, left));
+        *is_restless = slept == Slept::Never;
+        slept == Slept::Well
     }
 
     /// Lets the first of the queue end, or waits for a moment.
@@ -315,12 +321,14 @@ impl Requests {
     /// What ends the communicator.
     pub(super) fn finish_first(&mut self) -> Result<()> {
         self.check()?;
-        if let Some(running) = self.running.as_mut().filter(|_| self.waiter.hook.is_none()) {
+        // Hooks, and requests of other communicators, need the turns.
+        let stays = self.waiter.hook.is_none() && !aside::is_any();
+        if let Some(running) = self.running.as_mut().filter(|_| stays) {
             let ended = running.finish(&mut *self.under_way);
             if let Some(ended) = ended {
                 self.end_collective(ended)?;
             }
-            return self.advance().map(drop);
+            return self.advance(Driver::Waits).map(drop);
         }
         self.wait()
     }
@@ -403,6 +411,7 @@ impl Requests {
             return match (fabric.links().pump()?, driver) {
                 (true, _) => Ok(Turned::Moved),
                 (false, Driver::Waits) if backoff.spin() => Ok(Turned::Awake),
+                (false, Driver::Waits) if aside::turn() == Some(true) => Ok(Turned::Moved),
                 (false, _) => {
                     progress::turn(waiter.hook.as_ref())?;
                     Ok(Turned::Tired(progress::rest(waiter.hook.as_ref(), LONG_REQUEST_NAP)))
@@ -437,12 +446,24 @@ impl Requests {
         Ok(())
     }
 
-    /// Moves the first of the queue, and those behind it, as far as they go without waiting.
-    fn advance(&mut self) -> Result<bool> {
+    /// Moves the first of the queue, and those behind it, as far as they go without waiting. What begins meanwhile is
+    /// of the thread that has begun the requests, whoever moves them: the watcher stands in no call.
+    fn advance(&mut self, driver: Driver) -> Result<bool> {
+        let user = self.session.user();
+        let moved = self.advance_here(driver);
+        self.session.used_by(user);
+        moved
+    }
+
+    fn advance_here(&mut self, driver: Driver) -> Result<bool> {
         let mut moved = false;
         loop {
             if let Some(running) = &mut self.running {
-                match running.resume(None) {
+                let ended = match driver {
+                    Driver::Waits => running.resume(None),
+                    Driver::Passes => running.resume_in_passing(),
+                };
+                match ended {
                     None => return Ok(running.has_moved() | moved),
                     Some(ended) => self.end_collective(ended)?,
                 }
@@ -597,6 +618,8 @@ enum Driver {
     Passes,
 }
 
+/// How long the watcher sleeps beside a collective, whose own deadline and stall are parts of seconds away at least.
+const LONGEST_BESIDE_COLLECTIVE: Duration = Duration::from_millis(100);
 /// A deadline that has all but passed.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 /// Of looks between which the program does other things: each looks whether requests can still end well, and none spins

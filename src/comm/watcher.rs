@@ -4,7 +4,7 @@
 //! the requests of a communicator since the last tick, it leaves them alone: so it never touches a request that is
 //! waited for soon, and a program that begins and ends requests all the time makes no call of the system for it. Where
 //! the program computes, or waits elsewhere, the watcher visits: it takes a turn on the engine, moves what moves, and
-//! gives the engine back; while something moves it comes back sooner. Beside messages of one communicator it sleeps
+//! gives the engine back; while something moves it comes back sooner. Beside requests of one communicator it sleeps
 //! inside of its visit until one can move ([`LongRest`](super::long_rest)), and leaves when the program rings. It
 //! begins at once with a request that is large.
 //!
@@ -15,6 +15,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::comm::engine_home::EngineHome;
+use crate::comm::long_rest::LongRest;
+use crate::comm::outcome::LeftOver;
 use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering, Weak, fence};
@@ -39,6 +41,8 @@ struct Post {
     homes: Mutex<Vec<Weak<EngineHome>>>,
     /// Rung for what cannot wait for a tick, and to end.
     chime: Arc<Chime>,
+    /// What threads that have moved requests have left to this one.
+    due: Mutex<LeftOver>,
     /// Whether the thread sleeps until it is rung for.
     is_parked: AtomicBool,
     ends: AtomicBool,
@@ -98,6 +102,20 @@ pub(super) fn wake() {
     on_post(|post| post.chime.ring());
 }
 
+/// Runs what is due of requests that another thread has moved and is not to run itself.
+pub(super) fn release(due: LeftOver) {
+    if due.is_empty() {
+        return;
+    }
+    let mut due = Some(due);
+    on_post(|post| {
+        due.take().into_iter().for_each(|due| post.due.lock().add(due));
+        post.chime.ring();
+    });
+    // Without a watcher there are no requests.
+    due.into_iter().for_each(LeftOver::run);
+}
+
 fn on_post(body: impl FnOnce(&Post)) {
     if let Some(watcher) = WATCHER.get()
         && let Some((post, _)) = &watcher.0.lock().post
@@ -110,16 +128,19 @@ impl Post {
     fn serve(&self) {
         let mut beats: Vec<(Weak<EngineHome>, u64)> = Vec::new();
         let (mut quiet, mut vain) = (0, 0);
+        let mut rest = LongRest::new(&self.chime);
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
             self.take_over(&mut beats);
-            let (is_outstanding, has_moved, is_wanted) = self.look(&mut beats);
+            let due = std::mem::take(&mut *self.due.lock());
+            due.run();
+            let (is_outstanding, has_moved, is_wanted) = self.look(&mut beats, &mut rest);
             // The program rings where it wants its engine back: who came back at once would be there before it, above
             // all on one processor.
             let heard = if is_wanted { self.chime.count() } else { heard };
             quiet = if is_outstanding { 0 } else { quiet + 1 };
             vain = if has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
-            let rest = match (has_moved, quiet > QUIET_TICKS) {
+            let tick = match (has_moved, quiet > QUIET_TICKS) {
                 (true, _) => SHORT_TICK,
                 (false, false) => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
                 (false, true) => {
@@ -127,7 +148,7 @@ impl Post {
                     continue;
                 }
             };
-            self.chime.sleep(heard, &[], rest);
+            self.chime.sleep(heard, &[], tick);
         }
     }
 
@@ -152,13 +173,13 @@ impl Post {
 
     /// Visits what the program has left alone since the last look. Whether anything is outstanding, whether anything
     /// has moved, and whether the program has ended a visit.
-    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)]) -> (bool, bool, bool) {
+    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)], rest: &mut LongRest) -> (bool, bool, bool) {
         let (mut is_outstanding, mut has_moved, mut is_wanted) = (false, false, false);
         for (known, last) in beats {
             let Some(shared) = known.upgrade().filter(|shared| shared.is_outstanding()) else { continue };
             is_outstanding = true;
             if shared.is_unattended(last) {
-                has_moved |= shared.visit(&self.chime, || self.is_quiet_but_for(Some(known)));
+                has_moved |= shared.visit(rest, || self.is_quiet_but_for(Some(known)));
                 self.is_parked.store(false, Ordering::Relaxed);
                 is_wanted |= shared.is_wanted();
             }

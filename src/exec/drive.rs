@@ -87,6 +87,9 @@ fn wait_on(
     let mut busy = fabric.as_deref().is_some_and(|fabric| !turn.is_alone(fabric));
     let has_pumps = fabric.as_deref_mut().is_some_and(|fabric| fabric.links().has_pumps());
     while !flag.reached(target) {
+        if busy && turn.background.note_flags(&mut std::iter::once(Some((flag, target)))) {
+            backoff.only_look();
+        }
         if (busy || (has_pumps && backoff.started().is_some()))
             && let Some(fabric) = &mut fabric
             && turn.move_on(fabric)?
@@ -203,6 +206,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
         let all_done = done.iter().all(|done| *done);
         if all_done && links.drained() {
             return Ok(());
+        }
+        if background {
+            let open = tasks.iter().zip(&*done).filter(|(_, done)| !**done);
+            if turn.background.note_flags(&mut open.map(|(task, _)| task.blocked(links).map(|blocked| blocked.flag))) {
+                backoff.only_look();
+            }
         }
         moved |= if background { turn.move_on(fabric)? } else { turn.keep_up(fabric)? };
         let links = fabric.links();

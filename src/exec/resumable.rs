@@ -11,8 +11,8 @@ use std::ptr::{NonNull, null_mut};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::exec::Background;
-use crate::sync::AwaitedMessage;
 use crate::sync::primitive::Arc;
+use crate::sync::{AwaitedMessage, Flag};
 use crate::sys::coroutine::{Coroutine, Suspender, Switch};
 use crate::transport::Fabric;
 
@@ -30,11 +30,20 @@ struct Orders {
     beside: Cell<*mut (dyn Background + 'static)>,
     /// Why the call has to end.
     error: Cell<Option<Error>>,
+    /// Whether the driver does other things between two resumes.
+    passes: Cell<bool>,
     /// Whether the call has moved since its driver last asked.
     moved: Cell<bool>,
+    /// The flags that the suspended call waits for, each with the value beside it; `None` where it waits for something
+    /// else.
+    flags: Cell<Option<Flags>>,
 }
 
-// SAFETY: the pointer is followed during the resume that has set it only, by the call, on the thread of its driver.
+/// Flags, each with the value beside it.
+type Flags = [Option<(NonNull<Flag>, u64)>; MOST_FLAGS];
+
+// SAFETY: the first pointer is followed during the resume that has set it only, by the call, on the thread of its driver;
+// those to flags by the driver, while the call is suspended that has them in hand.
 unsafe impl Send for Orders {}
 // SAFETY: the call and its driver never run at the same time, as the docs of the type say.
 unsafe impl Sync for Orders {}
@@ -48,7 +57,8 @@ impl fmt::Debug for Orders {
 impl<R: Send + 'static> Resumable<R> {
     /// A call that has not begun. `body` runs it, with the background that it gets.
     pub fn new(switch: Switch, body: impl FnOnce(&mut dyn Background) -> R + Send + 'static) -> Resumable<R> {
-        let orders = Arc::new(Orders { beside: Cell::new(nobody()), error: Cell::new(None), moved: Cell::new(false) });
+        let (beside, error, flags) = (Cell::new(nobody()), Cell::new(None), Cell::new(None));
+        let orders = Arc::new(Orders { beside, error, passes: Cell::new(false), moved: Cell::new(false), flags });
         let told = Arc::clone(&orders);
         // SAFETY: what a call has on its stack where it waits was its engine's, or its caller's, before; calls of a
         // device leave the thread's context as it was before they wait. Variables of a thread that waits use are read
@@ -66,6 +76,14 @@ impl<R: Send + 'static> Resumable<R> {
         if error.is_some() {
             self.orders.error.set(error);
         }
+        self.orders.passes.set(false);
+        self.coroutine.resume()
+    }
+
+    /// The same for a driver that does other things between two resumes: the call looks whether it can end well each
+    /// time, and says [what it waits for](Resumable::waits_for).
+    pub fn resume_in_passing(&mut self) -> Option<R> {
+        self.orders.passes.set(true);
         self.coroutine.resume()
     }
 
@@ -96,6 +114,16 @@ impl<R: Send + 'static> Resumable<R> {
         self.coroutine.lent()
     }
 
+    /// The connections, while the call waits, and the flags that it waits for, each with the value beside it; no flags
+    /// where it waits for something else.
+    pub fn waits_for(&mut self) -> Option<(&mut Fabric, Option<Vec<(&Flag, u64)>>)> {
+        let fabric = self.coroutine.lent()?;
+        // SAFETY: the call has it in hand where it is suspended, and is not resumed as long as this is borrowed.
+        let flag = |(flag, target): (NonNull<Flag>, u64)| (unsafe { flag.as_ref() }, target);
+        let flags = self.orders.flags.get().map(|flags| flags.into_iter().flatten().map(flag).collect());
+        Some((fabric, flags))
+    }
+
     /// The stack of a call that has ended.
     pub fn into_switch(self) -> Option<Switch> {
         self.coroutine.into_switch()
@@ -112,6 +140,13 @@ impl Suspends<'_> {
     /// What moves beside the call, if it stays.
     fn beside(&self) -> Option<NonNull<dyn Background + 'static>> {
         NonNull::new(self.orders.beside.get())
+    }
+
+    /// Lends the connections to the driver, until it resumes the call. The next wait is for other flags.
+    #[inline(never)]
+    fn suspend(&mut self, fabric: &mut Fabric) {
+        self.suspender.lend(fabric);
+        self.orders.flags.set(None);
     }
 
     fn beside_mut(&mut self) -> Option<&mut dyn Background> {
@@ -135,7 +170,7 @@ impl Background for Suspends<'_> {
         if let Some(beside) = self.beside_mut() {
             return beside.turn(fabric, bootstrap);
         }
-        self.suspender.lend(fabric);
+        self.suspend(fabric);
         if let Some(error) = self.orders.error.take() {
             return Err(error);
         }
@@ -157,6 +192,10 @@ impl Background for Suspends<'_> {
         self.beside().is_some()
     }
 
+    fn is_on_own_stack(&self) -> bool {
+        true
+    }
+
     fn note_moved(&mut self) {
         self.orders.moved.set(true);
     }
@@ -165,12 +204,33 @@ impl Background for Suspends<'_> {
     fn stop_for_peers(&mut self, fabric: &mut Fabric) -> bool {
         let stays = self.beside().is_some();
         if !stays {
-            self.suspender.lend(fabric);
+            self.suspend(fabric);
         }
         !stays
     }
+
+    fn note_flags(&mut self, flags: &mut dyn Iterator<Item = Option<(&Flag, u64)>>) -> bool {
+        let passes = self.beside().is_none() && self.orders.passes.get();
+        if passes {
+            self.orders.flags.set(few(flags));
+        }
+        passes
+    }
+}
+
+/// All of them, where they are few and flags all.
+fn few(flags: &mut dyn Iterator<Item = Option<(&Flag, u64)>>) -> Option<Flags> {
+    let mut noted: Flags = [None; MOST_FLAGS];
+    for (at, flag) in flags.enumerate() {
+        let (flag, target) = flag?;
+        *noted.get_mut(at)? = Some((NonNull::from(flag), target));
+    }
+    Some(noted)
 }
 
 fn nobody() -> *mut (dyn Background + 'static) {
     null_mut::<crate::exec::NoBackground>()
 }
+
+/// Of a call that waits for more, the driver looks again soon.
+const MOST_FLAGS: usize = 4;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::sync::{AwaitedMessage, Backoff, Patience, Turn, Turned, Waiting, Watch, progress};
+use crate::sync::{AwaitedMessage, Backoff, Flag, Patience, Turn, Turned, Waiting, Watch, aside, progress};
 use crate::sys::futex;
 use crate::transport::{EndRequest, Fabric};
 
@@ -35,8 +35,19 @@ pub trait Background {
         true
     }
 
+    /// Whether the wait runs on a stack of its own, where code of the program's is not to run.
+    fn is_on_own_stack(&self) -> bool {
+        false
+    }
+
     /// The call that waits has moved.
     fn note_moved(&mut self) {}
+
+    /// Hears, before it stops a wait by its turn, for which flags the wait waits: `None` for what is not a flag. True
+    /// where its thread does other things between two turns of the wait.
+    fn note_flags(&mut self, _: &mut dyn Iterator<Item = Option<(&Flag, u64)>>) -> bool {
+        false
+    }
 
     /// Stops a wait that no error ends, for peers to leave this rank's memory, as long as other work of the thread
     /// takes. False where the thread has none: then the wait rests by itself.
@@ -139,8 +150,13 @@ impl CallTurn<'_> {
         if let Some(ask) = Fabric::asking(self.bootstrap) {
             return Ok(Looked::Asked(ask));
         }
+        let others = if self.background.is_on_own_stack() { None } else { aside::turn() };
+        if others == Some(true) {
+            return Ok(Looked::Awake);
+        }
         let Some(slice) = tired.filter(|_| self.background.may_sleep()) else { return Ok(Looked::Awake) };
-        let slice = if self.background.is_empty() { slice } else { backoff.nap(SHORT_REST, LONG_REST) };
+        let is_alone = self.background.is_empty() && others.is_none();
+        let slice = if is_alone { slice } else { backoff.nap(SHORT_REST, LONG_REST) };
         Ok(Looked::Tired(progress::rest(self.progress, slice)))
     }
 

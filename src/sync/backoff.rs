@@ -253,6 +253,15 @@ impl Backoff {
         self.looked = None;
     }
 
+    /// From now on each turn looks at what could end the wait, and none spins or yields: its thread does other things
+    /// between them.
+    pub fn only_look(&mut self) {
+        if self.patience.awake > Duration::ZERO {
+            self.patience = Patience::fixed(0, Duration::ZERO);
+            self.look_soon();
+        }
+    }
+
     /// How long to sleep if nothing wakes the sleeper: the longer it has waited the longer, between `least` and `most`.
     /// So an event is noticed with a small relative delay, and a long wait costs almost no processor time.
     pub fn nap(&self, least: Duration, most: Duration) -> Duration {

@@ -1,11 +1,18 @@
 //! Requests: what runs beside what, who moves it, and how it ends.
 
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Context;
 use std::time::Duration;
 
-use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Message, local};
+use crate::comm::long_rest::LongRest;
+use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Home, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind};
-use crate::sync::Deadline;
+use crate::sync::primitive::Arc;
+use crate::sync::{Chime, Deadline};
+use crate::sys::thread;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 fn leaked(count: usize, value: u32) -> &'static mut [u32] {
@@ -523,3 +530,104 @@ fn collectives_that_nobody_drives_leave_each_others_buffers_after_an_abort() {
 }
 
 const MOST_TRIES: u32 = 100;
+
+/// Regression: a collective that the watcher had begun behind another made the watcher's thread the one that stands in
+/// the communicator's call, of which others are told who wait for this rank.
+#[test]
+fn the_thread_that_has_begun_a_request_stands_in_its_call_whoever_moves_it() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(30)), |comm| {
+        let begun = [0, 1].map(|_| comm.begin(sum_of(10, 1)));
+        let deadline = Deadline::after(Duration::from_secs(20));
+        for pending in begun {
+            let pending = pending?;
+            // Nobody drives here.
+            while !pending.outcome().is_set() && !deadline.is_over() {
+                std::thread::yield_now();
+            }
+            pending.wait()?;
+        }
+        comm.with_engine(|engine| {
+            assert_eq!(engine.session.user(), thread::number());
+            Ok(())
+        })?;
+        comm.finalize()
+    })
+    .unwrap();
+}
+
+/// Regression: beside a collective the watcher came at each tick, and did not sleep until a peer woke it.
+#[test]
+fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
+    for count in [1, 300_000] {
+        let comms = Communicator::init_all(2, &Config::default()).unwrap();
+        let begin = || -> Vec<_> { comms.iter().map(|comm| comm.begin(sum_of(count, 1)).unwrap()).collect() };
+        // The first call maps their memory.
+        begin().iter().for_each(|pending| pending.wait().unwrap());
+        let early = comms[0].begin(sum_of(count, 1)).unwrap();
+        (0..4).for_each(|_| comms[0].shared.poll());
+        // A chime that has rung already ends each sleep at once.
+        let chime = Arc::new(Chime::default());
+        chime.ring();
+        let mut rest = LongRest::new(&chime);
+        match &mut *comms[0].home() {
+            // From the first time on the bootstrap rings the chime for news.
+            Home::Busy(requests) => assert!((0..2).any(|_| requests.sleep(&mut rest, 0)), "it comes at each tick"),
+            _ => panic!("it has ended without its peer"),
+        }
+        comms[1].begin(sum_of(count, 1)).unwrap().wait().unwrap();
+        early.wait().unwrap();
+    }
+}
+
+/// Wakes by waiting: until the test ends, or for a while.
+struct Blocks(Mutex<Receiver<()>>, Sender<()>);
+
+impl std::task::Wake for Blocks {
+    fn wake(self: std::sync::Arc<Self>) {
+        // The test may have ended by an assertion.
+        let _unheard = self.1.send(());
+        let _passed = self.0.lock().expect("one thread has it").recv_timeout(Duration::from_secs(20));
+    }
+}
+
+/// Regression: a thread that waited on one communicator left the requests of its others to the watcher, which is busy
+/// here. The other rank goes on only once it has a message of such a request.
+#[test]
+fn a_wait_moves_the_requests_of_other_communicators_of_its_thread() {
+    local::run_with(2, &Config::default().with_timeout(Duration::from_secs(10)), |comm| {
+        let (beside, busy) = (comm.by_color(0, 0)?, comm.by_color(0, 0)?);
+        const LARGE: usize = 1 << 20;
+        if comm.rank() == 1 {
+            busy.send(&[1u32], 0)?;
+            for kind in 0..3 {
+                let mut words = vec![9u32; LARGE];
+                beside.recv(&mut words, 0)?;
+                assert_eq!(words, [7; LARGE]);
+                match kind {
+                    0 | 1 => comm.send(&[1u32], 0)?,
+                    _ => comm.run(&sum_of(1, 1))?,
+                }
+            }
+            return comm.barrier();
+        }
+        let (frees, freed) = channel();
+        let (tells, told) = channel();
+        let mut woken = busy.start([9u32], |calls, word| calls.recv(word, 1))?.into_future();
+        let waker = std::task::Waker::from(std::sync::Arc::new(Blocks(Mutex::new(freed), tells)));
+        if Pin::new(&mut woken).poll(&mut Context::from_waker(&waker)).is_pending() {
+            told.recv_timeout(Duration::from_secs(20)).expect("the watcher has woken it");
+        }
+        for kind in 0..3 {
+            let sent = beside.begin_message(Message::send(leaked(LARGE, 7), Rank::new(1)))?;
+            match kind {
+                0 => comm.recv(&mut [9u32], 1)?,
+                1 => comm.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?.wait()?,
+                _ => comm.begin(sum_of(1, 1))?.wait()?,
+            }
+            sent.wait()?;
+        }
+        frees.send(()).expect("the waker listens");
+        comm.barrier()
+    })
+    .unwrap();
+}

@@ -1,0 +1,113 @@
+//! What a thread moves beside its own waits: work that it has begun, and that is no part of what it waits for.
+//!
+//! As in MPI, a wait in one communicator moves the requests of the others that its thread has begun. The slow turns of
+//! all waits come here; the list is of the thread, so that a thread without such work pays one look.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use crate::sync::primitive::Weak;
+
+/// Work of a thread that goes on in its waits for other things.
+pub(crate) trait Aside: fmt::Debug + Send + Sync {
+    /// Moves what can move. Never waits, and runs no code of the program's but its hooks.
+    fn go_on(&self) -> Gone;
+}
+
+/// What came of a turn of such work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// Something has moved.
+    Moved,
+    /// Nothing has.
+    Idle,
+    /// Nothing is left. Whoever begins more adds it again.
+    Over,
+}
+
+thread_local! {
+    static WORK: RefCell<Vec<Weak<dyn Aside>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets `work` go on in this thread's waits, until it is over.
+pub(crate) fn add(work: Weak<dyn Aside>) {
+    // A thread whose variables are gone waits no more.
+    let _gone = WORK.try_with(|all| {
+        let mut all = all.borrow_mut();
+        if !all.iter().any(|other| other.ptr_eq(&work)) {
+            all.push(work);
+        }
+    });
+}
+
+/// Whether this thread has such work.
+// Not inlined, as all that reads variables of a thread: a wait may go on on another one.
+#[inline(never)]
+pub(crate) fn is_any() -> bool {
+    WORK.try_with(|all| all.borrow().iter().any(|work| work.strong_count() > 0)).unwrap_or(false)
+}
+
+/// One turn of all such work: whether something has moved; `None` where there is none, or in such a turn.
+#[inline(never)]
+pub(crate) fn turn() -> Option<bool> {
+    // Taken out meanwhile: its waits find nothing here.
+    let mut all = WORK.try_with(|all| std::mem::take(&mut *all.borrow_mut())).ok()?;
+    if all.is_empty() {
+        return None;
+    }
+    let mut moved = false;
+    all.retain(|work| match work.upgrade().map_or(Gone::Over, |work| work.go_on()) {
+        Gone::Moved => {
+            moved = true;
+            true
+        }
+        Gone::Idle => true,
+        Gone::Over => false,
+    });
+    let is_left = !all.is_empty();
+    let _gone = WORK.try_with(|work| {
+        let mut work = work.borrow_mut();
+        all.append(&mut work);
+        *work = all;
+    });
+    is_left.then_some(moved).or(moved.then_some(true))
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::sync::primitive::{Arc, AtomicU32, Ordering};
+
+    /// Goes on for as many turns; each of its turns waits, too.
+    #[derive(Debug)]
+    struct Turns(AtomicU32);
+
+    impl Aside for Turns {
+        fn go_on(&self) -> Gone {
+            assert!(turn().is_none() && !is_any(), "a turn inside of a turn");
+            match self.0.fetch_sub(1, Ordering::Relaxed) {
+                1 => Gone::Over,
+                2 => Gone::Idle,
+                _ => Gone::Moved,
+            }
+        }
+    }
+
+    #[test]
+    fn work_goes_on_until_it_is_over_or_dropped_and_on_its_own_thread() {
+        let work = Arc::new(Turns(AtomicU32::new(3)));
+        let known: Arc<dyn Aside> = Arc::clone(&work) as _;
+        for _again in 0..2 {
+            add(Arc::downgrade(&known));
+        }
+        std::thread::scope(|threads| threads.spawn(|| assert!(!is_any() && turn().is_none())).join())
+            .expect("it does not panic");
+        assert!(is_any());
+        assert_eq!([turn(), turn(), turn(), turn()], [Some(true), Some(false), None, None]);
+        assert_eq!(work.0.load(Ordering::Relaxed), 0);
+        add(Arc::downgrade(&known));
+        drop((work, known));
+        assert!(!is_any() && turn().is_none());
+    }
+}
