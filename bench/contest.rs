@@ -71,6 +71,8 @@ struct Case {
     output: Memory,
     /// Elements of each rank's share, or of the whole.
     count: usize,
+    /// Whether its call was prepared.
+    is_prepared: bool,
 }
 
 struct Bench<'a> {

@@ -119,6 +119,22 @@ impl Call<'_> {
         if self.collective.definition().counted == Counted::AtRoot { 0 } else { self.count.label() }
     }
 
+    /// [`Buffers::exposed`].
+    pub(crate) fn exposed(self) -> Self {
+        Call { buffers: self.buffers.exposed(), ..self }
+    }
+
+    /// The same call once more.
+    ///
+    /// # Safety
+    /// As [`Buffers::again`].
+    pub(crate) unsafe fn again<'b>(&self) -> Call<'b> {
+        let &Call { collective, data_type, op, root, ref count, ref buffers } = self;
+        // SAFETY: the caller's promise.
+        let buffers = unsafe { buffers.again() };
+        Call { collective, data_type, op, root, count: count.clone(), buffers }
+    }
+
     /// What each rank has for each.
     #[inline(always)]
     pub(crate) fn blocks(&self, world: World) -> CallBlocks<'_> {

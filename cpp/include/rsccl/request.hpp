@@ -8,8 +8,11 @@
 #include <iterator>
 #include <memory>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <rsccl/persistent.hpp>
 #include <rsccl/version.hpp>
 
 namespace rsccl {
@@ -57,12 +60,18 @@ class [[nodiscard]] Request {
     std::unique_ptr<detail::Pending> pending_;
 };
 
-/// Waits for all requests of a range, then throws the first of their errors.
-/// @throws Error that of the first request, in the order of the range, that ended badly
+namespace detail {
+/// What a range holds: persistent calls, or what converts to a request.
+template <class Range>
+using in_range = std::conditional_t<std::is_same_v<std::decay_t<decltype(*std::begin(std::declval<Range&>()))>, PersistentCall>, PersistentCall, Request>;
+} // namespace detail
+
+/// Waits for all requests of a range, or all rounds of a range of persistent calls, then throws the first of their errors.
+/// @throws Error that of the first, in the order of the range, that ended badly
 template <class Requests>
 void wait_all(Requests&& requests) {
     std::exception_ptr first;
-    for (Request& request : requests) {
+    for (detail::in_range<Requests>& request : requests) {
         try {
             request.wait();
         } catch (...) {
@@ -134,12 +143,13 @@ std::size_t wait_any(Requests&& requests) {
     }
 }
 
-/// Whether all requests of a range have ended: those that have are empty afterwards. Never waits.
-/// @throws Error that of a request that has ended badly, which is empty then
+/// Whether all requests of a range have ended: those that have are empty afterwards. Or whether all rounds of a range of persistent
+/// calls have. Never waits.
+/// @throws Error that of a request that has ended badly, which is empty then, or of a round
 template <class Requests>
 bool test_all(Requests&& requests) {
     bool all = true;
-    for (Request& request : requests) {
+    for (detail::in_range<Requests>& request : requests) {
         all = (!request || request.test()) && all;
     }
     return all;
