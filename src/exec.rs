@@ -58,7 +58,7 @@ pub use lent::Keeper;
 pub use lent::Lender;
 pub use message::{Message, check_to_self, copy_to_self};
 pub use message_run::{MessageQueue, MessageRun, PROMISED_MESSAGES, channel_of};
-pub use operation::{Operation, describe, is_same, same_call, sequence, short_name};
+pub use operation::{Operation, describe, is_same, relabelled, same_call, sequence, short_name};
 pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};

@@ -376,7 +376,11 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::prepare`].
-    pub(crate) fn prepare_foreign(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<ForeignCall> {
+    pub(crate) fn prepare_foreign(
+        &self,
+        messages: Vec<Message<'static>>,
+        steps: Steps<'static>,
+    ) -> Result<ForeignCall> {
         let world = self.world()?;
         check_messages(&messages, world)?;
         for step in &steps.0 {

@@ -108,8 +108,9 @@ impl Engine {
         if log::hears_calls() {
             call_log::of_collective(session, &self.host.chooser, (call, &operation));
         }
-        self.session.history.begin(&operation);
-        let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
+        let label = operation.label();
+        self.session.history.begin_as(label, windows);
+        let begun = Begun { call, operation: &operation, label, kernel, world: self.session.world, lengths };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
         ended.map_err(|error| error.during(operation.to_string()))
@@ -149,7 +150,7 @@ impl Engine {
             other => PreparedWay::Other(other),
         };
         let operation = operation_of(&call, false, 0);
-        Ok(Prepared { call, operation, kernel, lengths, way })
+        Ok(Prepared { call, operation, label: operation.label(), kernel, lengths, way })
     }
 
     /// Runs a prepared collective to its end.
@@ -166,18 +167,19 @@ impl Engine {
             call_log::of_collective(session, &host.chooser, (call, operation));
         }
         session.begin_call();
-        let begun = &Begun { call, operation, kernel: *kernel, world: session.world, lengths: *lengths };
+        let label = exec::relabelled(prepared.label, sequence, past);
+        let begun = &Begun { call, operation, label, kernel: *kernel, world: session.world, lengths: *lengths };
         let ended = match way {
             // What the others do not wait for comes once they have what they wait for.
             PreparedWay::Flat(reads) if host.has_room() => {
                 let reads = || {
-                    session.history.begin(operation);
+                    session.history.begin_as(label, 0);
                     reads
                 };
                 host.run_flat(Given { session, mover }, begun, reads, background)
             }
             PreparedWay::Flat(_) | PreparedWay::Other(_) => {
-                session.history.begin(operation);
+                session.history.begin_as(label, 0);
                 host.collective(Given { session, mover }, (begun, way.call_way()), background)
             }
         };

@@ -11,7 +11,9 @@ use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::run::{RunContext, ScratchTurns};
-use crate::exec::{self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task};
+use crate::exec::{
+    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task,
+};
 use crate::plan::Windows;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;

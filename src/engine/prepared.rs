@@ -5,6 +5,7 @@ use crate::engine::host_chooser::Path;
 use crate::engine::host_side::CallWay;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::{Call, Operation};
+use crate::sync::ring::Label;
 use crate::types::Elements;
 
 /// A collective on host memory that was checked. Whoever keeps it sees to it that its buffers live as long.
@@ -13,6 +14,8 @@ pub(crate) struct Prepared {
     pub(super) call: Call<'static>,
     /// But for its number and the calls before it.
     pub(super) operation: Operation,
+    /// The operation's.
+    pub(super) label: Label,
     pub(super) kernel: Kernel,
     pub(super) lengths: (Elements, Elements),
     pub(super) way: PreparedWay,

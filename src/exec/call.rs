@@ -5,6 +5,7 @@
 use crate::device::Kernel;
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, DeviceStream, Operation};
+use crate::sync::ring::Label;
 use crate::types::{
     CallBlocks, CarriedBy, Collective, Counted, Counts, DataType, Elements, Folded, InPlace, Rank, ReduceOp, RootSide,
     World,
@@ -71,6 +72,8 @@ pub struct Begun<'a> {
     pub call: &'a Call<'a>,
     /// What all ranks must agree on.
     pub operation: &'a Operation,
+    /// [`Operation::label`].
+    pub label: Label,
     /// Copies or reduces elements of the call's type.
     pub kernel: Kernel,
     /// Who I am.

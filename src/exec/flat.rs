@@ -91,7 +91,7 @@ impl Flat {
         if !self.has_room() {
             self.make_room(windows, wait_context)?;
         }
-        Ok(self.put(windows, operation, (bytes, fill)))
+        Ok(self.put(windows, (operation, operation.label()), (bytes, fill)))
     }
 
     /// Whether the slot of the next operation is free.
@@ -100,7 +100,7 @@ impl Flat {
         self.next < self.finished.saturating_add(FLAT_SLOTS)
     }
 
-    /// [`Flat::announce`] where there is [room](Flat::has_room).
+    /// [`Flat::announce`] of an operation of this label, where there is [room](Flat::has_room).
     ///
     /// # Panics
     /// As there.
@@ -108,13 +108,12 @@ impl Flat {
     pub fn put<'a>(
         &mut self,
         windows: &'a HostWindows,
-        operation: &'a Operation,
+        (operation, label): (&'a Operation, Label),
         (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
     ) -> Exchange<'a> {
         assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
         let number = self.next;
         self.next += 1;
-        let label = operation.label();
         let slot = windows.mine().flat(number);
         fill(slot.data(bytes));
         slot.write_label(label);
@@ -207,6 +206,9 @@ impl<'a> Exchange<'a> {
     #[inline]
     pub fn read(&self, place: usize, bytes: usize, wait_context: &mut impl FlagWait) -> Result<NonNull<u8>> {
         let slot = self.windows.arenas[place].flat(self.number);
+        if place == self.windows.me {
+            return Ok(slot.data(bytes));
+        }
         let rank = self.windows.ranks[place];
         if !slot.flag.reached(self.number + 1) {
             self.waited.set(true);

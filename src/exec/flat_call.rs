@@ -47,7 +47,7 @@ pub fn announce<'a>(
     flat: &mut Flat,
     staging: &mut StorePolicy,
 ) -> Exchange<'a> {
-    let Begun { call, operation, kernel, lengths: (input, _), .. } = begun;
+    let Begun { call, operation, label, kernel, lengths: (input, _), .. } = begun;
     let size = call.data_type.size() as usize;
     let bytes = input.index() * size;
     let mut turn = staging.turn(bytes);
@@ -73,7 +73,7 @@ pub fn announce<'a>(
         }
         turn.end();
     };
-    let exchange = flat.put(windows, operation, (bytes, fill));
+    let exchange = flat.put(windows, (operation, *label), (bytes, fill));
     staging.learn(&turn, bytes);
     exchange
 }

@@ -46,6 +46,12 @@ impl Operation {
     }
 }
 
+/// The label of a call that runs once more, with its number and what has been called before.
+#[inline]
+pub fn relabelled([call, count, _]: Label, sequence: u64, past: u64) -> Label {
+    [call, count, sequence | past]
+}
+
 /// The number that a label carries. At ten million calls a second the 48 bits last for 325 days.
 #[inline]
 pub fn sequence(label: Label) -> u64 {

@@ -1,9 +1,9 @@
 //! Persistent calls of the C++ classes.
 
+use super::Comm;
 use super::bridge::What;
 use super::call::{self, Work};
 use super::failure::{self, Failure, guard};
-use super::Comm;
 use crate::comm::{ForeignCall, Steps};
 use crate::error::{Error, Result};
 

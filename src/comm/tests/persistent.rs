@@ -84,11 +84,16 @@ fn fill<T: Element>(buffer: &mut [T], seed: u32, value: impl Fn(u8) -> T) {
 }
 
 /// Each call, with data that changes from round to round, in both forms of a round.
-fn equal_plain_ones<T: Element + PartialEq + std::fmt::Debug>(comm: &Communicator, count: usize, value: fn(u8) -> T) -> Result<()> {
+fn equal_plain_ones<T: Element + PartialEq + std::fmt::Debug>(
+    comm: &Communicator,
+    count: usize,
+    value: fn(u8) -> T,
+) -> Result<()> {
     for Case { name, blocks, persistent, plain } in cases::<T>() {
         // A vector form has as many elements on the one side as the counts say on the other.
         let most = |blocks: usize| vec![value(0); 3 * count * if name.ends_with("_v") { 1 } else { blocks }];
-        let sizes = |blocks| if name.ends_with("_v") && !name.starts_with("all_to_all") { 3 * count } else { blocks * count };
+        let sizes =
+            |blocks| if name.ends_with("_v") && !name.starts_with("all_to_all") { 3 * count } else { blocks * count };
         let (mut input, mut output) = (most(1), most(1));
         input.resize(sizes(blocks.0), value(0));
         output.resize(sizes(blocks.1), value(0));
@@ -217,7 +222,8 @@ fn a_round_runs_beside_requests() {
     local::run(2, |comm| {
         let (me, peer) = (comm.rank(), 1 - comm.rank());
         let mut sum = comm.prepare(vec![me], |calls, word| calls.all_reduce_in_place(word, ReduceOp::Sum))?;
-        let mut word = comm.prepare((vec![me], vec![9]), |calls, (mine, theirs)| calls.send_recv(mine, peer, theirs, peer))?;
+        let mut word =
+            comm.prepare((vec![me], vec![9]), |calls, (mine, theirs)| calls.send_recv(mine, peer, theirs, peer))?;
         let large = comm.start(vec![me; 500_000], |calls, buffer| calls.recv(buffer, peer))?;
         let reduced = comm.start(vec![me; 50_000], |calls, buffer| calls.all_reduce_in_place(buffer, ReduceOp::Sum))?;
         sum.run()?;
@@ -331,7 +337,8 @@ fn a_round_ends_with_an_error_where_a_rank_does_not_come() {
     for config in ways() {
         for aborts in [false, true] {
             local::run_with(2, &config, |comm| {
-                let mut large = comm.prepare(vec![1u32; 50_000], |calls, all| calls.all_reduce_in_place(all, ReduceOp::Sum))?;
+                let mut large =
+                    comm.prepare(vec![1u32; 50_000], |calls, all| calls.all_reduce_in_place(all, ReduceOp::Sum))?;
                 let mut small = comm.prepare(vec![1u32], |calls, all| calls.all_reduce_in_place(all, ReduceOp::Sum))?;
                 large.run()?;
                 if comm.rank() == 1 && !aborts {
