@@ -71,6 +71,8 @@ struct Case {
     output: Memory,
     /// Elements of each rank's share, or of the whole.
     count: usize,
+    /// Whether its call was prepared.
+    is_prepared: bool,
 }
 
 struct Bench<'a> {
@@ -130,7 +132,7 @@ impl Bench<'_> {
             "1" => Memory::registered(self.comm, elements),
             _ => Ok(Memory::ordinary(elements)),
         };
-        Ok(Case { collective, input: memory(sent)?, output: memory(received)?, count })
+        Ok(Case { collective, input: memory(sent)?, output: memory(received)?, count, is_prepared: false })
     }
 
     fn partner(&self) -> Option<u32> {

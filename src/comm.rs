@@ -9,6 +9,7 @@ mod background_split;
 mod begun;
 mod collectives;
 mod described;
+mod engine_calls;
 mod engine_home;
 mod exchange_counts;
 mod group;
@@ -25,6 +26,7 @@ mod origin;
 mod outcome;
 mod owned;
 mod panics;
+mod persistent;
 mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
@@ -69,6 +71,9 @@ pub use group::{Group, Member, StreamMember, group, try_group};
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;
 pub use owned::{OwnedFuture, OwnedRequest};
+#[cfg(feature = "cpp")]
+pub(crate) use persistent::ForeignCall;
+pub use persistent::{CallBuffers, PersistentCall, Slices, start_all};
 pub use placement::{DeviceChoice, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
@@ -434,33 +439,10 @@ impl Communicator {
         self.shared.check_process()
     }
 
-    /// Runs `body` on the engine; an error that other ranks are part of ends the communicator, and so does a panic.
+    /// [`EngineHome::with_engine`].
     #[inline]
     fn with_engine<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        self.check_process()?;
-        let unwinding = Unwinding(self);
-        let result = self.with_engine_here(body);
-        std::mem::forget(unwinding);
-        result
-    }
-
-    #[inline]
-    fn with_engine_here<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let mut home = self.take_turn()?;
-        if !matches!(*home, Home::Ready(_)) {
-            self.settle_home(&mut home)?;
-        }
-        if self.shared.status.abort.is_raised() {
-            return Err(self.fail(&mut home, None));
-        }
-        let result = match &mut *home {
-            Home::Ready(engine) => body(engine),
-            home => self.shared.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
-        };
-        match result {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.settle(&mut home, error)),
-        }
+        self.shared.with_engine(|home| self.settle_home(home), body)
     }
 
     /// Makes a communicator ready for a call: behind collectives of requests, beside their messages.
@@ -472,8 +454,7 @@ impl Communicator {
         if let Home::Starting(_) | Home::Away(_) = home {
             self.settle_start(home);
         }
-        self.shared.finish_collectives(home)?;
-        if let Home::Ready(_) | Home::Busy(_) = home { Ok(()) } else { Err(self.refused(home)) }
+        self.shared.be_ready_for_call(home)
     }
 
     /// Runs `body` on the engine with `work`, where no request is under way; else `beside`.
@@ -485,20 +466,19 @@ impl Communicator {
         beside: impl FnOnce(W) -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        let unwinding = Unwinding(self);
-        let result =
-            if self.shared.is_busy() { beside(work) } else { self.with_engine_here(|engine| body(engine, work)) };
+        let unwinding = Unwinding(&self.shared);
+        let result = match self.shared.is_busy() {
+            true => beside(work),
+            false => self.shared.with_engine_here(|home| self.settle_home(home), |engine| body(engine, work)),
+        };
         std::mem::forget(unwinding);
         result
     }
 
-    /// The error of a call for which there is no engine.
+    /// [`EngineHome::refused`].
     #[cold]
     fn refused(&self, home: &Home) -> Error {
-        if matches!(home, Home::Failed(..)) {
-            self.shared.status.abort.set_heard(true);
-        }
-        self.at(unusable(home))
+        self.shared.refused(home)
     }
 
     /// Runs `body` on the engine, also where the communicator has failed.
@@ -585,18 +565,16 @@ impl Communicator {
         result.map_err(|error| self.settle(&mut home, error))
     }
 
-    /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
+    /// [`EngineHome::settle_error`].
     #[cold]
     fn settle(&self, home: &mut Home, error: Error) -> Error {
-        if error.kind().ends() { self.fail(home, Some(error)) } else { self.at(error) }
+        self.shared.settle_error(home, error)
     }
 
-    /// [`EngineHome::fail`], of whose error the program knows.
+    /// [`EngineHome::fail_heard`].
     #[cold]
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
-        let error = self.shared.fail(home, error);
-        self.shared.status.abort.set_heard(true);
-        error
+        self.shared.fail_heard(home, error)
     }
 }
 

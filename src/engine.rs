@@ -23,6 +23,7 @@ mod host_chooser;
 mod host_side;
 mod launches;
 mod monitor;
+mod prepared;
 mod programs;
 mod registrations;
 mod requests_turn;
@@ -30,4 +31,5 @@ mod window_registration;
 
 pub(crate) use engine::Engine;
 pub(crate) use given::{Beside, LONG_REQUEST_NAP, REQUEST_NAP};
+pub(crate) use prepared::Prepared;
 pub(crate) use requests_turn::Waiter;

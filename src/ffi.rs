@@ -11,6 +11,7 @@ mod call;
 mod failure;
 mod foreign;
 mod over_mpi;
+mod persistent;
 mod places;
 mod stores;
 mod stream;
@@ -30,6 +31,7 @@ use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
+use persistent::{Persistent, await_round, is_round_over, persistent, prepare, run_round, start_round, wait_round};
 use places::{cross, on_my_host, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
@@ -246,6 +248,23 @@ mod bridge {
         fn wait(request: &Waiting) -> *mut Failure;
         fn await_end(request: &Waiting);
         fn is_finished(request: &Waiting) -> bool;
+
+        type Persistent;
+        fn persistent() -> Box<Persistent>;
+        unsafe fn prepare(
+            comm: &Comm,
+            what: &What,
+            send: *const u8,
+            recv: *mut u8,
+            send_counts: &[usize],
+            recv_counts: &[usize],
+            call: &mut Persistent,
+        ) -> *mut Failure;
+        fn start_round(call: &mut Persistent) -> *mut Failure;
+        fn wait_round(call: &mut Persistent) -> *mut Failure;
+        fn await_round(call: &mut Persistent);
+        fn is_round_over(call: &Persistent) -> bool;
+        fn run_round(call: &mut Persistent) -> *mut Failure;
 
         type Batch;
         fn batch() -> Box<Batch>;

@@ -42,6 +42,11 @@ const OPERATIONS: &[(&str, Body)] = &[
     ("gather", |comm| comm.gather(&[1u8], &mut [0; 3], 0).and_then(|()| comm.barrier())),
     ("gather_v", |comm| comm.gather_v(&[1u8], &mut [0; 3], &[1; 3], 0).and_then(|()| comm.barrier())),
     ("on_my_host", |comm| comm.on_my_host().map(drop)),
+    ("prepare", |comm| {
+        let mut call = comm.prepare(vec![0u8], |calls, got| calls.recv(got, LATE))?;
+        call.start()?;
+        call.wait()
+    }),
     ("recv", |comm| comm.recv(&mut [0u8], LATE)),
     ("reduce", |comm| comm.reduce(&[1u8], &mut [0], ReduceOp::Sum, 0).and_then(|()| comm.barrier())),
     ("reduce_in_place", |comm| comm.reduce_in_place(&mut [1u8], ReduceOp::Sum, 0).and_then(|()| comm.barrier())),
@@ -66,7 +71,7 @@ const OPERATIONS: &[(&str, Body)] = &[
 ];
 
 /// Those between two ranks.
-const MESSAGES: &[&str] = &["recv", "scope", "send", "send_recv", "start"];
+const MESSAGES: &[&str] = &["prepare", "recv", "scope", "send", "send_recv", "start"];
 
 /// Methods that wait for no rank of a communicator that stands, or are tested elsewhere.
 const OTHERS: &[(&str, &str)] = &[

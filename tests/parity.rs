@@ -52,6 +52,7 @@ const METHODS: &[(&str, &str, &[&str])] = &[
     ("DeviceSliceMut", "src/exec", &["gpu_buffer"]),
     ("OnStream", "src/comm", &["Collectives"]),
     ("OwnedRequest", "src/comm", &["Request"]),
+    ("PersistentCall", "src/comm", &["PersistentCall"]),
 ];
 
 /// Types whose methods `collectives!` makes, for calls on streams of GPUs: in C++ each call takes its stream.
@@ -93,6 +94,9 @@ const OTHERS: &[Other] = &[
     ("Member", "add_message", Nothing("as add")),
     ("Scope", "begin", Nothing("as Member::add")),
     ("Request", "is_finished", Named("test")),
+    ("PersistentCall", "is_finished", Named("test")),
+    ("PersistentCall", "buffers", Nothing("the program has the buffers itself")),
+    ("PersistentCall", "into_buffers", Nothing("the program has the buffers itself")),
     ("UniqueId", "as_bytes", Named("bytes")),
     ("Store", "give_up", Nothing("a rank waits for a key of a C++ store until its deadline")),
     ("Store", "begin", Nothing("with give_up")),

@@ -62,6 +62,8 @@ const INTERPRETED: &[&str] = &["error", "types", "topo", "plan", "tune", "wire",
 const UNSAFE_FILES: &[&str] = &[
     // A request owns the buffers to which its own calls point: no lifetime can say that.
     "src/comm/owned.rs",
+    // The same of a persistent call, whose calls run again and again.
+    "src/comm/persistent.rs",
     // A scope's requests end before its buffers do: their jobs say so of no lifetime.
     "src/comm/scope.rs",
 ];

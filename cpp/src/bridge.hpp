@@ -128,12 +128,20 @@ struct Pending {
     const Origin origin = {};
 };
 
+// A persistent call.
+struct Repeated {
+    rust::Box<ffi::Persistent> call;
+    std::shared_ptr<ffi::Thrown> thrown; // of the communicator's hook
+    const Origin origin = {};
+};
+
 // Where a rank is, as Rust says it.
 Placement placement_of(const ffi::Place& place);
 
 // The way to what the classes keep to themselves.
 struct Access {
     static Request request(std::unique_ptr<Pending> pending) { return Request(std::move(pending)); }
+    static PersistentCall persistent(std::unique_ptr<Repeated> repeated) { return PersistentCall(std::move(repeated)); }
     static Communicator communicator(rust::Box<ffi::Comm> comm) {
         return Communicator(std::make_shared<State>(std::move(comm), std::make_shared<ffi::Thrown>()));
     }

@@ -247,6 +247,22 @@ Request Starter::submit(const detail::Call& call) const {
     return detail::Access::request(std::move(pending));
 }
 
+Preparer Communicator::prepare() const { return Preparer(detail::there(state_)); }
+
+int Preparer::rank() const { return state_->world().rank; }
+int Preparer::size() const { return state_->world().size; }
+int Preparer::rank_now() const { return state_->world_now().rank; }
+int Preparer::size_now() const { return state_->world_now().size; }
+
+PersistentCall Preparer::submit(const detail::Call& call) const {
+    const ffi::What what = detail::what_of(call);
+    std::unique_ptr<detail::Repeated> repeated(new detail::Repeated{ffi::persistent(), state_->thrown, {}});
+    detail::check(ffi::prepare(*detail::use(state_).comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, *state_),
+                               detail::counts(call.recv_counts, *state_), *repeated->call),
+                  *state_->thrown);
+    return detail::Access::persistent(std::move(repeated));
+}
+
 // ---- families
 
 std::optional<Communicator> Communicator::split(std::optional<int> color, std::int64_t key) const {
@@ -440,6 +456,65 @@ bool Request::test() {
     }
     wait();
     return true;
+}
+
+// ---- persistent calls
+
+PersistentCall::PersistentCall() noexcept = default;
+PersistentCall::PersistentCall(std::unique_ptr<detail::Repeated> repeated) noexcept : repeated_(std::move(repeated)) {}
+PersistentCall::PersistentCall(PersistentCall&&) noexcept = default;
+
+PersistentCall& PersistentCall::operator=(PersistentCall&& other) noexcept {
+    if (this != &other) {
+        const PersistentCall before(std::move(*this));
+        repeated_ = std::move(other.repeated_);
+    }
+    return *this;
+}
+
+PersistentCall::~PersistentCall() {
+    if (repeated_ && !repeated_->origin.is_here()) {
+        // Nobody works at it here.
+        std::move(repeated_->call).into_raw();
+    } else if (repeated_) {
+        // A destructor has nobody to tell; the communicator remembers what ended it.
+        ffi::await_round(*repeated_->call);
+    }
+}
+
+detail::Repeated& PersistentCall::repeated() const {
+    if (__builtin_expect(!repeated_, 0)) {
+        throw InvalidUsage("the persistent call is empty: it was never prepared, or was moved from");
+    }
+    if (__builtin_expect(!repeated_->origin.is_here(), 0)) {
+        throw InvalidUsage("the persistent call belongs to the process that this one was forked from");
+    }
+    return *repeated_;
+}
+
+void PersistentCall::start() {
+    detail::Repeated& it = repeated();
+    detail::check(ffi::start_round(*it.call), *it.thrown);
+}
+
+void PersistentCall::wait() {
+    detail::Repeated& it = repeated();
+    detail::check(ffi::wait_round(*it.call), *it.thrown);
+}
+
+bool PersistentCall::has_ended() const { return ffi::is_round_over(*repeated().call); }
+
+bool PersistentCall::test() {
+    if (!has_ended()) {
+        return false;
+    }
+    wait();
+    return true;
+}
+
+void PersistentCall::run() {
+    detail::Repeated& it = repeated();
+    detail::check(ffi::run_round(*it.call), *it.thrown);
 }
 
 // ---- groups

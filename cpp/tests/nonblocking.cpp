@@ -44,7 +44,7 @@ struct Refused {
     std::vector<Call> forms;
 };
 
-// A call: on the communicator itself, as a request, in a group.
+// A call: on the communicator itself, as a request, as a persistent call, in a group.
 template <class Body>
 Refused in_all_forms(const char* name, Body body) {
     return {name,
@@ -55,6 +55,10 @@ Refused in_all_forms(const char* name, Body body) {
              [body](Communicator& comm) {
                  Memory memory;
                  (void)body(comm.start(), memory);
+             },
+             [body](Communicator& comm) {
+                 Memory memory;
+                 (void)body(comm.prepare(), memory);
              },
              [body](Communicator& comm) {
                  Memory memory;
@@ -128,6 +132,7 @@ const std::vector<std::string> at_once = {
     "init_scalable", // below
     "bool",          // below
     "start",         // below; the calls behind it are refused
+    "prepare",       // the same
     "shrink",        // below
     "placement",     // below
     "abort",         // below
@@ -215,6 +220,7 @@ TEST_CASE("non-blocking: a split returns before a late rank has come, and no met
                 }
             }
             (void)child->start();
+            (void)child->prepare();
             require(comm.placement().local_size == 2, "known since init, also while a child is made");
             must_be_in_progress("placement", [](Communicator& one) { (void)one.placement(); }, *child);
             for (Communicator* other : {&*child, &comm}) {

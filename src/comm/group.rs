@@ -41,7 +41,7 @@ pub(super) struct Calls<'a> {
 
 /// The collectives of a group on one communicator, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Steps<'a>(Vec<Step<'a>>);
+pub(crate) struct Steps<'a>(pub(super) Vec<Step<'a>>);
 
 /// Collectives that follow each other.
 #[derive(Debug)]
@@ -391,7 +391,8 @@ fn on_threads_of(streams: &[&DeviceStream], run: impl FnOnce() -> Result<()>) ->
     }
 }
 
-fn run_part(engine: &mut Engine, calls: Calls<'_>, order: Order<'_>) -> Result<()> {
+/// Runs the calls of one communicator.
+pub(super) fn run_part(engine: &mut Engine, calls: Calls<'_>, order: Order<'_>) -> Result<()> {
     if !calls.messages.is_empty() {
         engine.messages_in(calls.messages, order)?;
     }

@@ -87,12 +87,17 @@ impl Communicator {
         body(&mut Member::new(Ok(world), &mut calls), lent)?;
         check_messages(&calls.messages, world)?;
         let promise = Promise::keeping(Box::new(Arc::clone(&place)));
-        let job = match (calls.steps.is_empty(), calls.messages.len()) {
-            (true, 1) => calls.messages.pop().map_or_else(|| Job::Messages(Vec::new()), Job::Message),
-            (true, _) => Job::Messages(calls.messages),
-            (false, _) => Job::Group(calls.messages, calls.steps),
-        };
-        Ok(OwnedRequest { place, pending: self.begin_job(job, promise)? })
+        Ok(OwnedRequest { place, pending: self.begin_job(job_of(calls), promise)? })
+    }
+}
+
+/// The request that runs `calls`, which have been checked.
+pub(super) fn job_of(calls: Calls<'static>) -> Job<'static> {
+    let Calls { mut messages, steps } = calls;
+    match (steps.is_empty(), messages.len()) {
+        (true, 1) => messages.pop().map_or_else(|| Job::Messages(Vec::new()), Job::Message),
+        (true, _) => Job::Messages(messages),
+        (false, _) => Job::Group(messages, steps),
     }
 }
 
@@ -158,20 +163,21 @@ impl<B> fmt::Debug for OwnedRequest<B> {
 }
 
 /// Where the buffers of a request are. Null once they were taken.
-struct Place<B>(AtomicPtr<B>);
+pub(super) struct Place<B>(AtomicPtr<B>);
 
 impl<B> Place<B> {
-    fn new(buffers: B) -> Place<B> {
+    /// A place for `buffers`.
+    pub(super) fn new(buffers: B) -> Place<B> {
         Place(AtomicPtr::new(Box::into_raw(Box::new(buffers))))
     }
 
     /// The buffers, for calls that point to them.
     ///
     /// # Safety
-    /// Called once. Neither the reference nor what was made of it is used after the place was dropped, or
-    /// [`Place::take`] was called.
-    unsafe fn lend<'long>(&self) -> &'long mut B {
-        // Relaxed: the thread that calls this has made the place.
+    /// One such reference is in use at a time. Neither the reference nor what was made of it is used after the place was
+    /// dropped, or [`Place::take`] was called.
+    pub(super) unsafe fn lend<'long>(&self) -> &'long mut B {
+        // Relaxed: the thread that calls this has made the place, or has got it from that one.
         let place = self.0.load(Ordering::Relaxed);
         // SAFETY: it came from a box, which nobody has taken, and by the caller's promise nobody else has a reference
         // to it.
@@ -182,7 +188,7 @@ impl<B> Place<B> {
     ///
     /// # Safety
     /// What was lent is used no more, and the caller knows it from who has used it.
-    unsafe fn take(&self) -> Option<Box<B>> {
+    pub(super) unsafe fn take(&self) -> Option<Box<B>> {
         // Relaxed: the caller knows of the end by a lock or by the last reference, and sees by it what was written
         // before.
         let place = self.0.swap(null_mut(), Ordering::Relaxed);

@@ -4,21 +4,22 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::comm::{Communicator, Home};
+use crate::comm::Home;
+use crate::comm::engine_home::EngineHome;
 use crate::error::{Error, Result};
 
 /// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call
 /// was done.
-pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
+pub(super) struct Unwinding<'a>(pub(super) &'a EngineHome);
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        let Unwinding(comm) = self;
-        if let Ok(mut home) = comm.take_turn()
+        let Unwinding(shared) = self;
+        if let Ok(mut home) = shared.take_turn()
             && matches!(*home, Home::Ready(_) | Home::Busy(_))
         {
             // The communicator remembers the error and the other ranks are told. The panic goes on.
-            drop(comm.fail(&mut home, Some(Error::aborted("a call of this rank panicked"))));
+            drop(shared.fail_heard(&mut home, Some(Error::aborted("a call of this rank panicked"))));
         }
     }
 }
@@ -42,7 +43,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::local;
+    use crate::comm::{Communicator, local};
     use crate::config::Config;
     use crate::error::Kind;
     use crate::types::ReduceOp;

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use crate::comm::{OwnedRequest, Request};
+use crate::comm::{CallBuffers, OwnedRequest, PersistentCall, Request};
 use crate::error::Result;
 use crate::sys::{clock, cpu, futex};
 
-/// What can be waited for together with others: a [`Request`] or an [`OwnedRequest`].
+/// What can be waited for together with others: a [`Request`], an [`OwnedRequest`] or a [`PersistentCall`].
 pub trait Unfinished: private::HasEnded {}
 
 impl Unfinished for Request<'_> {}
 impl<B> Unfinished for OwnedRequest<B> {}
+impl<B: CallBuffers> Unfinished for PersistentCall<B> {}
 
 mod private {
     /// What a wait for several requests asks each of them.
@@ -39,6 +40,16 @@ impl<B> private::HasEnded for OwnedRequest<B> {
 
     fn note_wait(&self) {
         self.pending().outcome().note_wait();
+    }
+}
+
+impl<B: CallBuffers> private::HasEnded for PersistentCall<B> {
+    fn has_ended(&self) -> bool {
+        self.is_finished()
+    }
+
+    fn note_wait(&self) {
+        self.pending().into_iter().for_each(|pending| pending.outcome().note_wait());
     }
 }
 

@@ -8,6 +8,7 @@ mod foreseen;
 mod forks;
 mod hooks;
 mod layouts;
+mod persistent;
 mod places;
 mod registrations;
 mod requests;

@@ -5,11 +5,13 @@ use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
 use crate::engine::given::{Awaited, Beside, CallMover, Given};
-use crate::engine::host_chooser::HostChooser;
-use crate::engine::host_side::{self, HostSide};
+use crate::engine::host_chooser::{HostChooser, Path};
+use crate::engine::host_side::{self, CallWay, HostSide};
+use crate::engine::prepared::{Prepared, PreparedWay};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
+use crate::exec::flat_call::SlotReads;
 use crate::exec::{
     self, Accepted, Background, Begun, Call, LastCall, Message, MessageRun, NoBackground, Operation, Order,
 };
@@ -97,22 +99,18 @@ impl Engine {
         let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
         call.buffers.check_order(order)?;
         let windows = self.device.side().map_or(Ok(0), |side| side.window_label(call, session.world))?;
+        let on_device = call.buffers.home() != Home::Host || matches!(order, Order::Stream(_));
         let operation = Operation {
-            collective: call.collective,
-            data_type: call.data_type,
-            op: call.op,
-            root: call.root,
-            count: call.count_label(),
             sequence: session.next_collective(),
             past: session.history.past(),
-            on_device: call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)),
-            windows,
+            ..operation_of(call, on_device, windows)
         };
         if log::hears_calls() {
             call_log::of_collective(session, &self.host.chooser, (call, &operation));
         }
-        self.session.history.begin(&operation);
-        let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
+        let label = operation.label();
+        self.session.history.begin_as(label, windows);
+        let begun = Begun { call, operation: &operation, label, kernel, world: self.session.world, lengths };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
         ended.map_err(|error| error.during(operation.to_string()))
@@ -135,7 +133,57 @@ impl Engine {
         if begun.operation.on_device {
             return self.run_on_device(begun, order, background);
         }
-        self.host.collective(Given { session: &self.session, mover: &mut self.mover }, begun, background)
+        let way = self.host.way(begun.call, begun.world)?;
+        self.host.collective(Given { session: &self.session, mover: &mut self.mover }, (begun, way), background)
+    }
+
+    /// Prepares a collective on host memory, which [`Engine::run_prepared`] runs any number of times: its checks, its arithmetic and
+    /// its way are settled here. Nothing is sent.
+    ///
+    /// # Errors
+    /// As the call's, where this rank alone can see it.
+    pub(crate) fn prepare(&mut self, call: Call<'static>) -> Result<Prepared> {
+        let world = self.session.world;
+        let Accepted { lengths, kernel } = *self.last_call.check(&call, world)?;
+        let way = match self.host.way(&call, world)? {
+            CallWay::Path(Path::Flat) => PreparedWay::Flat(SlotReads::of(&call, world, lengths)),
+            other => PreparedWay::Other(other),
+        };
+        let operation = operation_of(&call, false, 0);
+        Ok(Prepared { call, operation, label: operation.label(), kernel, lengths, way })
+    }
+
+    /// Runs a prepared collective to its end.
+    ///
+    /// # Errors
+    /// Of what other ranks are part of.
+    #[inline]
+    pub(crate) fn run_prepared(&mut self, prepared: &Prepared, background: &mut dyn Background) -> Result<()> {
+        let Engine { session, mover, host, .. } = self;
+        let Prepared { call, kernel, lengths, way, .. } = prepared;
+        let (sequence, past) = (session.next_collective(), session.history.past());
+        let operation = &Operation { sequence, past, ..prepared.operation };
+        if log::hears_calls() {
+            call_log::of_collective(session, &host.chooser, (call, operation));
+        }
+        session.begin_call();
+        let label = exec::relabelled(prepared.label, sequence, past);
+        let begun = &Begun { call, operation, label, kernel: *kernel, world: session.world, lengths: *lengths };
+        let ended = match way {
+            // What the others do not wait for comes once they have what they wait for.
+            PreparedWay::Flat(reads) if host.has_room() => {
+                let reads = || {
+                    session.history.begin_as(label, 0);
+                    reads
+                };
+                host.run_flat(Given { session, mover }, begun, reads, background)
+            }
+            PreparedWay::Flat(_) | PreparedWay::Other(_) => {
+                session.history.begin_as(label, 0);
+                host.collective(Given { session, mover }, (begun, way.call_way()), background)
+            }
+        };
+        ended.map_err(|error| error.during(operation.to_string()))
     }
 
     #[cold]
@@ -455,6 +503,14 @@ impl Engine {
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) type SentTo = (Rank, u8, (u64, u64));
+
+/// What ranks must agree on of a call, but for its number and the calls before it.
+#[inline]
+fn operation_of(call: &Call<'_>, on_device: bool, windows: u64) -> Operation {
+    let &Call { collective, data_type, op, root, .. } = call;
+    let count = call.count_label();
+    Operation { collective, data_type, op, root, count, sequence: 0, past: 0, on_device, windows }
+}
 
 /// Whether messages are a device's to move.
 fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {

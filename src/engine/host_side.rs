@@ -1,5 +1,7 @@
 //! What a rank has for calls on host memory, and how such a call becomes an exchange of slots, a plan or messages.
 
+use std::borrow::Borrow;
+
 use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
 use crate::engine::given::{Awaited, Given};
 use crate::engine::host_chooser::{HostChooser, Path};
@@ -7,8 +9,11 @@ use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
+use crate::exec::flat_call::SlotReads;
 use crate::exec::run::{RunContext, ScratchTurns};
-use crate::exec::{self, Background, Begun, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task};
+use crate::exec::{
+    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task,
+};
 use crate::plan::Windows;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
@@ -41,10 +46,36 @@ struct MappedRuns {
     flag_base: u64,
 }
 
+/// How a collective on host memory goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallWay {
+    /// As messages.
+    Messages,
+    /// In a world of one rank.
+    Alone,
+    /// As the chooser says.
+    Path(Path),
+}
+
 impl HostSide {
     pub(super) fn new(chooser: HostChooser, flat: Flat) -> HostSide {
         let scratch = Box::new([0; SMALL_SCRATCH]);
         HostSide { chooser, windows: None, flat, mapped_runs: MappedRuns::default(), scratch }
+    }
+
+    /// How a collective goes: the same whenever it runs.
+    ///
+    /// # Errors
+    /// As [`HostChooser::path`].
+    #[inline]
+    pub(super) fn way(&self, call: &Call<'_>, world: World) -> Result<CallWay> {
+        if call.collective.is_messages() {
+            return Ok(CallWay::Messages);
+        }
+        if world.size == 1 {
+            return Ok(CallWay::Alone);
+        }
+        self.chooser.path(Question::of(call)).map(CallWay::Path)
     }
 
     /// Runs a collective to its end.
@@ -52,36 +83,68 @@ impl HostSide {
     pub(super) fn collective(
         &mut self,
         mut given: Given<'_>,
-        begun: &Begun<'_>,
+        (begun, way): (&Begun<'_>, CallWay),
         background: &mut dyn Background,
     ) -> Result<()> {
-        let call = begun.call;
-        if call.collective.is_messages() {
-            return run_messages(given, begun, background);
-        }
-        if begun.world.size == 1 {
-            return exec::alone::run(begun);
-        }
-        match self.chooser.path(Question::of(call))? {
-            Path::Flat => self.run_flat(given, begun, background),
-            Path::Plan(PlanPath::Windows(choice)) => self.run_windows(given, begun, choice, background),
-            Path::Plan(PlanPath::Slots(choice)) => {
-                let program = self.chooser.program(call, choice, Windows::None)?;
+        match way {
+            CallWay::Messages => run_messages(given, begun, background),
+            CallWay::Alone => exec::alone::run(begun),
+            CallWay::Path(Path::Flat) => {
+                let reads = || SlotReads::of(begun.call, begun.world, begun.lengths);
+                self.run_flat(given, begun, reads, background)
+            }
+            CallWay::Path(Path::Plan(PlanPath::Windows(choice))) => self.run_windows(given, begun, choice, background),
+            CallWay::Path(Path::Plan(PlanPath::Slots(choice))) => {
+                let program = self.chooser.program(begun.call, choice, Windows::None)?;
                 self.run_plan(&mut given, (begun, &program), None, background)
             }
         }
     }
 
+    /// Whether a call by flat slots can be announced without a wait.
     #[inline]
-    fn run_flat(&mut self, mut given: Given<'_>, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
-        let operation = begun.operation;
-        if self.windows.is_none() {
-            self.open_windows(&mut given, WaitingFor::Collective(operation), background)?;
+    pub(super) fn has_room(&self) -> bool {
+        self.windows.is_some() && self.flat.has_room()
+    }
+
+    /// Runs a call by flat slots. `reads` yields what it reads there, once it is announced.
+    #[inline]
+    pub(super) fn run_flat<R: Borrow<SlotReads>>(
+        &mut self,
+        mut given: Given<'_>,
+        begun: &Begun<'_>,
+        reads: impl FnOnce() -> R,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let waiting_for = WaitingFor::Collective(begun.operation);
+        if !self.has_room() {
+            self.make_room(&mut given, waiting_for, background)?;
         }
-        let Some(windows) = &self.windows else { return Err(no_windows()) };
-        let mut watch = FailureWatch::of_call(given.session, WaitingFor::Collective(operation));
+        let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
+        let reads = reads();
+        let mut watch = FailureWatch::of_call(given.session, waiting_for);
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
-        exec::flat_call::run(begun, windows, &mut self.flat, &mut wait_context)
+        exec::flat_call::read((begun, reads.borrow()), &exchange, flat, &mut wait_context)
+    }
+
+    #[cold]
+    fn make_room(
+        &mut self,
+        given: &mut Given<'_>,
+        waiting_for: WaitingFor<'_>,
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        if self.windows.is_none() {
+            self.open_windows(given, waiting_for, background)?;
+        }
+        let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        if flat.has_room() {
+            return Ok(());
+        }
+        let mut watch = FailureWatch::of_call(given.session, waiting_for);
+        let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+        flat.make_room(windows, &mut wait_context)
     }
 
     fn run_windows(
@@ -202,7 +265,7 @@ impl HostSide {
     /// The program of a call over slots.
     #[cfg(test)]
     #[cfg(not(loom))]
-    pub(super) fn program_over_slots(&mut self, call: &crate::exec::Call<'_>) -> Result<Arc<Program>> {
+    pub(super) fn program_over_slots(&mut self, call: &Call<'_>) -> Result<Arc<Program>> {
         let Path::Plan(PlanPath::Slots(choice)) = self.chooser.path(Question::of(call))? else {
             return Err(Error::internal("a call that takes no slots"));
         };

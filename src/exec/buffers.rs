@@ -156,6 +156,23 @@ impl<'a> Buffers<'a> {
         Buffers::of((input, input_bytes), (output, output_bytes))
     }
 
+    /// The same memory, as its owner may reach it by pointers whose provenance was exposed: it is the call's again and
+    /// again, and in between its owner's.
+    pub(crate) fn exposed(mut self) -> Buffers<'a> {
+        for place in [&mut self.input, &mut self.output] {
+            place.address = std::ptr::with_exposed_provenance_mut(place.address.expose_provenance());
+        }
+        self
+    }
+
+    /// The same memory once more, of the caller's host.
+    ///
+    /// # Safety
+    /// One of the two is in use at a time, and the memory lives as long as the copy is.
+    pub(crate) unsafe fn again<'b>(&self) -> Buffers<'b> {
+        Buffers { input: self.input, output: self.output, keepers: None, borrow: PhantomData }
+    }
+
     fn of(input: (*const u8, usize), output: (*mut u8, usize)) -> Buffers<'a> {
         let input = Place::on_host(input.0.cast_mut(), input.1);
         Buffers { input, output: Place::on_host(output.0, output.1), keepers: None, borrow: PhantomData }

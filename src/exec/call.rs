@@ -5,6 +5,7 @@
 use crate::device::Kernel;
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, DeviceStream, Operation};
+use crate::sync::ring::Label;
 use crate::types::{
     CallBlocks, CarriedBy, Collective, Counted, Counts, DataType, Elements, Folded, InPlace, Rank, ReduceOp, RootSide,
     World,
@@ -71,6 +72,8 @@ pub struct Begun<'a> {
     pub call: &'a Call<'a>,
     /// What all ranks must agree on.
     pub operation: &'a Operation,
+    /// [`Operation::label`].
+    pub label: Label,
     /// Copies or reduces elements of the call's type.
     pub kernel: Kernel,
     /// Who I am.
@@ -117,6 +120,22 @@ impl Call<'_> {
     #[inline]
     pub(crate) fn count_label(&self) -> u64 {
         if self.collective.definition().counted == Counted::AtRoot { 0 } else { self.count.label() }
+    }
+
+    /// [`Buffers::exposed`].
+    pub(crate) fn exposed(self) -> Self {
+        Call { buffers: self.buffers.exposed(), ..self }
+    }
+
+    /// The same call once more.
+    ///
+    /// # Safety
+    /// As [`Buffers::again`].
+    pub(crate) unsafe fn again<'b>(&self) -> Call<'b> {
+        let &Call { collective, data_type, op, root, ref count, ref buffers } = self;
+        // SAFETY: the caller's promise.
+        let buffers = unsafe { buffers.again() };
+        Call { collective, data_type, op, root, count: count.clone(), buffers }
     }
 
     /// What each rank has for each.

@@ -88,13 +88,32 @@ impl Flat {
         wait_context: &mut impl FlagWait,
         (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
     ) -> Result<Exchange<'a>> {
-        assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
-        let number = self.next;
-        if number >= self.finished.saturating_add(FLAT_SLOTS) {
+        if !self.has_room() {
             self.make_room(windows, wait_context)?;
         }
+        Ok(self.put(windows, (operation, operation.label()), (bytes, fill)))
+    }
+
+    /// Whether the slot of the next operation is free.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.next < self.finished.saturating_add(FLAT_SLOTS)
+    }
+
+    /// [`Flat::announce`] of an operation of this label, where there is [room](Flat::has_room).
+    ///
+    /// # Panics
+    /// As there.
+    #[inline]
+    pub fn put<'a>(
+        &mut self,
+        windows: &'a HostWindows,
+        (operation, label): (&'a Operation, Label),
+        (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
+    ) -> Exchange<'a> {
+        assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
+        let number = self.next;
         self.next += 1;
-        let label = operation.label();
         let slot = windows.mine().flat(number);
         fill(slot.data(bytes));
         slot.write_label(label);
@@ -102,7 +121,7 @@ impl Flat {
         prefetch::to_write(windows.mine().flat(number + AHEAD).line());
         let Flat { teams, reproducible, .. } = *self;
         let trails = self.unwaited >= TRAILING;
-        Ok(Exchange { windows, operation, label, bytes, number, teams, reproducible, trails, waited: Cell::new(false) })
+        Exchange { windows, operation, label, bytes, number, teams, reproducible, trails, waited: Cell::new(false) }
     }
 
     /// Ends an operation in which this rank has waited for all others.
@@ -133,8 +152,12 @@ impl Flat {
         })
     }
 
+    /// Waits until the slot of the next operation is free.
+    ///
+    /// # Errors
+    /// Of the wait.
     #[cold]
-    fn make_room(&mut self, windows: &HostWindows, wait_context: &mut impl FlagWait) -> Result<()> {
+    pub fn make_room(&mut self, windows: &HostWindows, wait_context: &mut impl FlagWait) -> Result<()> {
         // This waits for half of the slots at once, so that a root whose readers share its processor yields the
         // processor once for that many operations.
         let needed = self.next - FLAT_SLOTS / 2;
@@ -183,6 +206,9 @@ impl<'a> Exchange<'a> {
     #[inline]
     pub fn read(&self, place: usize, bytes: usize, wait_context: &mut impl FlagWait) -> Result<NonNull<u8>> {
         let slot = self.windows.arenas[place].flat(self.number);
+        if place == self.windows.me {
+            return Ok(slot.data(bytes));
+        }
         let rank = self.windows.ranks[place];
         if !slot.flag.reached(self.number + 1) {
             self.waited.set(true);

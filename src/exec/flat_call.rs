@@ -4,28 +4,53 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use crate::device::{Average, Pass, Store};
+use crate::device::{Average, Pass, Store, StorePolicy};
 use crate::error::Result;
-use crate::exec::call::Begun;
+use crate::exec::call::{Begun, Call};
 use crate::exec::flat::{Exchange, Flat};
 use crate::exec::turn::WaitContext;
 use crate::transport::HostWindows;
-use crate::types::{Folded, Holding, Rank, RootSide};
+use crate::types::{Elements, Folded, Holding, Rank, RootSide, World};
 
-/// Runs a call by flat slots. The bytes of each rank fit one slot, and the windows are open.
-///
-/// # Errors
-/// Of waiting for peers, and of peers that run another operation.
-pub fn run(
-    begun: &Begun<'_>,
-    windows: &HostWindows,
+/// What a rank reads in the slots of a call: the same whenever the call runs.
+#[derive(Debug, Clone)]
+pub struct SlotReads {
+    /// Whether ranks that form teams meet in them.
+    meets: bool,
+    /// Whether some ranks do not wait for all others.
+    rooted: bool,
+    /// If this rank gets the reduction of all inputs: the elements of each slot, and those of them that it gets.
+    folded: Option<(usize, Range<usize>)>,
+    /// Whether it only waits for the others.
+    is_nothing: bool,
+}
+
+impl SlotReads {
+    /// Those of `call`, with these lengths.
+    #[inline]
+    pub fn of(call: &Call<'_>, world: World, lengths: (Elements, Elements)) -> SlotReads {
+        let definition = call.collective.definition();
+        SlotReads {
+            meets: definition.root == RootSide::Neither,
+            rooted: call.collective.rooted(),
+            folded: folded(call, world, lengths),
+            is_nothing: definition.output == Holding::Nothing,
+        }
+    }
+}
+
+/// Announces a call by flat slots, in which there is room. The bytes of each rank fit one slot.
+#[inline]
+pub fn announce<'a>(
+    begun: &Begun<'a>,
+    windows: &'a HostWindows,
     flat: &mut Flat,
-    wait_context: &mut WaitContext<'_>,
-) -> Result<()> {
-    let Begun { call, operation, kernel, lengths: (input, _), .. } = begun;
+    staging: &mut StorePolicy,
+) -> Exchange<'a> {
+    let Begun { call, operation, label, kernel, lengths: (input, _), .. } = begun;
     let size = call.data_type.size() as usize;
     let bytes = input.index() * size;
-    let mut turn = wait_context.fabric.links().staging.turn(bytes);
+    let mut turn = staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
         let pass = Pass {
@@ -48,13 +73,27 @@ pub fn run(
         }
         turn.end();
     };
-    let exchange = flat.announce(windows, operation, wait_context, (bytes, fill))?;
-    wait_context.fabric.links().staging.learn(&turn, bytes);
-    read_slots(begun, &exchange, wait_context)?;
-    if call.collective.rooted() {
-        flat.finish_rooted(&exchange);
+    let exchange = flat.put(windows, (operation, *label), (bytes, fill));
+    staging.learn(&turn, bytes);
+    exchange
+}
+
+/// Reads what an announced call `reads`, and ends it.
+///
+/// # Errors
+/// Of waiting for peers, and of peers that run another operation.
+#[inline]
+pub fn read(
+    (begun, reads): (&Begun<'_>, &SlotReads),
+    exchange: &Exchange<'_>,
+    flat: &mut Flat,
+    wait_context: &mut WaitContext<'_>,
+) -> Result<()> {
+    read_slots((begun, reads), exchange, wait_context)?;
+    if reads.rooted {
+        flat.finish_rooted(exchange);
     } else {
-        flat.finish_symmetric(&exchange);
+        flat.finish_symmetric(exchange);
     }
     Ok(())
 }
@@ -62,14 +101,18 @@ pub fn run(
 /// If ranks form teams, waits for all of them. Returns whether the call is done: the last rank of a team has reduced
 /// the result, which is in the output.
 #[inline]
-fn meet_all(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitContext<'_>) -> Result<bool> {
+fn meet_all(
+    (begun, reads): (&Begun<'_>, &SlotReads),
+    exchange: &Exchange<'_>,
+    wait_context: &mut WaitContext<'_>,
+) -> Result<bool> {
     if !exchange.has_teams() {
         return Ok(false);
     }
     let Begun { call, kernel, world, .. } = begun;
     let size = call.data_type.size() as usize;
     // Elements that all slots have, and those of them that are mine.
-    let (count, mine) = folded(begun).unwrap_or((0, 0..0));
+    let (count, mine) = reads.folded.clone().unwrap_or((0, 0..0));
     let folds = call.collective.reduces() && exchange.may_fold();
     let mut fold = |sources: &[*const u8], target: *mut u8, finish: bool| {
         let average = exchange.average(finish);
@@ -94,8 +137,7 @@ fn meet_all(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitC
 
 /// If this rank gets the reduction of all inputs: the elements of each slot, and those of them that it gets.
 #[inline]
-fn folded(begun: &Begun<'_>) -> Option<(usize, Range<usize>)> {
-    let Begun { call, world, lengths: (input, output), .. } = begun;
+fn folded(call: &Call<'_>, world: World, (input, output): (Elements, Elements)) -> Option<(usize, Range<usize>)> {
     let definition = call.collective.definition();
     let (_, holding) = definition.sides(call.root == Some(world.rank));
     if definition.folded != Folded::All || holding == Holding::Nothing {
@@ -108,20 +150,24 @@ fn folded(begun: &Begun<'_>) -> Option<(usize, Range<usize>)> {
 }
 
 /// Reads the slots of other ranks that the collective needs.
-fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitContext<'_>) -> Result<()> {
+#[inline]
+fn read_slots(
+    (begun, reads): (&Begun<'_>, &SlotReads),
+    exchange: &Exchange<'_>,
+    wait_context: &mut WaitContext<'_>,
+) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
     let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
     let size = call.data_type.size() as usize;
-    let definition = call.collective.definition();
-    if definition.root == RootSide::Neither && meet_all(begun, exchange, wait_context)? {
+    if reads.meets && meet_all((begun, reads), exchange, wait_context)? {
         return Ok(());
     }
-    if let Some((count, mine)) = folded(begun) {
+    if let Some((count, mine)) = &reads.folded {
         let span = (count * size, mine.start * size);
         // SAFETY: the output is the caller's; the slots hold as many bytes.
         return unsafe { exchange.reduce(kernel, wait_context, span, (output_place, mine.len())) };
     }
-    if definition.output == Holding::Nothing {
+    if reads.is_nothing {
         return exchange.read_all(wait_context);
     }
     let blocks = call.blocks(*world);

@@ -83,8 +83,13 @@ impl History {
     /// Remembers the collective that begins. One thread at a time calls this.
     #[inline]
     pub fn begin(&self, operation: &Operation) {
-        let label = operation.label();
-        self.labels[place(sequence(label))].set(label, operation.windows);
+        self.begin_as(operation.label(), operation.windows);
+    }
+
+    /// [`History::begin`] of an operation with this label.
+    #[inline]
+    pub fn begin_as(&self, label: Label, windows: u64) {
+        self.labels[place(sequence(label))].set(label, windows);
         let call = label[0] ^ label[1].rotate_left(32);
         let hash = (self.hash.load(Ordering::Relaxed).rotate_left(5) ^ call).wrapping_mul(SPREAD);
         self.hash.store(hash, Ordering::Relaxed);

@@ -113,6 +113,24 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// [`Buffers::exposed`](crate::exec::Buffers::exposed), for a message.
+    pub(crate) fn exposed(mut self) -> Message<'a> {
+        self.direction = match self.direction {
+            Direction::Send(from) => Direction::Send(std::ptr::with_exposed_provenance(from.expose_provenance())),
+            Direction::Recv(into) => Direction::Recv(std::ptr::with_exposed_provenance_mut(into.expose_provenance())),
+        };
+        self
+    }
+
+    /// The same message once more, of the caller's host.
+    ///
+    /// # Safety
+    /// As [`Buffers::again`](crate::exec::Buffers::again).
+    pub(crate) unsafe fn again<'b>(&self) -> Message<'b> {
+        let &Message { peer, direction, count, data_type, home, .. } = self;
+        Message { peer, direction, count, data_type, home, keeper: Keeper::Caller, borrow: PhantomData }
+    }
+
     /// The home of its memory; the host if the message has no bytes.
     pub fn home(&self) -> Home {
         if self.count > 0 { self.home } else { Home::Host }

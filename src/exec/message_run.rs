@@ -127,7 +127,7 @@ impl<'a> MessageRun<'a> {
 
     /// The same as a part of a collective that `past` stands before.
     pub fn after(mut self, past: u64) -> MessageRun<'a> {
-        self.label = exec::behind(self.label, past);
+        self.label = exec::relabelled(self.label, sequence(self.label), past);
         self
     }
 

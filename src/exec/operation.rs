@@ -46,15 +46,16 @@ impl Operation {
     }
 }
 
+/// The label of a call that runs once more, with its number and what has been called before.
+#[inline]
+pub fn relabelled([call, count, _]: Label, sequence: u64, past: u64) -> Label {
+    [call, count, sequence | past]
+}
+
 /// The number that a label carries. At ten million calls a second the 48 bits last for 325 days.
 #[inline]
 pub fn sequence(label: Label) -> u64 {
     label[2] & SEQUENCE
-}
-
-/// The label of a call that `past` stands before, of the same call where nothing was said of that.
-pub(super) fn behind(label: Label, past: u64) -> Label {
-    [label[0], label[1], label[2] | past]
 }
 
 /// The label of the same call under the name by which this rank has called it.

@@ -65,6 +65,11 @@ impl<T: Element> Buffer<T> {
         Ok(Buffer { memory, count, life: Arc::default(), elements: PhantomData })
     }
 
+    /// Where it begins, for its owner.
+    pub(crate) fn base(&self) -> *mut T {
+        self.memory.base().as_ptr().cast()
+    }
+
     /// What communicators know of it.
     pub(crate) fn known(&self) -> KnownBuffer {
         KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life) }

@@ -36,6 +36,7 @@ impl Flag {
     /// # Safety
     /// `place` is aligned to 16 bytes and points to 16 bytes of zeroed or flag memory that stay mapped for `'a`, and
     /// every access to them goes through `Flag`.
+    #[inline]
     pub unsafe fn at<'a>(place: NonNull<u8>) -> &'a Flag {
         // SAFETY: the caller keeps alignment, size and life; any bit pattern is a valid flag, and all access is atomic.
         unsafe { place.cast::<Flag>().as_ref() }

@@ -133,8 +133,12 @@ impl Arena {
         self.slot_at(PARTIAL_OFFSET + Flag::LINE, SLOTS + 1)
     }
 
+    #[inline]
     fn slot_at(&self, line: usize, slot: usize) -> FlatSlot<'_> {
-        FlatSlot { flag: self.flag_at(line), arena: self, line: self.memory.at(line, Flag::LINE), slot }
+        let line = self.memory.at(line, Flag::LINE);
+        // SAFETY: as in `flag_at`; the flag is the first part of its line.
+        let flag = unsafe { Flag::at(line) };
+        FlatSlot { flag, arena: self, line, slot }
     }
 
     fn arrivals_at(&self, offset: usize) -> &Arrivals {

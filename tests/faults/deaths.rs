@@ -19,6 +19,9 @@ const CASES: &[Case] = &[
     ("call reduce_scatter 3000", &[]),
     ("call all_to_all_v 40000", &[]),
     ("call barrier 0", &[]),
+    ("round all_reduce 2", &[]),
+    ("started all_reduce 2", &[]),
+    ("started all_reduce 300000", &[]),
 ];
 
 /// The bound of an error that waits for no time-out, and takes milliseconds on an idle machine.

@@ -277,6 +277,17 @@ impl Worker {
                 self.comm().scope(|scope| scope.recv(&mut buffer, number(peer))?.wait())?;
                 checked(buffer.iter().all(|value| *value == 1.5), "a request")
             }
+            [form @ ("round" | "started"), "all_reduce", count] => {
+                let buffer = vec![1.5f32; number(count)];
+                let mut call =
+                    self.comm().prepare(buffer, |calls, sum| calls.all_reduce_in_place(sum, ReduceOp::Sum))?;
+                match *form {
+                    "round" => call.run()?,
+                    _ => call.start().and_then(|()| call.wait())?,
+                }
+                let expected = (0..self.comm().size()).map(|_| 1.5).sum::<f32>();
+                checked(call.buffers()?.iter().all(|value| *value == expected), "a round")
+            }
             ["post", count, peer] => {
                 let receive =
                     self.comm().start(vec![0f32; number(count)], |calls, buffer| calls.recv(buffer, number(peer)));

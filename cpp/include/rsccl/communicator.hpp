@@ -16,6 +16,7 @@
 #include <rsccl/collectives.hpp>
 #include <rsccl/config.hpp>
 #include <rsccl/error.hpp>
+#include <rsccl/persistent.hpp>
 #include <rsccl/placement.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>
@@ -66,6 +67,25 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
     int rank_now() const;
     int size_now() const;
     Request submit(const detail::Call& call) const;
+    detail::State* state_;
+};
+
+/// Prepares calls that run again and again: `comm.prepare().all_reduce(in, out)`. It has all collectives and messages of Communicator; each
+/// returns a PersistentCall. A send to the own rank, and a recv from it, go by send_recv() only. On host memory. Used at once, not kept.
+class [[nodiscard]] Preparer : public Collectives<Preparer, PersistentCall, detail::Lifetime::outlives> {
+  public:
+    /// My rank.
+    int rank() const;
+    /// The number of ranks.
+    int size() const;
+
+  private:
+    friend class Communicator;
+    friend class Collectives<Preparer, PersistentCall, detail::Lifetime::outlives>;
+    explicit Preparer(detail::State& state) noexcept : state_(&state) {}
+    int rank_now() const;
+    int size_now() const;
+    PersistentCall submit(const detail::Call& call) const;
     detail::State* state_;
 };
 
@@ -141,6 +161,11 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// Begins an operation: `comm.start().all_reduce(in, out)` returns its Request.
     /// @throws InvalidUsage on an empty communicator
     Starter start() const;
+
+    /// Prepares a call that runs again and again: `comm.prepare().all_reduce(in, out)` returns its PersistentCall. Behind collectives of
+    /// requests that are under way.
+    /// @throws InvalidUsage on an empty communicator
+    Preparer prepare() const;
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on

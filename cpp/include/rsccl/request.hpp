@@ -8,8 +8,11 @@
 #include <iterator>
 #include <memory>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <rsccl/persistent.hpp>
 #include <rsccl/version.hpp>
 
 namespace rsccl {
@@ -61,12 +64,18 @@ class [[nodiscard]] Request {
     std::unique_ptr<detail::Pending> pending_;
 };
 
-/// Waits for all requests of a range, then throws the first of their errors.
-/// @throws Error that of the first request, in the order of the range, that ended badly
+namespace detail {
+/// What a range holds: persistent calls, or what converts to a request.
+template <class Range>
+using in_range = std::conditional_t<std::is_same_v<std::decay_t<decltype(*std::begin(std::declval<Range&>()))>, PersistentCall>, PersistentCall, Request>;
+} // namespace detail
+
+/// Waits for all requests of a range, or all rounds of a range of persistent calls, then throws the first of their errors.
+/// @throws Error that of the first, in the order of the range, that ended badly
 template <class Requests>
 void wait_all(Requests&& requests) {
     std::exception_ptr first;
-    for (Request& request : requests) {
+    for (detail::in_range<Requests>& request : requests) {
         try {
             request.wait();
         } catch (...) {
@@ -138,13 +147,13 @@ std::size_t wait_any(Requests&& requests) {
     }
 }
 
-/// Whether all requests of a range have ended. Never waits. As MPI_Testall does, it leaves all of them as they are while one has not
-/// ended; once all have, all are empty.
-/// @throws Error that of the first request, in the order of the range, that ended badly, once all have ended
+/// Whether all requests of a range have ended, or all rounds of a range of persistent calls. Never waits. As MPI_Testall does, it leaves
+/// all of them as they are while one has not ended; once all have, all requests are empty, and all calls may be started again.
+/// @throws Error that of the first, in the order of the range, that ended badly, once all have ended
 template <class Requests>
 bool test_all(Requests&& requests) {
     bool all = true;
-    for (const Request& request : requests) {
+    for (const detail::in_range<Requests>& request : requests) {
         // All of them are moved, also behind one that has not ended.
         all = request.has_ended() && all;
     }

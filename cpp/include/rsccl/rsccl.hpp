@@ -3,7 +3,7 @@
 
 /// @mainpage rsccl for C++
 /// Begin with rsccl::Communicator; its calls are those of rsccl::Collectives. rsccl::Group runs calls as one, rsccl::Request is a call
-/// that goes on, rsccl::Config has the settings, rsccl::Error what went wrong. Programs with MPI begin with rsccl::from_mpi.
+/// that goes on, rsccl::PersistentCall one that runs again and again, rsccl::Config has the settings, rsccl::Error what went wrong. Programs with MPI begin with rsccl::from_mpi.
 #pragma once
 
 #include <rsccl/buffer.hpp>
@@ -12,6 +12,7 @@
 #include <rsccl/error.hpp>
 #include <rsccl/group.hpp>
 #include <rsccl/log.hpp>
+#include <rsccl/persistent.hpp>
 #include <rsccl/placement.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>

@@ -45,8 +45,9 @@ pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kern
     let lanes = pass.count * kernel.lanes;
     let placement = Alignment::new(pass, size_of::<L::Raw>());
     let mut start = 0;
-    // First the lanes before the target's alignment, then the rest.
-    for end in [placement.head.min(lanes), lanes] {
+    // First the lanes before the target's alignment, if there are any, then the rest.
+    let mut end = if placement.head > 0 { placement.head.min(lanes) } else { lanes };
+    loop {
         macro_rules! blocks_of {
             ($length:expr) => {
                 let length = const { if $length > 0 { $length } else { 1 } };
@@ -62,6 +63,10 @@ pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kern
         blocks_of!(BLOCK / size_of::<L::Wide>() / 8);
         blocks_of!(BLOCK / size_of::<L::Wide>() / 64);
         blocks_of!(1);
+        if end == lanes {
+            break;
+        }
+        end = lanes;
     }
     placement.end::<V>();
 }

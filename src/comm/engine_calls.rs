@@ -1,0 +1,102 @@
+//! Calls on a communicator's engine: of the communicator itself, and of calls that were prepared on it.
+
+use crate::comm::engine_home::EngineHome;
+use crate::comm::panics::Unwinding;
+use crate::comm::{Home, unusable};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+
+impl EngineHome {
+    /// Runs `body` on the engine; an error that other ranks are part of ends the communicator, and so does a panic.
+    /// Where the communicator is not ready, `settle` makes it so.
+    #[inline]
+    pub(super) fn with_engine<T>(
+        &self,
+        settle: impl FnOnce(&mut Home) -> Result<()>,
+        body: impl FnOnce(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        self.check_process()?;
+        let unwinding = Unwinding(self);
+        let result = self.with_engine_here(settle, body);
+        std::mem::forget(unwinding);
+        result
+    }
+
+    /// [`EngineHome::with_engine`] of a caller who sees to panics and forks.
+    #[inline]
+    pub(super) fn with_engine_here<T>(
+        &self,
+        settle: impl FnOnce(&mut Home) -> Result<()>,
+        body: impl FnOnce(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        let mut home = self.take_turn()?;
+        if !matches!(*home, Home::Ready(_)) {
+            settle(&mut home)?;
+        }
+        if self.status.abort.is_raised() {
+            return Err(self.fail_heard(&mut home, None));
+        }
+        let result = match &mut *home {
+            Home::Ready(engine) => body(engine),
+            home => self.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
+        };
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.settle_error(&mut home, error)),
+        }
+    }
+
+    /// Makes a communicator that was made ready for a call: behind collectives of requests, beside their messages.
+    ///
+    /// # Errors
+    /// Where it cannot be.
+    #[cold]
+    pub(super) fn be_ready_for_call(&self, home: &mut Home) -> Result<()> {
+        settle_away(home);
+        self.finish_collectives(home)?;
+        if let Home::Ready(_) | Home::Busy(_) = home { Ok(()) } else { Err(self.refused(home)) }
+    }
+
+    /// Takes the engine back from a thread that is done with a split.
+    ///
+    /// # Errors
+    /// As [`EngineHome::take_turn`].
+    pub(super) fn return_from_split(&self) -> Result<()> {
+        self.check_process()?;
+        settle_away(&mut *self.take_turn()?);
+        Ok(())
+    }
+
+    /// The error of a call for which there is no engine.
+    #[cold]
+    pub(super) fn refused(&self, home: &Home) -> Error {
+        if matches!(home, Home::Failed(..)) {
+            self.status.abort.set_heard(true);
+        }
+        self.at(unusable(home))
+    }
+
+    /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
+    #[cold]
+    pub(super) fn settle_error(&self, home: &mut Home, error: Error) -> Error {
+        if error.kind().ends() { self.fail_heard(home, Some(error)) } else { self.at(error) }
+    }
+
+    /// [`EngineHome::fail`], of whose error the program knows.
+    #[cold]
+    pub(super) fn fail_heard(&self, home: &mut Home, error: Option<Error>) -> Error {
+        let error = self.fail(home, error);
+        self.status.abort.set_heard(true);
+        error
+    }
+}
+
+#[inline]
+fn settle_away(home: &mut Home) {
+    if let Home::Away(_) = home {
+        *home = match std::mem::replace(home, Home::Closed) {
+            Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
+            other => other,
+        };
+    }
+}
