@@ -31,5 +31,5 @@ mod window_registration;
 
 pub(crate) use engine::Engine;
 pub(crate) use given::{Beside, LONG_REQUEST_NAP, REQUEST_NAP};
-pub(crate) use prepared::Prepared;
+pub(crate) use prepared::{Announce, Announced, Prepared};
 pub(crate) use requests_turn::Waiter;

@@ -46,7 +46,8 @@ impl Communicator {
     /// # Errors
     /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
     pub(crate) fn begin(&self, call: Call<'static>) -> Result<Pending> {
-        self.begin_all(Vec::new(), vec![call])
+        call.check(self.world()?).map_err(|error| self.at(error))?;
+        self.begin_job(Job::Collective(call), Promise::new())
     }
 
     /// Begins one send or recv; not to or from the own rank.

@@ -52,6 +52,20 @@ pub(super) enum Step<'a> {
     Exchange(Vec<Message<'a>>),
 }
 
+impl<'a> Calls<'a> {
+    /// The call, where it is one collective and nothing else.
+    pub(super) fn into_collective(self) -> std::result::Result<Call<'a>, Calls<'a>> {
+        let Calls { messages, steps: Steps(mut steps) } = self;
+        if let (true, [Step::Calls(calls)]) = (messages.is_empty(), &mut steps[..])
+            && calls.len() == 1
+            && let Some(call) = calls.pop()
+        {
+            return Ok(call);
+        }
+        Err(Calls { messages, steps: Steps(steps) })
+    }
+}
+
 impl<'a> Steps<'a> {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -93,7 +93,10 @@ impl Communicator {
 
 /// The request that runs `calls`, which have been checked.
 pub(super) fn job_of(calls: Calls<'static>) -> Job<'static> {
-    let Calls { mut messages, steps } = calls;
+    let Calls { mut messages, steps } = match calls.into_collective() {
+        Ok(call) => return Job::Collective(call),
+        Err(calls) => calls,
+    };
     match (steps.is_empty(), messages.len()) {
         (true, 1) => messages.pop().map_or_else(|| Job::Messages(Vec::new()), Job::Message),
         (true, _) => Job::Messages(messages),

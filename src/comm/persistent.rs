@@ -119,7 +119,7 @@ impl Communicator {
     /// Prepares calls on memory that outlives them.
     fn prepare_rounds(&self, calls: Calls<'static>) -> Result<Rounds> {
         check_on_host(&calls).map_err(|error| self.at(error))?;
-        let work = match single_collective(calls) {
+        let work = match calls.into_collective() {
             Ok(call) => self.with_engine(|engine| engine.prepare(call)).map(|call| Work::Collective(Box::new(call)))?,
             Err(calls) => {
                 self.with_engine(|_| Ok(()))?;
@@ -335,18 +335,6 @@ fn exposed(calls: Calls<'static>) -> Calls<'static> {
         Step::Exchange(all) => Step::Exchange(messages(all)),
     };
     Calls { messages: messages(calls.messages), steps: Steps(calls.steps.into_iter().map(step).collect()) }
-}
-
-/// The call, where it is one collective and nothing else.
-fn single_collective(calls: Calls<'static>) -> std::result::Result<crate::comm::Call<'static>, Calls<'static>> {
-    let Calls { messages, steps: Steps(mut steps) } = calls;
-    if let (true, [Step::Calls(calls)]) = (messages.is_empty(), &mut steps[..])
-        && calls.len() == 1
-        && let Some(call) = calls.pop()
-    {
-        return Ok(call);
-    }
-    Err(Calls { messages, steps: Steps(steps) })
 }
 
 /// Refuses calls on the memory of devices.

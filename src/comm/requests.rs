@@ -12,18 +12,18 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::comm::Message;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::long_rest::{LongRest, Slept};
 use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
-use crate::engine::{Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
+use crate::comm::{Call, Message};
+use crate::engine::{Announce, Announced, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
-use crate::exec::{Background, MessageRun, Resumable};
+use crate::exec::{Background, MessageRun, NoBackground, Resumable};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Patience, Turned, aside, progress};
+use crate::sync::{Backoff, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -39,6 +39,9 @@ pub(super) struct Requests {
     /// Groups and collectives; the first may have begun.
     queue: VecDeque<Queued>,
     running: Option<Collective>,
+    /// A small collective that needs no stack of its own: nothing is left to do of it but to read what the others
+    /// announce. One that they do not announce soon becomes one that runs.
+    announced: Option<Box<Announced>>,
     /// The stack of the next collective.
     switch: Option<Switch>,
     waiter: Waiter,
@@ -63,6 +66,7 @@ impl Job<'_> {
         match self {
             Job::Message(message) => message.bytes(),
             Job::Messages(messages) => of_messages(messages),
+            Job::Collective(call) => call.bytes(),
             Job::Group(messages, steps) => of_messages(messages).max(steps.bytes()),
         }
     }
@@ -75,6 +79,8 @@ pub(super) enum Job<'a> {
     Message(Message<'a>),
     /// Messages that run side by side, as those of a `send_recv`, which may go to the own rank.
     Messages(Vec<Message<'a>>),
+    /// One collective.
+    Collective(Call<'a>),
     /// The calls of a group: messages side by side, then collectives one after the other. Each works on what those
     /// before it have written.
     Group(Vec<Message<'a>>, Steps<'a>),
@@ -104,13 +110,14 @@ impl Requests {
         let waiter = Waiter { patience: engine.patience(), hook: engine.hook().map(|(hook, _)| hook) };
         let backoff = Backoff::new(waiter.patience);
         let (under_way, queue, mode) = (Box::default(), VecDeque::new(), float_mode::of_this_thread());
-        let (running, switch, looks) = (None, None, Backoff::new(LOOKING));
+        let (running, announced, switch, looks) = (None, None, None, Backoff::new(LOOKING));
         Requests {
             engine: Some(engine),
             session,
             under_way,
             queue,
             running,
+            announced,
             switch,
             waiter,
             backoff,
@@ -126,7 +133,7 @@ impl Requests {
     /// # Errors
     /// Where there is no memory, or no thread.
     pub(super) fn prepare(&mut self, job: &Job<'_>) -> Result<()> {
-        if matches!(job, Job::Group(..)) && self.switch.is_none() && self.running.is_none() {
+        if matches!(job, Job::Collective(_) | Job::Group(..)) && self.switch.is_none() && self.running.is_none() {
             self.switch = Some(coroutine::switch()?);
         }
         Ok(())
@@ -167,6 +174,12 @@ impl Requests {
                 self.queue.push_back(Queued { messages, steps: VecDeque::new(), promise, part: None });
                 Ok(())
             }
+            Job::Collective(call) if self.queue.is_empty() => self.begin_collective(call, promise),
+            Job::Collective(call) => {
+                let steps = Steps::of(call).into_iter().collect();
+                self.queue.push_back(Queued { messages: Vec::new(), steps, promise, part: None });
+                Ok(())
+            }
             Job::Group(messages, steps) => {
                 let is_first = self.queue.is_empty();
                 let steps = steps.into_iter().collect();
@@ -174,6 +187,18 @@ impl Requests {
                 if is_first { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
             }
         }
+    }
+
+    /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.
+    fn begin_collective(&mut self, call: Call<'static>, promise: Promise) -> Result<()> {
+        let begun = self.start_collective(call);
+        if matches!(begun, Ok(true)) {
+            promise.set(Ok(()));
+            return Ok(());
+        }
+        self.queue.push_back(Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None });
+        self.tell_own(begun.map(drop))?;
+        if self.running.is_some() { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
     }
 
     /// Tells a request that it was not begun. Its error ends the communicator, or is its own.
@@ -258,6 +283,10 @@ impl Requests {
     pub(super) fn poll(&mut self) -> Result<bool> {
         self.check()?;
         let _as_the_program = float_mode::in_place_of(self.mode);
+        if !self.end_announced()? {
+            // Its wait has a deadline from now on.
+            self.await_announced()?;
+        }
         let moved = self.advance(Driver::Passes)?;
         Ok(self.turn(Driver::Passes)? == Turned::Moved || moved)
     }
@@ -278,6 +307,9 @@ impl Requests {
         self.check()?;
         if self.queue.is_empty() && self.spin()? {
             return Ok(());
+        }
+        if !self.spin_on_announced()? {
+            self.await_announced()?;
         }
         let moved = self.advance(Driver::Waits)?;
         match self.turn(Driver::Waits)? {
@@ -323,6 +355,9 @@ impl Requests {
         self.check()?;
         // Hooks, and requests of other communicators, need the turns.
         let stays = self.waiter.hook.is_none() && !aside::is_any();
+        if !self.spin_on_announced()? {
+            self.await_announced()?;
+        }
         if let Some(running) = self.running.as_mut().filter(|_| stays) {
             let ended = running.finish(&mut *self.under_way);
             if let Some(ended) = ended {
@@ -346,6 +381,7 @@ impl Requests {
     /// thread alone resumes. Never waits.
     pub(super) fn stop(&mut self, error: Error) -> Option<Error> {
         let error = self.end.get_or_insert(error).duplicate();
+        self.announced = None;
         if let Some(running) = &mut self.running {
             let ended = running.resume(Some(error.duplicate()));
             if ended.is_none() && !running.has_ended() {
@@ -458,6 +494,9 @@ impl Requests {
     fn advance_here(&mut self, driver: Driver) -> Result<bool> {
         let mut moved = false;
         loop {
+            if !self.end_announced()? {
+                return Ok(moved);
+            }
             if let Some(running) = &mut self.running {
                 let ended = match driver {
                     Driver::Waits => running.resume(None),
@@ -501,7 +540,7 @@ impl Requests {
                     }
                     return Ok(true);
                 }
-                Some(Step::Calls(calls)) => (self.start_collective(calls), None),
+                Some(Step::Calls(calls)) => (self.start_collectives(calls), None),
                 Some(Step::Exchange(messages)) => {
                     let (promise, outcome) = Promise::new();
                     let promise = Arc::new(promise);
@@ -524,8 +563,82 @@ impl Requests {
         Ok(true)
     }
 
-    fn start_collective(&mut self, calls: Vec<crate::comm::Call<'static>>) -> Result<()> {
-        let Some(mut engine) = self.engine.take() else { return Err(Error::internal("a request has no engine")) };
+    /// Begins a collective. True where it has ended.
+    fn start_collective(&mut self, call: Call<'static>) -> Result<bool> {
+        let Some(engine) = &mut self.engine else { return Err(lost()) };
+        match as_error("a request", || engine.announce(call))? {
+            Announce::Ended => Ok(true),
+            Announce::Announced(announced) => {
+                self.announced = Some(Box::new(announced));
+                self.wait_anew();
+                Ok(false)
+            }
+            Announce::No(call) => {
+                let calls = vec![call];
+                self.run_aside(move |engine, background| run_calls(engine, &calls, background)).map(|()| false)
+            }
+        }
+    }
+
+    fn start_collectives(&mut self, mut calls: Vec<Call<'static>>) -> Result<()> {
+        match (calls.len(), calls.pop()) {
+            (1, Some(call)) => self.start_collective(call).map(drop),
+            (_, last) => {
+                calls.extend(last);
+                self.run_aside(move |engine, background| run_calls(engine, &calls, background))
+            }
+        }
+    }
+
+    /// Ends the collective that was announced, if all that it reads is there. True where none is left.
+    fn end_announced(&mut self) -> Result<bool> {
+        let (Some(announced), Some(engine)) = (&self.announced, &mut self.engine) else { return Ok(true) };
+        if engine.awaited(announced).is_some() {
+            return Ok(false);
+        }
+        let ended = as_error("a request", || engine.end_announced(announced, &mut NoBackground));
+        self.announced = None;
+        self.tell_own(ended).map(|()| true)
+    }
+
+    /// Spins on the flag that the announced collective waits for, as a blocking call does. True where none is left.
+    fn spin_on_announced(&mut self) -> Result<bool> {
+        let (Some(announced), Some(engine)) = (&self.announced, &mut self.engine) else { return Ok(true) };
+        let fabric = engine.fabric();
+        if !self.under_way.is_empty() || fabric.owes() || fabric.links().has_pumps() {
+            return Ok(false);
+        }
+        let mut yields = 0;
+        while let Some((flag, target)) = engine.awaited(announced) {
+            while !flag.reached(target) {
+                if !self.backoff.spin() {
+                    if yields == SOON_YIELDS {
+                        return Ok(false);
+                    }
+                    // The other rank may wait for this processor.
+                    yields += 1;
+                    if self.backoff.turn(&mut Unwatched, &String::new)?.is_some() {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        self.waiter.patience.learn(&self.backoff);
+        self.end_announced()
+    }
+
+    /// Lets the announced collective wait as others do.
+    fn await_announced(&mut self) -> Result<()> {
+        let Some(announced) = self.announced.take() else { return Ok(()) };
+        self.run_aside(move |engine, background| engine.end_announced(&announced, background))
+    }
+
+    /// Runs what waits on a stack of its own.
+    fn run_aside(
+        &mut self,
+        body: impl FnOnce(&mut Engine, &mut dyn Background) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Some(mut engine) = self.engine.take() else { return Err(lost()) };
         let switch = match self.switch.take().map_or_else(coroutine::switch, Ok) {
             Ok(switch) => switch,
             Err(error) => {
@@ -536,7 +649,7 @@ impl Requests {
         // The program's code runs on the program's stacks: its languages know how far they go. Who drives calls it.
         let _kept_by_the_waiter = engine.exchange_hook(None);
         self.running = Some(Resumable::new(switch, move |background| {
-            let result = as_error("a request", || run_calls(&mut engine, &calls, background));
+            let result = as_error("a request", || body(&mut engine, background));
             (engine, result)
         }));
         Ok(())
@@ -545,6 +658,8 @@ impl Requests {
     fn end_collective(&mut self, (engine, result): (Box<Engine>, Result<()>)) -> Result<()> {
         let mut engine = engine;
         let _none = engine.exchange_hook(self.waiter.hook.clone());
+        // What its waits have learnt.
+        self.waiter.patience = engine.patience();
         self.engine = Some(engine);
         self.switch = self.running.take().and_then(Resumable::into_switch);
         self.backoff = Backoff::new(self.waiter.patience);
@@ -620,6 +735,17 @@ enum Driver {
 
 /// How long the watcher sleeps beside a collective, whose own deadline and stall are parts of seconds away at least.
 const LONGEST_BESIDE_COLLECTIVE: Duration = Duration::from_millis(100);
+/// The watch of a wait that ends before a watch would look.
+struct Unwatched;
+
+impl Watch for Unwatched {
+    fn look(&mut self, _: &dyn Waiting) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Yields before a small collective waits as others do.
+const SOON_YIELDS: u32 = 4;
 /// A deadline that has all but passed.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 /// Of looks between which the program does other things: each looks whether requests can still end well, and none spins
@@ -632,6 +758,12 @@ fn fabric_of<'a>(engine: &'a mut Option<Box<Engine>>, running: &'a mut Option<Co
         Some(engine) => Some(engine.fabric()),
         None => running.as_mut()?.fabric(),
     }
+}
+
+/// The error of requests whose engine has gone.
+#[cold]
+fn lost() -> Error {
+    Error::internal("a request has no engine")
 }
 
 /// The error of a call that cannot run beside requests.

@@ -142,7 +142,7 @@ impl<'scope> Scope<'scope, '_> {
     /// As [`Communicator::run`], where one rank alone can see it; the rest is the request's.
     pub fn begin(&self, call: Call<'scope>) -> Result<Request<'scope>> {
         call.check(self.world).map_err(|error| error.at(self.world.rank))?;
-        self.queue(Job::Group(Vec::new(), Steps::of(call)))
+        self.queue(Job::Collective(call))
     }
 
     /// Begins what a group holds.

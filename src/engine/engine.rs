@@ -137,6 +137,22 @@ impl Engine {
         self.host.collective(Given { session: &self.session, mover: &mut self.mover }, (begun, way), background)
     }
 
+    /// The host's side.
+    pub(super) fn host(&self) -> &HostSide {
+        &self.host
+    }
+
+    /// The host's side, and what a call gets that it runs.
+    pub(super) fn host_and_given(&mut self) -> (&mut HostSide, Given<'_>) {
+        let (host, _, given) = self.parts();
+        (host, given)
+    }
+
+    /// Whether this rank has worked on a device.
+    pub(super) fn has_device(&self) -> bool {
+        self.device.side().is_some()
+    }
+
     /// Prepares a collective on host memory, which [`Engine::run_prepared`] runs any number of times: its checks, its arithmetic and
     /// its way are settled here. Nothing is sent.
     ///

@@ -18,9 +18,9 @@ use crate::plan::Windows;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::TimeLimit;
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
+use crate::sync::{Flag, TimeLimit};
 use crate::transport::{Fabric, HostWindows, Need, Receivers};
 use crate::tune::Choice;
 use crate::types::{Folded, Rank, World};
@@ -126,6 +126,44 @@ impl HostSide {
         let mut watch = FailureWatch::of_call(given.session, waiting_for);
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
         exec::flat_call::read((begun, reads.borrow()), &exchange, flat, &mut wait_context)
+    }
+
+    /// Whether a call by flat slots can be announced without a wait, and ended when the slots that it reads are there.
+    pub(super) fn can_announce(&self) -> bool {
+        self.has_room() && !self.flat.has_teams()
+    }
+
+    /// Announces a call by flat slots; its number there.
+    ///
+    /// # Errors
+    /// Where it cannot be announced.
+    pub(super) fn announce(&mut self, given: Given<'_>, begun: &Begun<'_>) -> Result<u64> {
+        let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
+        Ok(exchange.number())
+    }
+
+    /// The flag that an announced call waits for, with the value that it must reach; `None` where it can end.
+    pub(super) fn missing(&self, of: (&Call<'_>, World, &SlotReads), number: u64) -> Option<(&Flag, u64)> {
+        exec::flat_call::missing(of, (self.windows.as_ref()?, number))
+    }
+
+    /// Ends an announced call.
+    ///
+    /// # Errors
+    /// Of waiting for peers, and of peers that run another operation.
+    pub(super) fn end_announced(
+        &mut self,
+        mut given: Given<'_>,
+        (begun, reads, number): (&Begun<'_>, &SlotReads, u64),
+        background: &mut dyn Background,
+    ) -> Result<()> {
+        let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        let bytes = begun.lengths.0.index() * begun.call.data_type.size() as usize;
+        let exchange = flat.exchange(windows, (begun.operation, begun.label), (bytes, number));
+        let mut watch = FailureWatch::of_call(given.session, WaitingFor::Collective(begun.operation));
+        let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
+        exec::flat_call::read((begun, reads), &exchange, flat, &mut wait_context)
     }
 
     #[cold]

@@ -25,6 +25,7 @@ use std::ptr::NonNull;
 use crate::device::{Average, Kernel, Pass, SourceRange, Store};
 use crate::error::Result;
 use crate::exec::{FlagWait, Operation, is_same, mismatch, same_call, sequence};
+use crate::sync::Flag;
 use crate::sync::ring::Label;
 use crate::sys::prefetch;
 use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows, INLINE_BYTES};
@@ -119,9 +120,25 @@ impl Flat {
         slot.write_label(label);
         slot.flag.raise(number + 1);
         prefetch::to_write(windows.mine().flat(number + AHEAD).line());
+        self.exchange(windows, (operation, label), (bytes, number))
+    }
+
+    /// The operation of this number that was announced with so many bytes and has not ended: the last one.
+    #[inline]
+    pub fn exchange<'a>(
+        &self,
+        windows: &'a HostWindows,
+        (operation, label): (&'a Operation, Label),
+        (bytes, number): (usize, u64),
+    ) -> Exchange<'a> {
         let Flat { teams, reproducible, .. } = *self;
         let trails = self.unwaited >= TRAILING;
         Exchange { windows, operation, label, bytes, number, teams, reproducible, trails, waited: Cell::new(false) }
+    }
+
+    /// Whether ranks form teams.
+    pub fn has_teams(&self) -> bool {
+        self.teams.is_some()
     }
 
     /// Ends an operation in which this rank has waited for all others.
@@ -177,6 +194,13 @@ impl Flat {
     }
 }
 
+/// The flag of the rank at `place` and the value that it must reach, where that rank has not announced operation `number`.
+#[inline]
+pub fn missing_at(windows: &HostWindows, number: u64, place: usize) -> Option<(&Flag, u64)> {
+    let flag = windows.arenas[place].flat(number).flag;
+    (!flag.reached(number + 1)).then_some((flag, number + 1))
+}
+
 /// The label of operation `number`, if its slot still holds it.
 fn announced(arena: &Arena, number: u64) -> Option<Label> {
     let slot = arena.flat(number);
@@ -196,6 +220,11 @@ impl<'a> Exchange<'a> {
             let next = self.windows.mine().flat(self.number + 1);
             prefetch::all_to_write(next.data(self.bytes), self.bytes);
         }
+    }
+
+    /// The number of the operation.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Waits for the slot of the host's rank at `place`, checks that this rank runs the same operation, and returns

@@ -7,8 +7,9 @@ use std::ptr::NonNull;
 use crate::device::{Average, Pass, Store, StorePolicy};
 use crate::error::Result;
 use crate::exec::call::{Begun, Call};
-use crate::exec::flat::{Exchange, Flat};
+use crate::exec::flat::{self, Exchange, Flat};
 use crate::exec::turn::WaitContext;
+use crate::sync::Flag;
 use crate::transport::HostWindows;
 use crate::types::{Elements, Folded, Holding, Rank, RootSide, World};
 
@@ -96,6 +97,19 @@ pub fn read(
         flat.finish_symmetric(exchange);
     }
     Ok(())
+}
+
+/// The flag of a rank that a call reads and that has not announced it yet, with the value that it must reach; `None` where
+/// all have. Not for ranks that form teams: there the last one does what all read.
+pub fn missing<'a>(
+    (call, world, reads): (&Call<'_>, World, &SlotReads),
+    (windows, number): (&'a HostWindows, u64),
+) -> Option<(&'a Flag, u64)> {
+    let missing_at = |place| flat::missing_at(windows, number, place);
+    if reads.folded.is_some() || reads.is_nothing {
+        return (0..world.size as usize).find_map(missing_at);
+    }
+    call.blocks(world).owners(world.rank).find_map(|owner| missing_at(Rank::new(owner).index()))
 }
 
 /// If ranks form teams, waits for all of them. Returns whether the call is done: the last rank of a team has reduced
