@@ -41,7 +41,7 @@ RSCCL_INLINE const u64 *label_of(const MeetArguments &arguments, u32 place) {
 
 /// Compares the calls. A difference is told to every rank: to one that differs from the leader the leader's call, to the
 /// others that of the first that differs. If the leader was told to stop, it says so to the ranks of its process; the hosts
-/// of the others find out why for themselves.
+/// of the others find out why for themselves. The programs behind this kernel ask for what it says (program.cu).
 extern "C" __global__ void meet(const __grid_constant__ MeetArguments arguments) {
     if (threadIdx.x != 0) return;
     u32 differing = arguments.ranks;
@@ -71,7 +71,8 @@ extern "C" __global__ void leave(const __grid_constant__ MeetArguments arguments
     if (threadIdx.x != 0) return;
     const u64 own = page_of(arguments, LEADER);
     const u32 fault = look(own + STATUS_FAULT);
-    if (look(own + STATUS_ABORT) != 0 || fault == STATUS_ABORTED) return;
+    // Any other fault, or one that is being written, is of a launch that was told to stop.
+    if (look(own + STATUS_ABORT) != 0 || (fault != 0 && fault != STATUS_MISMATCH)) return;
     const u64 *details = &word_at(own + STATUS_DETAILS);
 #pragma unroll 1
     for (u32 place = 1; place < arguments.ranks; place += 1) {

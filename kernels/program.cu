@@ -415,12 +415,16 @@ RSCCL_INLINE void finish(BlockState &block) {
     go_on(lane);
 }
 
+/// Whether the launch was told to end. Says so on its page, unless that has a fault already.
+RSCCL_INLINE bool was_told_to_stop(const PartImage *part) {
+    if (!must_stop(part->status)) return false;
+    report(part->status, STATUS_ABORTED, 0, nullptr, nullptr);
+    return true;
+}
+
 /// Whether the launch must end though lanes wait: it was told to, or what one of them waits for does not come.
 RSCCL_INLINE bool must_stop_waiting(const BlockState &block, u32 seats) {
-    if (must_stop(block.part->status)) {
-        report(block.part->status, STATUS_ABORTED, 0, nullptr, nullptr);
-        return true;
-    }
+    if (was_told_to_stop(block.part)) return true;
 #pragma unroll 1
     for (u32 i = 0; i < seats; i += 1) {
         if (block.lanes[i].phase == RUNS && came_otherwise(block.part, block.lanes[i])) return true;
@@ -563,6 +567,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_co
     __syncthreads();
     if (threadIdx.x == 0) {
         block.op = part->op;
+        // Behind a meeting of processes (meet.cu): if it has failed, the stages hold what an earlier call has left, which no
+        // peer may get. The page was written before the stream went on.
+        if (part->asks != 0 && was_told_to_stop(part)) block.left = 0;
 #pragma unroll 1
         for (u32 i = 0; i < image.count; i += 1) {
             if (block.lanes[i].after == NONE) begin(part, block.lanes[i]);

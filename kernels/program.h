@@ -108,7 +108,8 @@ struct PartImage {
     u32 scales;    // 44  of what `scalar` is: 0, RAW_SOURCES or INPUTS_OF_AVERAGES
     u32 element;   // 48  bytes of an element
     u32 op;        // 52  which of the module's operators
-    u64 reserved;  // 56
+    u32 asks;      // 56  not 0: its blocks ask before their first step whether they must stop
+    u32 reserved;  // 60
 };
 
 constexpr u32 RAW_SOURCES = 1, INPUTS_OF_AVERAGES = 2;

@@ -65,5 +65,6 @@ pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
 pub use resumable::Resumable;
 pub use stages::{StagedSide, Stages};
+pub(crate) use stream_callers::REASON_PATIENCE;
 pub use turn::{Background, CallTurn, NoBackground, WaitContext};
 pub use window_copies::{WindowCopy, put_copies};

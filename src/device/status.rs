@@ -109,13 +109,14 @@ impl StatusPage {
         report_on(&self.page, fault);
     }
 
-    /// Why a launch ended, where one did before its programs had.
+    /// Why a launch ended, where one did before its programs had. While a fault is being written, perhaps by a process
+    /// that has died meanwhile, it is an abort.
     pub fn fault(&self) -> Option<LaunchFault> {
         // Relaxed: the code was read with acquire before.
         let label = |first: usize| std::array::from_fn(|place| self.detail(first + place).load(Ordering::Relaxed));
         // Pairs with the release in `report`, and with a device's fence before its store.
         match self.word(FAULT).load(Ordering::Acquire) {
-            StatusPage::ABORTED => Some(LaunchFault::Aborted),
+            StatusPage::CLAIMED | StatusPage::ABORTED => Some(LaunchFault::Aborted),
             StatusPage::MISMATCH => Some(LaunchFault::Mismatch {
                 peer: u32::try_from(self.detail(0).load(Ordering::Relaxed)).unwrap_or(u32::MAX),
                 mine: label(1),
@@ -211,6 +212,15 @@ mod tests {
         word_of(&page(0), StatusPage::DONE).store(0, Ordering::Relaxed);
         mine.raise();
         assert_eq!((done(), fellow.is_aborted()), (RELEASED, false));
+    }
+
+    /// Regression: two threads tell a page to stop, and the second lets a stream go on before the first has written why.
+    /// The end of that stream was taken for success.
+    #[test]
+    fn a_fault_that_is_being_written_is_one() {
+        let page = StatusPage::new().unwrap();
+        page.word(FAULT).store(StatusPage::CLAIMED, Ordering::Relaxed);
+        assert_eq!(page.fault(), Some(LaunchFault::Aborted));
     }
 
     #[test]

@@ -151,10 +151,13 @@ impl DeviceCall<'_> {
                     let told = (&*end, Some(&*side.status));
                     launches::await_end(told, session.deadline_of_call(), &mut || wait.context.turn_of_failed())?;
                 }
-                match (side.fault(session), ended) {
+                let Err(error) = ended else {
+                    return launches::fault(&side.status, session, &mut || wait.turn(&launches::its_launch));
+                };
+                match launches::fault(&side.status, session, &mut || Err(error.duplicate())) {
                     // The launch was told to end because the wait had failed, which says more.
-                    (Err(told), Err(error)) if told.kind() == Kind::Aborted => Err(error),
-                    (fault, ended) => fault.and(ended),
+                    Err(told) if told.kind() == Kind::Aborted => Err(error),
+                    told => told.and(Err(error)),
                 }
             }
             (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {

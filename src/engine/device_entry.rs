@@ -1,12 +1,13 @@
 //! The first call on a device: what a rank has there is made together with all ranks.
 
-use crate::device::{self, Home, HostRegion};
+use crate::device::{self, Home, HostRegion, StatusPage};
 use crate::engine::across;
 use crate::engine::choose::Grounds;
 use crate::engine::device_call::DeviceCall;
 use crate::engine::device_chooser::DeviceChooser;
 use crate::engine::device_side::DeviceSide;
-use crate::engine::given::Given;
+use crate::engine::given::{Awaited, Given};
+use crate::engine::launches::{self, DeviceWait};
 use crate::error::{Error, Result};
 use crate::exec::{Background, Order};
 use crate::reach::channel_search;
@@ -14,6 +15,7 @@ use crate::reach::device_sharing::{Brought, Meeting};
 use crate::reach::line_ways;
 use crate::reach::side_layout;
 use crate::reach::staging::StagingLayout;
+use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
 use crate::transport::QueueMemory;
@@ -71,13 +73,32 @@ impl DeviceEntry {
                 )));
             }
             Some(side) => {
-                side.fault(given.session)?;
+                if side.status.fault().is_some() {
+                    earlier_fault(&side.status, &mut given, order, background)?;
+                }
                 side
             }
             none => none.insert(make((&mut given, grounds), (home, next), background)?),
         };
         Ok(DeviceCall { side, given, order, background })
     }
+}
+
+/// The error of an earlier launch, which has ended early.
+#[cold]
+fn earlier_fault(
+    status: &StatusPage,
+    given: &mut Given<'_>,
+    order: Order<'_>,
+    background: &mut dyn Background,
+) -> Result<()> {
+    let session = given.session;
+    let mut watch = FailureWatch::of_call(session, WaitingFor::Anything);
+    let mut wait = DeviceWait::new(given.wait_context(Awaited::Ranks, &mut watch, background));
+    if let Order::Stream(stream) = order {
+        wait.is_captured = stream.capture()?.is_some();
+    }
+    launches::fault(status, session, &mut || wait.turn(&|| "the reason why an earlier launch was aborted".to_owned()))
 }
 
 /// This rank's side, made together with all ranks.

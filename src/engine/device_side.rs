@@ -14,7 +14,7 @@ use crate::engine::choose::SMALL_SCRATCH;
 use crate::engine::device_chooser::DeviceChooser;
 use crate::engine::device_windows::DeviceWindows;
 use crate::engine::given::Given;
-use crate::engine::launches::{self, Launched};
+use crate::engine::launches::Launched;
 use crate::engine::monitor::Monitor;
 use crate::error::{Error, Result};
 use crate::exec::lower::Lowered;
@@ -251,11 +251,6 @@ impl DeviceSide {
             Order::Caller => &self.own_stream,
             Order::Stream(stream) => stream,
         }
-    }
-
-    /// The error of a launch that has ended early.
-    pub(super) fn fault(&self, session: &Session) -> Result<()> {
-        launches::fault(&self.status, session)
     }
 
     /// Hands a launch for which no call waits to the monitor's thread.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::device::{self, Event, StatusPage};
+use crate::device::{Event, LaunchFault, StatusPage};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{Operation, WaitContext};
+use crate::exec::{Operation, REASON_PATIENCE, WaitContext};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting};
@@ -28,18 +28,28 @@ pub(super) struct DeviceWait<'a> {
     pub(super) is_captured: bool,
 }
 
-/// The error that a status page reports, if any.
-pub(super) fn fault(status: &StatusPage, session: &Session) -> Result<()> {
-    match status.fault() {
-        None => Ok(()),
-        Some(device::LaunchFault::Aborted) => {
-            session.abort.check()?;
-            Err(Error::new(Kind::Aborted, "a launch of this communicator was aborted"))
+/// The error that a status page reports, if any. A page does not say why a launch was aborted: another rank of this
+/// process may have told the launch of all to stop, of which this rank hears a moment later, in a `turn` of its wait.
+pub(super) fn fault(status: &StatusPage, session: &Session, turn: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    let mut patience = None;
+    loop {
+        match status.fault() {
+            None => return Ok(()),
+            Some(LaunchFault::Mismatch { peer, mine, theirs }) => {
+                return Err(session.history.mismatch(mine, Rank::new(peer), theirs));
+            }
+            Some(LaunchFault::Aborted) => session.abort.check()?,
         }
-        Some(device::LaunchFault::Mismatch { peer, mine, theirs }) => {
-            Err(session.history.mismatch(mine, Rank::new(peer), theirs))
+        turn()?;
+        if patience.get_or_insert_with(|| Deadline::after(REASON_PATIENCE)).is_over() {
+            return Err(Error::new(Kind::Aborted, "a launch of this communicator was aborted"));
         }
     }
+}
+
+/// What a wait for a launch waits for.
+pub(super) fn its_launch() -> String {
+    "its launch".to_owned()
 }
 
 impl Launched {
@@ -94,7 +104,7 @@ impl<'a> DeviceWait<'a> {
     pub(super) fn until(&mut self, event: &dyn Event) -> Result<()> {
         self.backoff = Backoff::new(*self.context.turn.patience);
         while !event.is_done()? {
-            self.turn(&|| "its launch".to_owned())?;
+            self.turn(&its_launch)?;
         }
         Ok(())
     }
@@ -135,3 +145,52 @@ pub(super) fn await_end(
 const END_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a wait for a launch sleeps between two looks.
 const LAUNCH_NAP: Duration = Duration::from_micros(200);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::bootstrap::LocalBootstrap;
+    use crate::config::Config;
+    use crate::session::failure_watch::FailureWatch;
+    use crate::session::settings::Settings;
+    use crate::sync::{AbortFlag, Mirror, Watch};
+
+    fn sessions() -> [Session; 2] {
+        let settings = Settings::read(&Config::default()).unwrap();
+        let world = LocalBootstrap::world(2).unwrap().into_iter();
+        let session = |rank| Session::new(Box::new(rank), settings.clone(), AbortFlag::new());
+        world.map(session).collect::<Vec<_>>().try_into().unwrap()
+    }
+
+    /// Regression: a rank whose launch another rank had ended said that it was aborted, and not why.
+    #[test]
+    fn the_reason_of_an_abort_may_come_after_the_launch_has_ended() {
+        let ([mine, theirs], status) = (sessions(), StatusPage::new().unwrap());
+        let mut watch = FailureWatch::new(&mine, WaitingFor::Anything);
+        let mut turns = 0;
+        let mut turn = || {
+            turns += 1;
+            if turns == 3 {
+                theirs.publish_failure(&Error::timeout("timed out waiting for rank 7").during("all_reduce #0"));
+            }
+            watch.look(&String::new)
+        };
+        fault(&status, &mine, &mut turn).expect("it has ended well");
+        status.raise();
+        status.report(LaunchFault::Aborted);
+        let error = fault(&status, &mine, &mut turn).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout, "{error}");
+        assert!(error.message().contains("waiting for rank 7"), "{error}");
+        assert!(turns >= 3);
+    }
+
+    #[test]
+    fn what_this_rank_knows_of_an_abort_is_told_at_once() {
+        let ([mine, _theirs], status) = (sessions(), StatusPage::new().unwrap());
+        status.report(LaunchFault::Aborted);
+        mine.abort.raise(Error::aborted("enough"));
+        let error = fault(&status, &mine, &mut || panic!("nothing is waited for")).unwrap_err();
+        assert_eq!((error.kind(), error.message()), (Kind::Aborted, "enough"));
+    }
+}

@@ -12,7 +12,7 @@ use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
 use crate::sync::{Waiting, Watch};
-use crate::sys::{gpus, thread};
+use crate::sys::{futex, gpus, thread};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
 /// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
@@ -143,11 +143,15 @@ impl Watched {
     fn watch(&self, launched: &Launched, event: &dyn Event) -> Result<()> {
         let open = || launched.messages();
         let mut watch = FailureWatch::new(&self.session, launched.waiting_for(&open));
+        let mut turn = || {
+            watch.look(&launches::its_launch)?;
+            futex::nap(LOOK_EVERY);
+            Ok(())
+        };
         while !event.is_done()? {
-            watch.look(&|| "its launch".to_owned())?;
-            crate::sys::futex::nap(LOOK_EVERY);
+            turn()?;
         }
-        launches::fault(&self.status, &self.session)
+        launches::fault(&self.status, &self.session, &mut turn)
     }
 
     /// Waits for a launch that has been told to end, and gives up after the first wait that fails.

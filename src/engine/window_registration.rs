@@ -12,6 +12,7 @@ use crate::log;
 use crate::reach::device_sharing::Meeting;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::Arc;
+use crate::sys::limits;
 use crate::types::Rank;
 use crate::wire::{self, Reader, Writer};
 
@@ -239,30 +240,27 @@ fn take_parts(
     owners: &[(Rank, &[u64])],
     background: &mut dyn Background,
 ) -> Result<Vec<Region>> {
-    let too_long = |_| Error::internal("a window that no address space holds");
     let takers: Vec<Rank> = owners.iter().map(|(rank, _)| *rank).collect();
-    let begin = |(_, parts): &(Rank, &[u64])| -> Result<Option<Box<dyn Joint>>> {
-        let whole = usize::try_from(parts.iter().sum::<u64>()).map_err(too_long)?;
-        if parts.len() > 1 { device::programs_of(home)?.joint(whole).map(Some) } else { Ok(None) }
-    };
-    let mut joints = owners.iter().map(begin).collect::<Result<Vec<Option<Box<dyn Joint>>>>>()?;
+    let joints = owners.iter().map(|(owner, parts)| joint_for(*owner, parts, home));
+    let mut joints = joints.collect::<Result<Vec<Option<Box<dyn Joint>>>>>()?;
     let mut taken: Vec<Option<Region>> = owners.iter().map(|_| None).collect();
     let rounds = owners.iter().map(|(_, parts)| parts.len()).chain([mine.len()]).max();
     for round in 0..rounds.filter(|_| !owners.is_empty()).unwrap_or(0) {
         let with_part = |(place, (rank, parts)): (usize, &(Rank, &[u64]))| {
-            Some(usize::try_from(*parts.get(round)?).map(|bytes| (place, *rank, bytes)))
+            let bytes = usize::try_from(*parts.get(round)?);
+            Some(bytes.map(|bytes| (place, *rank, bytes)).map_err(|_| too_long(*rank)))
         };
         let wanted = owners.iter().enumerate().filter_map(with_part);
-        let wanted = wanted.collect::<std::result::Result<Vec<(usize, Rank, usize)>, _>>().map_err(too_long)?;
+        let wanted = wanted.collect::<Result<Vec<(usize, Rank, usize)>>>()?;
         let of: Vec<(Rank, usize)> = wanted.iter().map(|(_, rank, bytes)| (*rank, *bytes)).collect();
         let mut regions = Vec::new();
         given.set_up(WaitingFor::Anything, background, |fabric, setup| {
             regions = fabric.share_window((mine.get(round), home), (&of, &takers), setup)?;
             Ok(())
         })?;
-        for ((place, ..), region) in wanted.iter().zip(regions) {
+        for ((place, rank, _), region) in wanted.iter().zip(regions) {
             match &mut joints[*place] {
-                Some(joint) => joint.add(&region)?,
+                Some(joint) => joint.add(&region).map_err(|error| error.about(*rank))?,
                 None => taken[*place] = Some(region),
             }
         }
@@ -272,6 +270,34 @@ fn take_parts(
         None => taken.ok_or_else(|| Error::internal("a rank has handed no memory over")),
     };
     joints.into_iter().zip(taken).map(finish).collect()
+}
+
+/// Where the allocations of `owner` become one memory; `None` where there is one at most.
+///
+/// # Errors
+/// [`crate::error::Kind::Remote`] where this rank cannot map what the owner has told of, unless this process lacks
+/// memory.
+fn joint_for(owner: Rank, parts: &[u64], home: Home) -> Result<Option<Box<dyn Joint>>> {
+    if parts.len() < 2 {
+        return Ok(None);
+    }
+    let whole = parts.iter().try_fold(0_u64, |whole, bytes| whole.checked_add(*bytes));
+    let whole = whole.and_then(|whole| usize::try_from(whole).ok()).ok_or_else(|| too_long(owner))?;
+    let joint = device::programs_of(home).and_then(|device| device.joint(whole));
+    joint.map(Some).map_err(|error| match limits::is_shortage(&error) {
+        true => error,
+        false => {
+            let (count, why) = (parts.len(), error.message());
+            let told = format!("rank {owner} has told of a window in {count} allocations of {whole} bytes in all");
+            Error::remote(owner, format!("{told}, which cannot be mapped here: {why}"))
+        }
+    })
+}
+
+/// The error of allocations that are longer than this rank's addresses.
+#[cold]
+fn too_long(owner: Rank) -> Error {
+    Error::remote(owner, format!("rank {owner} has told of a window that no address space holds"))
 }
 
 /// Takes a window back, on all ranks.
@@ -311,6 +337,7 @@ const KNOWN_BYTES: usize = 17;
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     #[test]
     fn what_ranks_tell_comes_back_and_what_cannot_be_is_refused() {
@@ -326,5 +353,18 @@ mod tests {
         }
         assert!(Told::decode(rank, &told(u64::MAX, vec![200]).encode()).is_err());
         assert!(Told::decode(rank, &told(0, vec![100]).encode()[..24]).is_err());
+    }
+
+    /// Regression: it was this rank's usage that was wrong, or the library.
+    #[test]
+    fn allocations_that_cannot_be_mapped_are_the_fault_of_the_rank_that_told_of_them() {
+        let owner = Rank::new(3);
+        assert!(joint_for(owner, &[], Home::Host).unwrap().is_none());
+        assert!(joint_for(owner, &[u64::MAX], Home::Host).unwrap().is_none());
+        for parts in [vec![64, 64], vec![u64::MAX, 1]] {
+            let Err(error) = joint_for(owner, &parts, Home::Host) else { panic!("the host joins no allocations") };
+            assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(3)), "{error}");
+            assert!(error.message().contains("rank 3"), "{error}");
+        }
     }
 }

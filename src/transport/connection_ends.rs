@@ -174,7 +174,7 @@ impl OpeningSide for ConnectionEnds<'_> {
             EndPart::Queue(part) => self.queues.wanted(peer, part)?,
         };
         if self.crosses(key) {
-            let memory = fabric_handles::import(wanted, written).map_err(|error| unreachable(peer, &error))?;
+            let memory = fabric_handles::import(wanted, written)?;
             return Ok(Box::new(Here(Some(OpenEnd::Memory(memory)))));
         }
         let offer = self.routes.read_offer(peer, written)?;

@@ -6,6 +6,7 @@
 
 use crate::device::{self, FabricHandle, Region};
 use crate::error::{Error, Result};
+use crate::transport::routes::unreachable;
 use crate::transport::table::PeerOffer;
 
 /// What peers on other hosts need to map `memory`, which was allocated for them.
@@ -19,13 +20,15 @@ pub(super) fn offer(memory: &Region) -> Result<Vec<u8>> {
 /// Maps the `wanted` memory that its owner offered.
 ///
 /// # Errors
-/// [`crate::error::Kind::Remote`] of a broken offer, and where it does not lead to that memory.
+/// [`crate::error::Kind::Remote`] of a broken offer, and where it does not lead to that memory; of this process, where it
+/// lacks descriptors or memory.
 pub(super) fn import(wanted: PeerOffer, offer: &[u8]) -> Result<Region> {
     let PeerOffer { owner, home, bytes } = wanted;
     let handle: [u8; FabricHandle::BYTES] = offer
         .try_into()
         .map_err(|_| Error::remote(owner, format!("rank {owner} offered memory by {} bytes", offer.len())))?;
-    device::fabric_of(home)?.import_fabric(&FabricHandle(handle), bytes).map_err(|error| error.about(owner))
+    let imported = device::fabric_of(home).and_then(|device| device.import_fabric(&FabricHandle(handle), bytes));
+    imported.map_err(|error| unreachable(owner, &error))
 }
 
 #[cfg(test)]
@@ -44,6 +47,15 @@ mod tests {
             assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(3)), "{length}");
         }
         let memory = HostMemory.allocate(64, Sharing::Hosts).unwrap();
-        assert!(offer(&memory).is_err() && import(wanted, &[7; FabricHandle::BYTES]).is_err());
+        assert!(offer(&memory).is_err());
+    }
+
+    /// Regression: it was this rank's usage that was wrong, which ends no communicator.
+    #[test]
+    fn a_handle_for_memory_that_has_none_is_the_peers_fault() {
+        let wanted = PeerOffer { owner: Rank::new(3), home: Home::Host, bytes: 64 };
+        let error = import(wanted, &[7; FabricHandle::BYTES]).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(3)), "{error}");
+        assert!(error.message().contains("rank 3") && error.message().contains("no fabric handles"), "{error}");
     }
 }

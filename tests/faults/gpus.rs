@@ -700,6 +700,13 @@ pub(super) mod jobs {
         one_differs(0, [17, 1000], 3);
     }
 
+    /// A member from its leader, whose programs another GPU waits for: what the leader does for a member that has called
+    /// something else reaches no rank.
+    #[test]
+    fn a_member_beside_another_gpu_differs() {
+        one_differs(1, [1000, 17], 3);
+    }
+
     /// One rank calls with `other_count`: results of the longer calls are wrong until the mismatch is known.
     fn one_differs(other: usize, [count, other_count]: [u32; 2], ranks: usize) {
         let Some((mut job, before)) = on_gpus(ranks, BOUNDED) else { return };
@@ -723,6 +730,23 @@ pub(super) mod jobs {
     fn deadlines_on_one_gpu() {
         late(1, 3);
         late(0, 3);
+    }
+
+    /// Regression: when the deadline of the leader had passed, its stream went on without the member that had not come.
+    /// It ran that member's program on what the call before had left, and the rank of the other GPU got wrong sums.
+    #[test]
+    fn the_deadline_of_a_leader_comes_first() {
+        let timeouts = ["2000", "60000", "60000"];
+        let of = |rank: usize| vec![("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", timeouts[rank])];
+        let Some((mut job, before)) = on_gpus_each(3, of) else { return };
+        job.must("call all_reduce 1000");
+        job.begin("call all_reduce 1000", |rank| rank != 1);
+        for rank in [0, 2] {
+            let failure = job.ranks[rank].failure();
+            let told = ["timed out after 2.0 s", "rank 1"];
+            assert!(told.iter().all(|words| failure.text.contains(words)), "rank {rank}: {}", failure.text);
+        }
+        job.must_leave_nothing(&before);
     }
 
     /// Rank `late` does not come.

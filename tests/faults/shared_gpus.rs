@@ -38,6 +38,14 @@ fn mistakes_of_processes_that_share_several_gpus_are_told() {
     }
 }
 
+/// Two ranks are on one GPU, and the third on another, which learns of no mistake from what the two send it.
+#[test]
+fn no_rank_of_another_gpu_gets_what_a_member_has_not_brought() {
+    for job in ["a_member_beside_another_gpu_differs", "the_deadline_of_a_leader_comes_first"] {
+        must_pass_of_gpus("2-nvswitch", job);
+    }
+}
+
 /// On each GPU of machines of eight.
 #[test]
 fn two_processes_of_each_of_eight_gpus() {

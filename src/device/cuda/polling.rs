@@ -149,7 +149,8 @@ pub(super) unsafe fn launch(
         let arithmetic = Arithmetic::of(&kernel);
         entry = Some(arithmetic.interpreter);
         let blocks = if part.is_of_messages() { seats.messages } else { seats.collective };
-        words.push(PartWords { part, arithmetic, page: seats.page, blocks });
+        let asks = !part.is_of_messages() && seats.across.as_ref().is_some_and(Membership::meets_others);
+        words.push(PartWords { part, arithmetic, page: seats.page, blocks, asks });
     }
     let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(None) };
     let function = polling.interpreters.function(entry);

@@ -4,6 +4,7 @@
 mod alone;
 mod faults;
 mod gpu;
+mod led;
 mod lines;
 
 use std::collections::BTreeMap;
@@ -64,6 +65,7 @@ fn everything_here_holds_on_virtual_gpus() {
     must_pass("1", "alone::memory_is_not_freed_while_work", &[]);
     must_pass("2-nvswitch", "alone::memory_is_not_freed_while_another", &[]);
     must_pass("1", "cuda::tests::lines::", &[]);
+    must_pass("1", "cuda::tests::led::", &[]);
     // What a stream is not told to wait for shows with some order of the streams.
     for seed in ["2", "3"] {
         must_pass("2-nvswitch", "tests::gpu::one_launch_serves", &[("VCUDA_SEED", seed)]);

@@ -85,6 +85,9 @@ pub(super) struct PartWords<'a> {
     pub(super) page: u64,
     /// How many blocks its lanes may have.
     pub(super) blocks: u32,
+    /// Whether the blocks ask before their first step whether they must stop: a meeting of processes that comes before
+    /// them in the stream may have failed.
+    pub(super) asks: bool,
 }
 
 /// The images of a program's lanes, behind each other.
@@ -175,7 +178,7 @@ fn span(ranges: impl Iterator<Item = (u32, u32)>) -> (u32, u32) {
 
 /// `PartImage`.
 fn part_words(rank: &PartWords<'_>) -> Vec<u64> {
-    let PartWords { part, arithmetic, page, .. } = *rank;
+    let PartWords { part, arithmetic, page, asks, .. } = *rank;
     let count = |items: usize| u32::try_from(items).unwrap_or(NONE);
     let mut words = Words::default();
     words.long(page);
@@ -186,7 +189,7 @@ fn part_words(rank: &PartWords<'_>) -> Vec<u64> {
     words.pair(count(part.bases.len()), count(part.labels.len()));
     words.pair(arithmetic.divisor, arithmetic.scales);
     words.pair(arithmetic.element, arithmetic.op);
-    words.long(0);
+    words.pair(u32::from(asks), 0);
     part.bases.iter().for_each(|base| words.long(*base));
     part.labels.iter().flatten().for_each(|word| words.long(*word));
     for peer in part.peers.iter() {
@@ -414,7 +417,7 @@ mod tests {
             across: None,
         };
         let arithmetic = Arithmetic { interpreter: 0, op: 71, element: 4, scalar: 72, scales: 75, divisor: 73 };
-        let rank = PartWords { part: &part, arithmetic, page: 74, blocks: 4 };
+        let rank = PartWords { part: &part, arithmetic, page: 74, blocks: 4, asks: true };
         let (words, blocks) = launch(&[rank], &[vec![8_000]], ADDRESS).unwrap();
         assert_eq!((blocks.address, blocks.count), (ADDRESS, 1));
         let [block, image, seat] = ["BlockImage", "PartImage", "SeatImage"].map(Fields::of);
@@ -429,9 +432,8 @@ mod tests {
         block.must_be(&words, 0, &[("part", ADDRESS + at as u64), ("seats", ADDRESS + seats as u64), ("count", 1)]);
         let told = [("status", 74), ("scalar", 72), ("bytes", (numbers - at) as u64), ("rank", 1), ("ranks", 2)];
         image.must_be(&words, at, &told);
-        let told =
-            [("lanes", 9), ("bases", 3), ("labels", 1), ("divisor", 73), ("scales", 75), ("element", 4), ("op", 71)];
-        image.must_be(&words, at, &told);
+        let told = [("lanes", 9), ("bases", 3), ("labels", 1), ("divisor", 73), ("scales", 75), ("element", 4)];
+        image.must_be(&words, at, &[&told[..], &[("op", 71), ("asks", 1), ("reserved", 0)]].concat());
         assert_eq!(words[bases / 8..][..6], [54, 55, 56, 51, 52, 53]);
         peer.must_be(&words, peers + peer.bytes, &[("control", 57), ("scratch", 58)]);
         let ends =
