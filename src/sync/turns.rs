@@ -204,6 +204,13 @@ impl<T> Turns<T> {
         Some(turn)
     }
 
+    /// Whether somebody has a turn, perhaps this thread.
+    pub fn is_taken(&self) -> bool {
+        // Relaxed: nothing is read because of it.
+        let at_home = self.at_home.load(Ordering::Relaxed);
+        at_home || self.is_visited() || self.taken.load(Ordering::Relaxed) != FREE
+    }
+
     /// Whether a visitor has the turn, or is about to find that the home thread has it: it leaves soon.
     pub fn is_visited(&self) -> bool {
         // Relaxed: nothing is read because of it.

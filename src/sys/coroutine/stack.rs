@@ -4,16 +4,17 @@
 //! modes of the floating-point units stay the thread's, as in any call.
 
 #[cfg(target_arch = "aarch64")]
-#[path = "stack/aarch64.rs"]
-mod processor;
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
-#[path = "stack/x86_64.rs"]
-mod processor;
+mod x86_64;
 
 use std::cell::Cell;
 use std::ptr::{NonNull, null_mut};
 
-use processor::{first, switch};
+#[cfg(target_arch = "aarch64")]
+use aarch64::{first, switch};
+#[cfg(target_arch = "x86_64")]
+use x86_64::{first, switch};
 
 use crate::error::{Error, Result};
 
