@@ -499,8 +499,7 @@ impl Aside for EngineHome {
         if !self.is_outstanding() || !self.birthplace.is_here() {
             return Gone::Over;
         }
-        // It is the one that waits, or another thread moves it.
-        let Some(mut home) = self.home.try_drive() else { return Gone::Idle };
+        let Some(mut home) = self.home.try_drive() else { return Gone::Taken };
         let moved = self.drive_once(&mut home);
         let is_over = under_way(&mut home).is_none();
         if is_over {
@@ -516,6 +515,10 @@ impl Aside for EngineHome {
             (false, true) => Gone::Moved,
             (false, false) => Gone::Idle,
         }
+    }
+
+    fn is_free(&self) -> bool {
+        self.is_outstanding() && !self.home.is_taken()
     }
 }
 

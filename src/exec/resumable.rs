@@ -39,7 +39,10 @@ struct Orders {
     flags: Cell<Option<Flags>>,
 }
 
-/// Flags, each with the value beside it.
+/// Flags that a call waits for, each with the value beside it.
+pub type AwaitedFlags<'a> = Vec<(&'a Flag, u64)>;
+
+/// The same as the call notes them.
 type Flags = [Option<(NonNull<Flag>, u64)>; MOST_FLAGS];
 
 // SAFETY: the first pointer is followed during the resume that has set it only, by the call, on the thread of its driver;
@@ -116,7 +119,7 @@ impl<R: Send + 'static> Resumable<R> {
 
     /// The connections, while the call waits, and the flags that it waits for, each with the value beside it; no flags
     /// where it waits for something else.
-    pub fn waits_for(&mut self) -> Option<(&mut Fabric, Option<Vec<(&Flag, u64)>>)> {
+    pub fn waits_for(&mut self) -> Option<(&mut Fabric, Option<AwaitedFlags<'_>>)> {
         let fabric = self.coroutine.lent()?;
         // SAFETY: the call has it in hand where it is suspended, and is not resumed as long as this is borrowed.
         let flag = |(flag, target): (NonNull<Flag>, u64)| (unsafe { flag.as_ref() }, target);

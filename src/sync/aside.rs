@@ -12,6 +12,9 @@ use crate::sync::primitive::Weak;
 pub(crate) trait Aside: fmt::Debug + Send + Sync {
     /// Moves what can move. Never waits, and runs no code of the program's but its hooks.
     fn go_on(&self) -> Gone;
+
+    /// Whether nobody moves it now: neither another thread, nor this one, as what it waits for.
+    fn is_free(&self) -> bool;
 }
 
 /// What came of a turn of such work.
@@ -21,6 +24,8 @@ pub(crate) enum Gone {
     Moved,
     /// Nothing has.
     Idle,
+    /// It is not free.
+    Taken,
     /// Nothing is left. Whoever begins more adds it again.
     Over,
 }
@@ -40,14 +45,15 @@ pub(crate) fn add(work: Weak<dyn Aside>) {
     });
 }
 
-/// Whether this thread has such work.
+/// Whether this thread has such work to move.
 // Not inlined, as all that reads variables of a thread: a wait may go on on another one.
 #[inline(never)]
 pub(crate) fn is_any() -> bool {
-    WORK.try_with(|all| all.borrow().iter().any(|work| work.strong_count() > 0)).unwrap_or(false)
+    let is_free = |work: &Weak<dyn Aside>| work.upgrade().is_some_and(|work| work.is_free());
+    WORK.try_with(|all| all.borrow().iter().any(is_free)).unwrap_or(false)
 }
 
-/// One turn of all such work: whether something has moved; `None` where there is none, or in such a turn.
+/// One turn of all such work: whether something has moved; `None` where there is none to move, or in such a turn.
 #[inline(never)]
 pub(crate) fn turn() -> Option<bool> {
     // Taken out meanwhile: its waits find nothing here.
@@ -55,22 +61,19 @@ pub(crate) fn turn() -> Option<bool> {
     if all.is_empty() {
         return None;
     }
-    let mut moved = false;
-    all.retain(|work| match work.upgrade().map_or(Gone::Over, |work| work.go_on()) {
-        Gone::Moved => {
-            moved = true;
-            true
-        }
-        Gone::Idle => true,
-        Gone::Over => false,
+    let (mut moved, mut is_any) = (false, false);
+    all.retain(|work| {
+        let gone = work.upgrade().map_or(Gone::Over, |work| work.go_on());
+        moved |= gone == Gone::Moved;
+        is_any |= matches!(gone, Gone::Moved | Gone::Idle);
+        gone != Gone::Over
     });
-    let is_left = !all.is_empty();
     let _gone = WORK.try_with(|work| {
         let mut work = work.borrow_mut();
         all.append(&mut work);
         *work = all;
     });
-    is_left.then_some(moved).or(moved.then_some(true))
+    is_any.then_some(moved)
 }
 
 #[cfg(test)]
@@ -88,15 +91,20 @@ mod tests {
             assert!(turn().is_none() && !is_any(), "a turn inside of a turn");
             match self.0.fetch_sub(1, Ordering::Relaxed) {
                 1 => Gone::Over,
-                2 => Gone::Idle,
+                2 => Gone::Taken,
+                3 => Gone::Idle,
                 _ => Gone::Moved,
             }
+        }
+
+        fn is_free(&self) -> bool {
+            self.0.load(Ordering::Relaxed) != 2
         }
     }
 
     #[test]
     fn work_goes_on_until_it_is_over_or_dropped_and_on_its_own_thread() {
-        let work = Arc::new(Turns(AtomicU32::new(3)));
+        let work = Arc::new(Turns(AtomicU32::new(4)));
         let known: Arc<dyn Aside> = Arc::clone(&work) as _;
         for _again in 0..2 {
             add(Arc::downgrade(&known));
@@ -104,7 +112,9 @@ mod tests {
         std::thread::scope(|threads| threads.spawn(|| assert!(!is_any() && turn().is_none())).join())
             .expect("it does not panic");
         assert!(is_any());
-        assert_eq!([turn(), turn(), turn(), turn()], [Some(true), Some(false), None, None]);
+        assert_eq!([turn(), turn()], [Some(true), Some(false)]);
+        assert!(!is_any());
+        assert_eq!([turn(), turn(), turn()], [None, None, None]);
         assert_eq!(work.0.load(Ordering::Relaxed), 0);
         add(Arc::downgrade(&known));
         drop((work, known));

@@ -204,6 +204,13 @@ impl<T> Turns<T> {
         Some(turn)
     }
 
+    /// Whether somebody has a turn, perhaps this thread.
+    pub fn is_taken(&self) -> bool {
+        // Relaxed: nothing is read because of it.
+        let at_home = self.at_home.load(Ordering::Relaxed);
+        at_home || self.is_visited() || self.taken.load(Ordering::Relaxed) != FREE
+    }
+
     /// Whether a visitor has the turn, or is about to find that the home thread has it: it leaves soon.
     pub fn is_visited(&self) -> bool {
         // Relaxed: nothing is read because of it.
@@ -413,17 +420,17 @@ mod models {
                 1
             })
         });
-        let added = added
-            + loop {
-                match turns.take_or_why() {
-                    Ok(turn) => {
-                        turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-                        break 1;
-                    }
-                    Err(denied) => assert_eq!(denied, Denied::Visited),
-                }
-                cpu::yield_now();
-            };
+        let mine = match turns.take_or_why() {
+            Ok(turn) => {
+                turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                1
+            }
+            Err(denied) => {
+                assert_eq!(denied, Denied::Visited);
+                0
+            }
+        };
+        let added = added + mine;
         let added = visitors.into_iter().fold(added, |sum, thread| sum + thread.join().expect("no panic"));
         assert_eq!(turns.take().load(Ordering::Relaxed), added);
     }

@@ -11,7 +11,7 @@ use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Home, Message,
 use crate::config::Config;
 use crate::error::{Error, Kind};
 use crate::sync::primitive::Arc;
-use crate::sync::{Chime, Deadline};
+use crate::sync::{Chime, Deadline, aside};
 use crate::sys::thread;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -628,6 +628,30 @@ fn a_wait_moves_the_requests_of_other_communicators_of_its_thread() {
         }
         frees.send(()).expect("the waker listens");
         comm.barrier()
+    })
+    .unwrap();
+}
+
+/// The requests of the communicator on which a thread waits are no others: its wait sleeps until they move.
+#[test]
+fn requests_are_beside_waits_for_others_alone() {
+    local::run(2, |comm| {
+        let other = Rank::new(1 - comm.rank());
+        assert!(!aside::is_any());
+        let received = comm.begin_message(Message::recv(leaked(1, 9), other))?;
+        // The watcher may have it for a moment.
+        let deadline = Deadline::after(Duration::from_secs(20));
+        while !aside::is_any() && !deadline.is_over() {
+            std::thread::yield_now();
+        }
+        assert!(aside::is_any());
+        let home = comm.home();
+        assert!(!aside::is_any() && aside::turn().is_none());
+        drop(home);
+        comm.barrier()?;
+        comm.send(&[1u32], other.get())?;
+        received.wait()?;
+        comm.finalize()
     })
     .unwrap();
 }

@@ -1,11 +1,20 @@
 //! A stack of its own, in mapped memory.
 //!
-//! The switch saves what the calling convention says that a called function keeps (System V, x86-64): `rbx`, `rbp`,
-//! `r12` to `r15` and the stack pointer. The modes of the floating-point units stay the thread's, as in any call.
+//! The switch saves what the calling convention says that a called function keeps, on the stack that it leaves. The
+//! modes of the floating-point units stay the thread's, as in any call.
 
-use std::arch::naked_asm;
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
 use std::cell::Cell;
 use std::ptr::{NonNull, null_mut};
+
+#[cfg(target_arch = "aarch64")]
+use aarch64::{first, switch};
+#[cfg(target_arch = "x86_64")]
+use x86_64::{first, switch};
 
 use crate::error::{Error, Result};
 
@@ -46,15 +55,10 @@ impl OwnStack {
     /// # Safety
     /// Nothing on the stack is in use. `entry` may be called with `argument` then, and once.
     pub(super) unsafe fn begin(&mut self, entry: unsafe extern "C" fn(*const ()), argument: *const ()) {
-        let frame = First {
-            saved: [0, 0, 0, argument.expose_provenance(), entry as usize, 0],
-            first: call_entry as *const () as usize,
-            above: [0, 0],
-        };
-        // SAFETY: inside the mapping.
-        let place = unsafe { self.base.as_ptr().add(BYTES - size_of::<First>()) };
-        // SAFETY: the top of the stack, of which nothing is in use, aligned to 16 bytes less the size of the frame.
-        unsafe { place.cast::<First>().write(frame) };
+        // SAFETY: one past the end of the mapping.
+        let top = unsafe { self.base.as_ptr().add(BYTES) };
+        // SAFETY: the top of the stack, of which nothing is in use, aligned as the mapping's pages are.
+        let place = unsafe { first(top, entry, argument) };
         self.stopped.set(place);
     }
 
@@ -98,50 +102,7 @@ impl Drop for OwnStack {
     }
 }
 
-/// The top of a stack that has not run.
-#[repr(C)]
-struct First {
-    /// r15, r14, r13, r12, rbx, rbp.
-    saved: [usize; 6],
-    /// Where the switch returns to.
-    first: usize,
-    /// The end of the chain of frames. With them the stack pointer at `call_entry` is a multiple of 16.
-    above: [usize; 2],
-}
-const _: () = assert!(size_of::<First>() == 72 && BYTES.is_multiple_of(16));
-
-/// Saves this side's registers on its stack, stores its stack pointer at `save`, and goes on with the side whose stack
-/// pointer is `to`.
-///
-/// # Safety
-/// `to` came from such a store, or is a [`First`]; that side does not run.
-#[unsafe(naked)]
-unsafe extern "C" fn switch(save: *mut *mut u8, to: *mut u8) {
-    naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "mov [rdi], rsp",
-        "mov rsp, rsi",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        "ret",
-    )
-}
-
-/// The first function of a stack: calls `rbx` with `r12`, which does not return (see [`OwnStack::finish`]).
-#[unsafe(naked)]
-unsafe extern "C" fn call_entry() {
-    naked_asm!("mov rdi, r12", "call rbx", "ud2")
-}
-
 /// The bytes of a stack, as much as a thread's. The system gives memory to the pages that are used.
 const BYTES: usize = 2 << 20;
 const GUARD_BYTES: usize = 4096;
+const _: () = assert!(BYTES.is_multiple_of(16));
