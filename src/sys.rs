@@ -35,6 +35,8 @@ pub mod poller;
 pub mod ports;
 pub mod prefetch;
 pub mod process;
+pub mod processor;
+pub mod quota;
 pub mod random;
 pub mod region;
 mod room;
