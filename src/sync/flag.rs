@@ -157,7 +157,10 @@ mod tests {
     use crate::sync::primitive::Arc;
     use crate::sys::{clock, cpu, numa, thread};
 
-    const UNRAISED: Flag = Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0), writer: AtomicU32::new(0) };
+    /// A flag with value 0, and this word for its writer.
+    fn unraised(writer: u32) -> Flag {
+        Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0), writer: AtomicU32::new(writer) }
+    }
 
     #[test]
     fn a_flag_tells_where_its_writer_ran() {
@@ -169,20 +172,19 @@ mod tests {
         let raised_on = |processor| {
             let raised = thread::spawn("writer", move || {
                 cpu::bind_to(processor).unwrap();
-                let flag = UNRAISED;
+                let flag = unraised(0);
                 flag.raise(1);
                 flag
             });
             raised.unwrap().join().unwrap()
         };
         cpu::bind_to(all[0]).unwrap();
-        assert_eq!(UNRAISED.writer(), Writer::Unknown);
+        assert_eq!(unraised(0).writer(), Writer::Unknown);
         assert_eq!(raised_on(all[0]).writer(), Writer::Here);
         assert_eq!(raised_on(all[1]).writer(), Writer::Elsewhere);
         // A peer may write anything over it.
         for written in [u32::MAX, u32::MAX - 1, 1 << 31, 0] {
-            let flag = Flag { writer: AtomicU32::new(written), ..UNRAISED };
-            assert_ne!(flag.writer(), Writer::Here, "{written}");
+            assert_ne!(unraised(written).writer(), Writer::Here, "{written}");
         }
         cpu::bind_to_all(&all).unwrap();
     }
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn a_parked_waiter_is_woken() {
         futex::register_barrier();
-        let flags = Arc::new([const { UNRAISED }; 2]);
+        let flags = Arc::new([unraised(0), unraised(0)]);
         let theirs = Arc::clone(&flags);
         let echo = thread::spawn("echo", move || {
             for turn in 1..=2000 {
