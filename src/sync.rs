@@ -27,7 +27,7 @@ pub(crate) use abort::Mirror;
 pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use chime::Chime;
-pub use flag::{Flag, Writer};
+pub use flag::Flag;
 pub use progress::Progress;
 pub(crate) use progress::{HookSlot, WeakHook};
 pub use turn::{Turn, Turned};

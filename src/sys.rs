@@ -35,7 +35,6 @@ pub mod poller;
 pub mod ports;
 pub mod prefetch;
 pub mod process;
-pub mod processor;
 pub mod quota;
 pub mod random;
 pub mod region;

@@ -84,7 +84,6 @@ fn wait_on(
 ) -> Result<Option<EndRequest>> {
     turn.patience.heed_sleepers();
     let mut backoff = Backoff::new(*turn.patience);
-    backoff.heed(flag.writer());
     let mut busy = fabric.as_deref().is_some_and(|fabric| !turn.is_alone(fabric));
     let has_pumps = fabric.as_deref_mut().is_some_and(|fabric| fabric.links().has_pumps());
     while !flag.reached(target) {
@@ -221,24 +220,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             backoff = Backoff::new(patience(*turn.patience));
             continue;
         }
-        if backoff.is_fresh() && !sockets {
-            heed_writer(tasks, done, links, &mut backoff);
-        }
         let looked = turn.look(&mut backoff, &Tasks { tasks, done, links })?;
         match looked {
             Looked::Awake => {}
             Looked::Tired(slice) => rest(tasks, done, links, (slice.min(backoff.nap(SHORT_REST, LONG_REST)), slice))?,
             Looked::Asked(ask) => fabric.open_for(ask, turn.bootstrap)?,
         }
-    }
-}
-
-/// Lets a wait for several tasks go by where the writer of the first awaited flag ran last: the lanes of a call mostly
-/// wait for the same peer.
-fn heed_writer(tasks: &[&mut dyn Task], done: &[bool], links: &Links, backoff: &mut Backoff) {
-    let mut waiting = tasks.iter().zip(done).filter(|(_, done)| !**done);
-    if let Some(Blocked { flag: (flag, _) }) = waiting.find_map(|(task, _)| task.blocked(links)) {
-        backoff.heed(flag.writer());
     }
 }
 

@@ -5,8 +5,8 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::sync::{Waiting, Writer};
-use crate::sys::{clock, cpu, processor};
+use crate::sync::Waiting;
+use crate::sys::{clock, cpu};
 
 /// How long the waits of a communicator spin and stay awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,6 @@ pub struct Patience {
     unlooked: u32,
     /// See [`Patience::found_other_processors`].
     changed: bool,
-    /// Whether the next wait comes after a sleep: see [`Patience::heed_sleepers`].
-    wary: bool,
 }
 
 impl Patience {
@@ -44,7 +42,6 @@ impl Patience {
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let mut patience = Patience { ranks, crowd: 0, ..Patience::fixed(SPINS, awake) };
         patience.fit(cpu::allowed());
-        processor::find();
         patience
     }
 
@@ -60,8 +57,7 @@ impl Patience {
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
         let (shared, crowd, ranks, for_one, shares, unlooked, changed) = (0, 1, 0, false, false, 0, false);
-        let wary = false;
-        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, shares, unlooked, changed, wary }
+        Patience { spins, most_spins: spins, awake, shared, crowd, ranks, for_one, shares, unlooked, changed }
     }
 
     /// Decides by the number of processors: as at the start of a job where it has changed, and nothing where it has
@@ -133,8 +129,7 @@ impl Patience {
     /// one on its waker's processor: then whoever spins keeps the other from running. So the next waits yield at once,
     /// until that proves to be in vain.
     pub fn heed_sleepers(&mut self) {
-        self.wary = has_met_sleeper();
-        if self.wary {
+        if has_met_sleeper() {
             self.spins = LEAST_SPINS;
         }
     }
@@ -164,18 +159,6 @@ impl Patience {
         if wait.turns == 0 {
             return;
         }
-        match wait.writer {
-            Writer::Unknown => self.learn_by_looks(wait),
-            Writer::Here | Writer::Elsewhere => {
-                self.shares = wait.writer == Writer::Here && wait.started.is_some();
-                self.shared = if self.shares { self.shared.wrapping_add(1) } else { 0 };
-            }
-        }
-        self.follow_processors(wait);
-    }
-
-    /// Learns how long it pays to look, where waits do not know whether the awaited rank runs on this processor.
-    fn learn_by_looks(&mut self, wait: &Backoff) {
         let spins = wait.patience.spins;
         let spun_out = wait.turns > spins;
         let soon = spun_out && wait.turns <= spins.saturating_add(SOON_YIELDS);
@@ -192,6 +175,7 @@ impl Patience {
             self.shares |= self.spins < self.most_spins;
             self.spins = (self.spins.min(spins) / 2).max(LEAST_SPINS);
         }
+        self.follow_processors(wait);
     }
 }
 
@@ -232,8 +216,6 @@ pub struct Backoff {
     stop: u32,
     /// When spinning first looked at the clock.
     spun_since: Option<Instant>,
-    /// Where the awaited rank ran last, if the wait goes by that.
-    writer: Writer,
     started: Option<Instant>,
     looked: Option<Instant>,
     /// The time since it started, as of the last turn.
@@ -251,37 +233,12 @@ impl Backoff {
             turns: 0,
             stop: patience.spins.min(LOOKS_APART),
             spun_since: None,
-            writer: Writer::Unknown,
             started: None,
             looked: None,
             waited: Duration::ZERO,
             yielded: None,
             vain_yields: 0,
         }
-    }
-
-    /// Before the first turn: goes by where the writer of the awaited flag ran last, if that is known, and not by what
-    /// waits have learnt. Looking keeps a writer on this processor from running; for one on another processor looking
-    /// is the shortest wait. With more ranks than processors waits yield soon in any case, and behind a sleep a rank
-    /// may have been woken on another processor than its last one.
-    pub fn heed(&mut self, writer: Writer) {
-        let patience = &mut self.patience;
-        if patience.ranks == 0 || patience.wary || patience.is_crowded() {
-            return;
-        }
-        match writer {
-            Writer::Unknown => return,
-            Writer::Here => patience.spins = LEAST_SPINS,
-            Writer::Elsewhere => patience.spins = patience.most_spins,
-        }
-        self.writer = writer;
-        self.stop = patience.spins.min(LOOKS_APART);
-    }
-
-    /// Whether no turn was taken yet.
-    #[inline]
-    pub fn is_fresh(&self) -> bool {
-        self.turns == 0
     }
 
     /// Starts again, because something has progressed.
@@ -510,36 +467,6 @@ mod tests {
         wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
         patience.learn(&wait);
         assert_eq!(patience.spins, (wait.patience.spins / 2).max(LEAST_SPINS));
-    }
-
-    #[test]
-    fn a_wait_goes_by_where_the_awaited_rank_runs() {
-        let learnt = Patience { ranks: 2, spins: 100, ..Patience::fixed(SPINS, Duration::from_secs(60)) };
-        let spins = |patience, writer| {
-            let mut wait = Backoff::new(patience);
-            wait.heed(writer);
-            wait.patience.spins
-        };
-        assert_eq!(spins(learnt, Writer::Unknown), 100);
-        assert_eq!(spins(learnt, Writer::Here), LEAST_SPINS);
-        assert_eq!(spins(learnt, Writer::Elsewhere), SPINS);
-        // Where ranks take turns, and behind a sleep, it says nothing.
-        for patience in [Patience { crowd: 2, ..learnt }, Patience { wary: true, ..learnt }] {
-            assert_eq!(spins(patience, Writer::Here), 100);
-            assert_eq!(spins(patience, Writer::Elsewhere), 100);
-        }
-        // It teaches whether ranks share a processor, and nothing of looks.
-        let mut patience = learnt;
-        let mut wait = Backoff::new(patience);
-        wait.heed(Writer::Here);
-        while wait.started().is_none() {
-            wait.turn(&mut Nothing, &String::new).unwrap();
-        }
-        patience.learn(&wait);
-        assert_eq!((patience.spins, patience.shares, patience.shared), (100, true, 1));
-        wait.writer = Writer::Elsewhere;
-        patience.learn(&wait);
-        assert_eq!((patience.spins, patience.shares, patience.shared), (100, false, 0));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::sync::backoff::note_sleeper;
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering};
-use crate::sys::{futex, processor};
+use crate::sys::futex;
 
 /// A counter in shared memory. Layouts give each flag a cache line of its own ([`Flag::LINE`]), whose other bytes may
 /// carry the data that the flag announces.
@@ -14,26 +14,13 @@ use crate::sys::{futex, processor};
 /// offset  width  meaning
 /// 0       8      value: raised by its one writer, never lowered
 /// 8       4      parked: how many waiters sleep on the low half of value
-/// 12      4      writer: the processor on which it was last raised, plus one; 0: not known
+/// 12      4      unused
 /// ```
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub struct Flag {
     value: AtomicU64,
     parked: AtomicU32,
-    writer: AtomicU32,
-}
-
-/// Where the writer of a flag ran when it last raised it, as seen by the thread that asks. It may have moved since, and
-/// another process may have written anything there: it says how to wait, never whether.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writer {
-    /// Neither this nor that is known.
-    Unknown,
-    /// On the processor of the asking thread: while that looks, the writer does not run.
-    Here,
-    /// On another one.
-    Elsewhere,
 }
 
 const _: () = assert!(size_of::<Flag>() == Flag::BYTES);
@@ -58,11 +45,6 @@ impl Flag {
     /// those who see the value.
     #[inline]
     pub fn raise(&self, value: u64) {
-        let here = processor::here();
-        if here != 0 {
-            // Relaxed: a hint. It stands in the line that the next store writes anyway.
-            self.writer.store(here, Ordering::Relaxed);
-        }
         // Pairs with the acquire in `value`: data written before the flag is read after it.
         self.value.store(value, Ordering::Release);
         // Pairs with the heavy barrier in `park`, which pays for both: here it only keeps the compiler from moving the
@@ -91,16 +73,6 @@ impl Flag {
     #[inline]
     pub fn reached(&self, target: u64) -> bool {
         self.value() >= target
-    }
-
-    /// Where the writer was when it last raised the flag.
-    #[inline]
-    pub fn writer(&self) -> Writer {
-        match (processor::here(), self.writer.load(Ordering::Relaxed)) {
-            (0, _) | (_, 0) => Writer::Unknown,
-            (here, writer) if writer == here => Writer::Here,
-            _ => Writer::Elsewhere,
-        }
     }
 
     /// Sleeps at most `timeout`, until the value may have reached `target`.
@@ -151,48 +123,14 @@ const UNCERTAIN_SLICE: Duration = Duration::from_millis(1);
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::sync::primitive::Arc;
-    use crate::sys::{clock, cpu, numa, thread};
-
-    /// A flag with value 0, and this word for its writer.
-    fn unraised(writer: u32) -> Flag {
-        Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0), writer: AtomicU32::new(writer) }
-    }
-
-    #[test]
-    fn a_flag_tells_where_its_writer_ran() {
-        processor::find();
-        let all = numa::allowed_processors(Path::new("/"));
-        if processor::here() == 0 || all.len() < 2 {
-            return println!("skipped: threads do not know their processor here, or there is one only");
-        }
-        let raised_on = |processor| {
-            let raised = thread::spawn("writer", move || {
-                cpu::bind_to(processor).unwrap();
-                let flag = unraised(0);
-                flag.raise(1);
-                flag
-            });
-            raised.unwrap().join().unwrap()
-        };
-        cpu::bind_to(all[0]).unwrap();
-        assert_eq!(unraised(0).writer(), Writer::Unknown);
-        assert_eq!(raised_on(all[0]).writer(), Writer::Here);
-        assert_eq!(raised_on(all[1]).writer(), Writer::Elsewhere);
-        // A peer may write anything over it.
-        for written in [u32::MAX, u32::MAX - 1, 1 << 31, 0] {
-            assert_ne!(unraised(written).writer(), Writer::Here, "{written}");
-        }
-        cpu::bind_to_all(&all).unwrap();
-    }
+    use crate::sys::{clock, thread};
 
     #[test]
     fn a_parked_waiter_is_woken() {
         futex::register_barrier();
-        let flags = Arc::new([unraised(0), unraised(0)]);
+        let flags = Arc::new([const { Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0) } }; 2]);
         let theirs = Arc::clone(&flags);
         let echo = thread::spawn("echo", move || {
             for turn in 1..=2000 {
@@ -228,7 +166,7 @@ pub(crate) mod models {
     impl Flag {
         /// A flag with value 0. loom numbers its atomics, so zeroed memory is not a valid flag under loom.
         pub(crate) fn unraised() -> Flag {
-            Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0), writer: AtomicU32::new(0) }
+            Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0) }
         }
 
         /// Constructs a flag at `place`.

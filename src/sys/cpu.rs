@@ -42,8 +42,8 @@ impl PartialEq for Allowed {
     }
 }
 
-/// How many processors' time this thread may use, at least 1: of those on which it may run, as many as the quotas of its
-/// control groups leave it. It is cheap enough for waits: a quota is read once a second at most.
+/// How many processors' time this thread may use, at least 1: of those on which it may run, as many as the quotas of
+/// its control groups leave it. It is cheap enough for waits: a quota is read once a second at most.
 pub fn allowed() -> usize {
     let on_mask = in_mask();
     quota().map_or(on_mask, |quota| quota.processors().min(on_mask))

@@ -130,8 +130,8 @@ mod tests {
         assert_eq!(
             lines("0.00 0.00 0.00 1/80 1\n", (2, 2), quota),
             "# load: 0.00 running: 1 processors: 2 quota: 1.5\n\
-             # Warning: a quota leaves this job the time of 1.5 of its 2 processors: once it is used up all ranks stand \
-             still until the next period"
+             # Warning: a quota leaves this job the time of 1.5 of its 2 processors: once it is used up all ranks \
+             stand still until the next period"
         );
         assert!(!lines("0.00 0.00 0.00 1/80 1\n", (2, 2), Quota::from_thousandths(2000)).contains("Warning"));
     }
