@@ -140,7 +140,7 @@ pub mod internals {
     }
     pub mod sys {
         pub use crate::sys::{
-            clock, cpu, devices, float_mode, host, limits, numa, nvml, open, poller, process, random, text_file,
+            clock, cpu, devices, float_mode, host, limits, numa, nvml, open, poller, process, quota, random, text_file,
             thread, writing,
         };
     }

@@ -35,6 +35,7 @@ pub mod poller;
 pub mod ports;
 pub mod prefetch;
 pub mod process;
+pub mod quota;
 pub mod random;
 pub mod region;
 mod room;

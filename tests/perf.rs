@@ -1,6 +1,6 @@
 //! `rsccl perf` as users run it: every transport, the reports, and what it refuses.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn perf(arguments: &[&str]) -> Output {
@@ -228,6 +228,85 @@ fn the_default_warms_up_until_the_time_stands_and_times_for_a_while() {
     assert!(warm_up >= 4 && calls >= 20, "{warm_up} {calls}");
     // No time at all is time for one look.
     assert_eq!(first(&["--warmup-time", "0", "-n", "7"]), (1, 7));
+}
+
+#[test]
+fn the_head_says_what_else_the_machine_does() {
+    let out = succeeds(&["all_reduce", "--ranks", "2", "-b", "64", "--check-only"]);
+    let line = out.lines().find(|line| line.starts_with("# load: ")).unwrap_or_else(|| panic!("no load:\n{out}"));
+    assert!([" processors: ", " quota: "].iter().all(|word| line.contains(word)), "{line}");
+    let processors = std::thread::available_parallelism().expect("it is known").get();
+    let ranks = (processors + 1).to_string();
+    if processors < 64 {
+        let out = succeeds(&["all_reduce", "--ranks", &ranks, "-b", "64", "--check-only"]);
+        assert!(out.contains(&format!("# Warning: {ranks} ranks share ")), "{out}");
+    }
+}
+
+/// A control group that leaves its processes half a processor.
+struct HalfProcessor(PathBuf);
+
+impl HalfProcessor {
+    /// Why there is none, where the system does not let this user make one.
+    fn make() -> Result<HalfProcessor, String> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(|error| error.to_string())?;
+        let mut why = "no control groups for processors are mounted".to_owned();
+        for mount in mounts.lines() {
+            let [_, top, kind, options] = mount.split(' ').take(4).collect::<Vec<_>>()[..] else { continue };
+            let rules = |controllers: &str| controllers.split(',').any(|controller| controller == "cpu");
+            if kind != "cgroup2" && !(kind == "cgroup" && rules(options)) {
+                continue;
+            }
+            let of_kind = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+            let mine = |controllers: &str| if kind == "cgroup2" { controllers.is_empty() } else { rules(controllers) };
+            for (_, path) in of_kind.filter(|(controllers, _)| mine(controllers)) {
+                let name = format!("rsccl-perf-test-{}", std::process::id());
+                let group = HalfProcessor(Path::new(top).join(path.trim_start_matches('/')).join(name));
+                match group.limit(kind) {
+                    Ok(()) => return Ok(group),
+                    Err(error) => why = format!("{}: {error}", group.0.display()),
+                }
+            }
+        }
+        Err(why)
+    }
+
+    fn limit(&self, kind: &str) -> std::io::Result<()> {
+        std::fs::create_dir(&self.0)?;
+        if kind == "cgroup2" {
+            return std::fs::write(self.0.join("cpu.max"), "50000 100000");
+        }
+        std::fs::write(self.0.join("cpu.cfs_period_us"), "100000")?;
+        std::fs::write(self.0.join("cpu.cfs_quota_us"), "50000")
+    }
+}
+
+impl Drop for HalfProcessor {
+    fn drop(&mut self) {
+        // Its processes have ended; where it was never made there is nothing to remove.
+        drop(std::fs::remove_dir(&self.0));
+    }
+}
+
+#[test]
+fn a_quota_is_named_and_counts_as_processors() {
+    let group = match HalfProcessor::make() {
+        Ok(group) => group,
+        Err(why) => return println!("skipped: no control group can be made here: {why}"),
+    };
+    let script = r#"echo $$ > "$1/cgroup.procs" && exec "$2" perf all_reduce --ranks 2 -b 64 --check-only -J -"#;
+    let mut shell = Command::new("sh");
+    let shell = shell.args(["-c", script, "sh"]).arg(&group.0).arg(env!("CARGO_BIN_EXE_rsccl"));
+    let output = shell.output().expect("it starts");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(
+        err.contains(" quota: 0.5\n") && err.contains("# Warning: a quota leaves this job the time of 0.5"),
+        "{err}"
+    );
+    let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(report["machine"]["cpus"], 1, "{out}");
 }
 
 #[test]

@@ -159,8 +159,9 @@ impl Patience {
         if wait.turns == 0 {
             return;
         }
-        let spun_out = wait.turns > self.spins;
-        let soon = spun_out && wait.turns <= self.spins.saturating_add(SOON_YIELDS);
+        let spins = wait.patience.spins;
+        let spun_out = wait.turns > spins;
+        let soon = spun_out && wait.turns <= spins.saturating_add(SOON_YIELDS);
         // The processor was yielded to nobody: the other rank has one of its own.
         let took = |yielded| clock::now().duration_since(yielded);
         let vain =
@@ -172,7 +173,7 @@ impl Patience {
         } else if soon {
             // With the most looks it is not known whether the yield was in vain.
             self.shares |= self.spins < self.most_spins;
-            self.spins = (self.spins / 2).max(LEAST_SPINS);
+            self.spins = (self.spins.min(spins) / 2).max(LEAST_SPINS);
         }
         self.follow_processors(wait);
     }
@@ -211,6 +212,10 @@ pub trait Watch {
 pub struct Backoff {
     patience: Patience,
     turns: u32,
+    /// At which turn spinning stops, or looks at the clock.
+    stop: u32,
+    /// When spinning first looked at the clock.
+    spun_since: Option<Instant>,
     started: Option<Instant>,
     looked: Option<Instant>,
     /// The time since it started, as of the last turn.
@@ -226,6 +231,8 @@ impl Backoff {
         Backoff {
             patience,
             turns: 0,
+            stop: patience.spins.min(LOOKS_APART),
+            spun_since: None,
             started: None,
             looked: None,
             waited: Duration::ZERO,
@@ -237,6 +244,8 @@ impl Backoff {
     /// Starts again, because something has progressed.
     pub fn reset(&mut self) {
         self.turns = 0;
+        self.stop = self.patience.spins.min(LOOKS_APART);
+        self.spun_since = None;
         self.started = None;
         self.waited = Duration::ZERO;
         self.yielded = None;
@@ -271,12 +280,28 @@ impl Backoff {
     /// Spins once where the wait does not do more yet; otherwise nothing. Most turns of short waits are these.
     #[inline]
     pub fn spin(&mut self) -> bool {
-        let spins = self.turns < self.patience.spins;
-        if spins {
-            self.turns += 1;
-            cpu::relax();
+        if self.turns >= self.stop && !self.spins_on() {
+            return false;
         }
-        spins
+        self.turns += 1;
+        cpu::relax();
+        true
+    }
+
+    /// Where spinning stops for a moment: whether it goes on. A look takes a few nanoseconds where there is one flag to
+    /// look at, and a microsecond where there are many tasks; so the time counts, too.
+    #[cold]
+    fn spins_on(&mut self) -> bool {
+        if self.turns >= self.patience.spins {
+            return false;
+        }
+        let now = clock::now();
+        if now.duration_since(*self.spun_since.get_or_insert(now)) >= SPIN_TIME {
+            self.patience.spins = self.turns;
+            return false;
+        }
+        self.stop = self.patience.spins.min(self.turns + LOOKS_APART);
+        true
     }
 
     /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough, returns how
@@ -322,8 +347,13 @@ impl Backoff {
     }
 }
 
-/// About 20 µs of looking on a current machine: longer than any message in flight needs.
+/// About 20 µs of looking at a flag on a current machine: longer than any message in flight needs.
 const SPINS: u32 = 2000;
+/// The longest that a wait spins, where a look takes longer: with few tasks some 30 ns, so that all looks fit in. A rank
+/// that copies a piece of 256 KiB, which takes 20 µs, is not worth a yield yet (bench/NOTES.md).
+const SPIN_TIME: Duration = Duration::from_micros(60);
+/// Looks between two looks at the clock, which takes as long as a few of them.
+const LOOKS_APART: u32 = 64;
 /// With more ranks than processors: enough for a message that has already arrived.
 const LEAST_SPINS: u32 = 16;
 /// With more ranks than processors: enough for a rank that runs and answers at once.
@@ -376,6 +406,15 @@ mod tests {
         wait
     }
 
+    /// A wait that has yielded once, and goes well.
+    fn yielded_once(patience: Patience) -> Backoff {
+        let mut wait = Backoff::new(patience);
+        while wait.started().is_none() {
+            wait.turn(&mut Nothing, &String::new).unwrap();
+        }
+        wait
+    }
+
     #[test]
     fn a_wait_beside_a_sleeper_yields_at_once_and_once_only() {
         let mut patience = Patience::fixed(SPINS, Duration::from_secs(60));
@@ -401,7 +440,7 @@ mod tests {
         // It still sleeps as soon as any wait of a crowd does.
         assert!(one.is_crowded() && one.awake == crowded.awake);
         // A rank that answers just after a yield had this processor: looking was in vain.
-        let mut wait = waited(one, one.spins + 1);
+        let mut wait = yielded_once(one);
         wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
         one.learn(&wait);
         assert_eq!(one.spins, ONE_RANK_SPINS / 2);
@@ -420,6 +459,24 @@ mod tests {
         assert_eq!(patience, before);
         patience.learn(&waited(patience, 1));
         assert_eq!((patience.spins, patience.shared), (2 * LEAST_SPINS, 0), "a look that was worth it");
+    }
+
+    /// Regression: where a look took a microsecond, as with many tasks, 2000 of them took longer than a wait stays awake.
+    #[test]
+    fn looks_are_bounded_by_time_too() {
+        let mut wait = Backoff::new(Patience::fixed(u32::MAX, Duration::from_secs(60)));
+        let began = clock::now();
+        // Without the bound this would go on for a minute.
+        while wait.spin() {}
+        assert!(began.elapsed() >= SPIN_TIME && wait.turns < u32::MAX);
+        assert_eq!(wait.patience.spins, wait.turns, "what follows counts from here");
+        assert_eq!(wait.turn(&mut Nothing, &String::new).unwrap(), None);
+        assert!(wait.started().is_some(), "it yields");
+        // So does one that learns: it halves what it has done, not what it might have done.
+        let mut patience = Patience { spins: u32::MAX, ..Patience::fixed(u32::MAX, Duration::from_secs(60)) };
+        wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
+        patience.learn(&wait);
+        assert_eq!(patience.spins, (wait.patience.spins / 2).max(LEAST_SPINS));
     }
 
     #[test]
@@ -457,7 +514,7 @@ mod tests {
 
     /// A wait that has yielded to a rank on this processor, which has run for some time.
     fn waited_for_a_neighbour(patience: Patience) -> Backoff {
-        let mut wait = waited(patience, patience.spins + 1);
+        let mut wait = yielded_once(patience);
         wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
         wait
     }
@@ -484,16 +541,16 @@ mod tests {
         let mut alone = Patience { spins: SPINS / 2, ..Patience::new(2, awake) };
         cpu::bind_to_all(&all[..1]).unwrap();
         for _ in 0..20 {
-            let mut wait = waited(alone, alone.spins + 1);
+            let mut wait = yielded_once(alone);
             wait.yielded = Some(clock::now() + Duration::from_secs(60));
             alone.learn(&wait);
         }
-        assert!(!alone.is_crowded() && alone.spins >= SPINS / 2, "{alone:?}");
+        assert!(!alone.is_crowded() && alone.spins > LEAST_SPINS, "{alone:?}");
         // Nor is it shared because the other rank came late, and this one slept.
         for _ in 0..20 {
             note_sleeper();
             alone.heed_sleepers();
-            alone.learn(&waited(alone, alone.spins + SOON_YIELDS + 1));
+            alone.learn(&waited(alone, SPINS + SOON_YIELDS + 1));
         }
         assert!(!alone.is_crowded(), "{alone:?}");
         cpu::bind_to_all(&all).unwrap();
@@ -502,12 +559,12 @@ mod tests {
     #[test]
     fn yields_to_nobody_bring_the_patience_back_and_others_do_not() {
         let mut patience = Patience { spins: LEAST_SPINS, ..Patience::fixed(SPINS, Duration::from_secs(60)) };
-        let mut wait = waited(patience, LEAST_SPINS + 1);
+        let mut wait = yielded_once(patience);
         // As if the yield had begun just now: it has taken no time.
         wait.yielded = Some(clock::now() + Duration::from_secs(60));
         patience.learn(&wait);
         assert_eq!(patience.spins, 2 * LEAST_SPINS);
-        let mut wait = waited(patience, 2 * LEAST_SPINS + 1);
+        let mut wait = yielded_once(patience);
         wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
         patience.learn(&wait);
         assert_eq!(patience.spins, LEAST_SPINS, "somebody has run meanwhile");

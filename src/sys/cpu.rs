@@ -1,6 +1,12 @@
 //! Processors: how many this process may use, and how to yield them.
 
+use std::path::Path;
+use std::time::Instant;
+
 use crate::error::{Error, Result};
+use crate::sync::primitive::{OnceLock, Ordering, statics};
+use crate::sys::clock;
+use crate::sys::quota::Quota;
 
 /// The processors that a thread may run on.
 #[derive(Clone, Copy)]
@@ -36,10 +42,31 @@ impl PartialEq for Allowed {
     }
 }
 
-/// How many processors this thread may run on, at least 1.
+/// How many processors' time this thread may use, at least 1: of those on which it may run, as many as the quotas of
+/// its control groups leave it. It is cheap enough for waits: a quota is read once a second at most.
 pub fn allowed() -> usize {
+    let on_mask = in_mask();
+    quota().map_or(on_mask, |quota| quota.processors().min(on_mask))
+}
+
+/// On how many processors this thread may run, at least 1, whatever quota there is.
+pub fn in_mask() -> usize {
     let unknown = || std::thread::available_parallelism().map_or(1, usize::from);
     Allowed::here().map_or_else(unknown, |allowed| allowed.count())
+}
+
+/// The quota of this process, at most a second old.
+fn quota() -> Option<Quota> {
+    let now = clock::now();
+    let second = now.saturating_duration_since(*BASE.get_or_init(|| now)).as_secs() + 1;
+    // Relaxed, here and below: second and quota are one word, and threads that read the quota at once find the same.
+    let known = QUOTA.load(Ordering::Relaxed);
+    if known >> 32 == second {
+        return Quota::from_thousandths(u32::try_from(known & u64::from(u32::MAX)).unwrap_or(0));
+    }
+    let quota = Quota::of_process(Path::new("/"));
+    QUOTA.store(second << 32 | u64::from(quota.map_or(0, Quota::thousandths)), Ordering::Relaxed);
+    quota
 }
 
 /// Lets this thread run on one processor only.
@@ -82,3 +109,9 @@ pub fn yield_now() {
 pub fn relax() {
     std::hint::spin_loop();
 }
+
+/// When the process first asked for its quota.
+static BASE: OnceLock<Instant> = OnceLock::new();
+/// The second after [`BASE`] in which the quota was read, from 1 on, and below 32 bits its thousandths; 0 of these is
+/// none.
+static QUOTA: statics::AtomicU64 = statics::AtomicU64::new(0);

@@ -4,6 +4,7 @@ mod absent;
 mod device;
 mod job;
 mod launch;
+mod load;
 mod machine;
 mod measure;
 mod plot;

@@ -6,6 +6,7 @@ use rsccl::{Communicator, Result};
 
 use super::device;
 use super::job::Job;
+use super::load::{Load, Room};
 use super::machine;
 use super::measure::{Case, Measured, Rank, measure};
 use super::plot;
@@ -23,9 +24,14 @@ pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
     let device = (!job.devices.is_empty()).then(of_rank);
     let stream = device.map(DeviceStream::new).transpose()?;
     let this = Rank { comm, job, device, stream };
+    let load = Load::now();
     let ranks = introduce(&this)?;
+    let load = load.zip(Load::now()).map(|(before, behind)| before.least(behind));
     let cases = cases(job);
-    let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len() * job.cycles as usize));
+    let mut table = (comm.rank() == 0).then(|| {
+        let rows = cases.len() * job.cycles as usize;
+        Table::new(job, &ranks, Room::here(load, place.local_size), rows)
+    });
     if let Some(table) = &mut table {
         table.head()?;
     }

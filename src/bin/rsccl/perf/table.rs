@@ -8,6 +8,7 @@ use rsccl::Result;
 use crate::print;
 
 use super::job::{Iterations, Job, WarmUp};
+use super::load::Room;
 use super::measure::Measured;
 use super::report::{NOT_MEASURED, Row};
 use super::verify::{Op, Program};
@@ -17,19 +18,20 @@ use super::verify::{Op, Program};
 pub(crate) struct Table<'a> {
     job: &'a Job,
     ranks: &'a [String],
+    room: Room,
     bar: ProgressBar,
 }
 
 impl<'a> Table<'a> {
     /// A table of `rows` rows, on standard output; the bar is on standard error where that is a terminal.
-    pub(crate) fn new(job: &'a Job, ranks: &'a [String], rows: usize) -> Table<'a> {
+    pub(crate) fn new(job: &'a Job, ranks: &'a [String], room: Room, rows: usize) -> Table<'a> {
         let target =
             if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(rows as u64), target);
         if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg} {elapsed}") {
             bar.set_style(style);
         }
-        Table { job, ranks, bar }
+        Table { job, ranks, room, bar }
     }
 
     /// What is run, by whom, and the columns' names.
@@ -68,6 +70,9 @@ impl<'a> Table<'a> {
         if !self.job.left_out.is_empty() {
             let names: Vec<&str> = self.job.left_out.iter().map(|program| program.name()).collect();
             self.line(&format!("# left out, for they have no {algorithm}: {}", names.join(", ")))?;
+        }
+        for line in self.room.lines() {
+            self.line(&line)?;
         }
         self.line("#")?;
         self.line("# Using ranks")?;
