@@ -208,10 +208,7 @@ impl<B> fmt::Debug for PersistentCall<B> {
 }
 
 /// The promise of a round: the buffers live until it has ended.
-fn promise_of<B: Send>(place: &Arc<Place<B>>) -> (Promise, Arc<Outcome>)
-where
-    B: 'static,
-{
+fn promise_of<B: CallBuffers>(place: &Arc<Place<B>>) -> (Promise, Arc<Outcome>) {
     Promise::keeping(Box::new(Arc::clone(place)))
 }
 
