@@ -143,13 +143,12 @@ std::size_t wait_any(Requests&& requests) {
     }
 }
 
-/// Whether all requests of a range have ended: those that have are empty afterwards. Or whether all rounds of a range of persistent
-/// calls have. Never waits.
-/// @throws Error that of a request that has ended badly, which is empty then, or of a round
+/// Whether all requests of a range have ended: those that have are empty afterwards. Never waits.
+/// @throws Error that of a request that has ended badly, which is empty then
 template <class Requests>
 bool test_all(Requests&& requests) {
     bool all = true;
-    for (detail::in_range<Requests>& request : requests) {
+    for (Request& request : requests) {
         all = (!request || request.test()) && all;
     }
     return all;
