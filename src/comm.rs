@@ -87,7 +87,6 @@ pub use window::Window;
 use crate::engine::Engine;
 use background_split::Away;
 use engine_home::{EngineHome, HomeTurn};
-use panics::Unwinding;
 use requests::Requests;
 use status::{Making, Status};
 
@@ -465,14 +464,7 @@ impl Communicator {
         body: impl FnOnce(&mut Engine, W) -> Result<T>,
         beside: impl FnOnce(W) -> Result<T>,
     ) -> Result<T> {
-        self.check_process()?;
-        let unwinding = Unwinding(&self.shared);
-        let result = match self.shared.is_busy() {
-            true => beside(work),
-            false => self.shared.with_engine_here(|home| self.settle_home(home), |engine| body(engine, work)),
-        };
-        std::mem::forget(unwinding);
-        result
+        self.shared.with_engine_or((|home: &mut Home| self.settle_home(home), work), body, beside)
     }
 
     /// [`EngineHome::refused`].

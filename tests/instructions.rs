@@ -13,16 +13,21 @@ use rsccl::ReduceOp;
 /// x86-64). The bound leaves room for other compilers; a failure means that calls have become dearer by a third.
 const MOST_INSTRUCTIONS: u64 = 7_000;
 
+/// How many of a hundred instructions of a plain call a round of a prepared one takes at most: waits are most of both.
+const MOST_OF_PLAIN: u64 = 90;
+
 const FEW_CALLS: u64 = 2_000;
 const MANY_CALLS: u64 = 6_000;
-/// Tells this program, run under valgrind, how often to call.
+/// Tells this program, run under valgrind, how and how often to call.
 const CALLS: &str = "RSCCL_TEST_CALLS";
 
 #[test]
 fn a_call_of_eight_bytes_takes_few_instructions() {
     #[expect(clippy::disallowed_methods, reason = "this test's own variable, which it gives to itself")]
     if let Ok(calls) = std::env::var(CALLS) {
-        return call(calls.parse().expect("a number"));
+        let (how, calls) = calls.split_once(' ').expect("two words");
+        let calls = calls.parse().expect("a number");
+        return if how == "plain" { call(calls) } else { rounds(calls) };
     }
     for tool in ["valgrind", "taskset"] {
         if Command::new(tool).arg("--version").output().is_err() {
@@ -31,13 +36,19 @@ fn a_call_of_eight_bytes_takes_few_instructions() {
             return;
         }
     }
-    let (few, many) = (count(FEW_CALLS), count(MANY_CALLS));
-    let each = (many - few) / (MANY_CALLS - FEW_CALLS);
-    println!("{each} instructions for an all-reduce of 8 bytes by two ranks");
+    let [each, round] = ["plain", "prepared"].map(|how| {
+        let (few, many) = (count(how, FEW_CALLS), count(how, MANY_CALLS));
+        (many - few) / (MANY_CALLS - FEW_CALLS)
+    });
+    println!("{each} instructions for an all-reduce of 8 bytes by two ranks, {round} for a round of a prepared one");
     assert!(each > 200, "{each} instructions for each call: this count sees too little");
     assert!(
         each <= MOST_INSTRUCTIONS,
         "an all-reduce of 8 bytes takes {each} instructions, and may take {MOST_INSTRUCTIONS}"
+    );
+    assert!(
+        round * 100 <= each * MOST_OF_PLAIN,
+        "a round of a prepared all-reduce takes {round} instructions, a plain one {each}"
     );
 }
 
@@ -55,13 +66,28 @@ fn call(calls: u64) {
     assert_eq!(sums.expect("both ranks call alike"), [2 * (calls - 1) + 1; 2]);
 }
 
+/// The same calls, prepared.
+fn rounds(calls: u64) {
+    let sums = rsccl::local::run(2, |comm| {
+        let mut sum = comm.prepare(vec![0], |calls, value| calls.all_reduce_in_place(value, ReduceOp::Sum))?;
+        let mut last = 0;
+        for turn in 0..calls {
+            sum.buffers()?[0] = turn + u64::from(comm.rank());
+            sum.run()?;
+            last = sum.buffers()?[0];
+        }
+        Ok(last)
+    });
+    assert_eq!(sums.expect("both ranks call alike"), [2 * (calls - 1) + 1; 2]);
+}
+
 /// The instructions of a run of `calls` calls.
-fn count(calls: u64) -> u64 {
+fn count(how: &str, calls: u64) -> u64 {
     let program = std::env::current_exe().expect("a test has a path");
     let mut valgrind = Command::new("taskset");
     valgrind.args(["--cpu-list", &first_processor(), "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     valgrind.arg(program).args(["--exact", "a_call_of_eight_bytes_takes_few_instructions", "--test-threads=1"]);
-    let output = valgrind.env(CALLS, calls.to_string()).output().expect("taskset is installed");
+    let output = valgrind.env(CALLS, format!("{how} {calls}")).output().expect("taskset is installed");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let collected = text.lines().find_map(|line| line.split_once("Collected : "));
     assert!(output.status.success(), "{text}");

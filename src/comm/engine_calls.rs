@@ -1,7 +1,6 @@
 //! Calls on a communicator's engine: of the communicator itself, and of calls that were prepared on it.
 
 use crate::comm::engine_home::EngineHome;
-use crate::comm::panics::Unwinding;
 use crate::comm::{Home, unusable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -22,9 +21,27 @@ impl EngineHome {
         result
     }
 
-    /// [`EngineHome::with_engine`] of a caller who sees to panics and forks.
+    /// Runs `body` on the engine with `work`, as [`EngineHome::with_engine`] does, where no request is under way; else
+    /// `beside`.
     #[inline]
-    pub(super) fn with_engine_here<T>(
+    pub(super) fn with_engine_or<W, T>(
+        &self,
+        (settle, work): (impl FnOnce(&mut Home) -> Result<()>, W),
+        body: impl FnOnce(&mut Engine, W) -> Result<T>,
+        beside: impl FnOnce(W) -> Result<T>,
+    ) -> Result<T> {
+        self.check_process()?;
+        let unwinding = Unwinding(self);
+        let result = match self.is_busy() {
+            true => beside(work),
+            false => self.with_engine_here(settle, |engine| body(engine, work)),
+        };
+        std::mem::forget(unwinding);
+        result
+    }
+
+    #[inline]
+    fn with_engine_here<T>(
         &self,
         settle: impl FnOnce(&mut Home) -> Result<()>,
         body: impl FnOnce(&mut Engine) -> Result<T>,
@@ -88,6 +105,22 @@ impl EngineHome {
         let error = self.fail(home, error);
         self.status.abort.set_heard(true);
         error
+    }
+}
+
+/// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call
+/// was done.
+struct Unwinding<'a>(&'a EngineHome);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        let Unwinding(shared) = self;
+        if let Ok(mut home) = shared.take_turn()
+            && matches!(*home, Home::Ready(_) | Home::Busy(_))
+        {
+            // The communicator remembers the error and the other ranks are told. The panic goes on.
+            drop(shared.fail_heard(&mut home, Some(Error::aborted("a call of this rank panicked"))));
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
 /// Dropping it neither stops the operation nor waits for it: the buffers are freed when the operation has ended.
 #[must_use = "wait() gives the buffers back"]
 pub struct OwnedRequest<B> {
-    place: Arc<Place<B>>,
+    place: Arc<OwnedPlace<B>>,
     pending: Pending,
 }
 
@@ -77,7 +77,7 @@ impl Communicator {
         body: impl for<'a> FnOnce(&mut Member<'_, 'a>, &'a mut B) -> Result<()>,
     ) -> Result<OwnedRequest<B>> {
         let world = self.world()?;
-        let place = Arc::new(Place::new(buffers));
+        let place = Arc::new(OwnedPlace::new(buffers));
         let mut calls = Calls::default();
         // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it
         // can put it nowhere but into `calls`. They are dropped here, or go to the requests together with a
@@ -166,19 +166,19 @@ impl<B> fmt::Debug for OwnedRequest<B> {
 }
 
 /// Where the buffers of a request are. Null once they were taken.
-pub(super) struct Place<B>(AtomicPtr<B>);
+pub(super) struct OwnedPlace<B>(AtomicPtr<B>);
 
-impl<B> Place<B> {
+impl<B> OwnedPlace<B> {
     /// A place for `buffers`.
-    pub(super) fn new(buffers: B) -> Place<B> {
-        Place(AtomicPtr::new(Box::into_raw(Box::new(buffers))))
+    pub(super) fn new(buffers: B) -> OwnedPlace<B> {
+        OwnedPlace(AtomicPtr::new(Box::into_raw(Box::new(buffers))))
     }
 
     /// The buffers, for calls that point to them.
     ///
     /// # Safety
-    /// One such reference is in use at a time. Neither the reference nor what was made of it is used after the place was
-    /// dropped, or [`Place::take`] was called.
+    /// One such reference is in use at a time. Neither the reference nor what was made of it is used after the place
+    /// was dropped, or [`OwnedPlace::take`] was called.
     pub(super) unsafe fn lend<'long>(&self) -> &'long mut B {
         // Relaxed: the thread that calls this has made the place, or has got it from that one.
         let place = self.0.load(Ordering::Relaxed);
@@ -203,20 +203,20 @@ impl<B> Place<B> {
     }
 }
 
-impl<B> Drop for Place<B> {
+impl<B> Drop for OwnedPlace<B> {
     fn drop(&mut self) {
         // SAFETY: the last that had the place is gone, so nobody works at the request any more.
         drop(unsafe { self.take() });
     }
 }
 
-impl<B> fmt::Debug for Place<B> {
+impl<B> fmt::Debug for OwnedPlace<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Place")
+        f.write_str("OwnedPlace")
     }
 }
 
-impl<B: Send> Kept for Arc<Place<B>> {}
+impl<B: Send> Kept for Arc<OwnedPlace<B>> {}
 
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -4,25 +4,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::comm::Home;
-use crate::comm::engine_home::EngineHome;
 use crate::error::{Error, Result};
-
-/// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call
-/// was done.
-pub(super) struct Unwinding<'a>(pub(super) &'a EngineHome);
-
-impl Drop for Unwinding<'_> {
-    fn drop(&mut self) {
-        let Unwinding(shared) = self;
-        if let Ok(mut home) = shared.take_turn()
-            && matches!(*home, Home::Ready(_) | Home::Busy(_))
-        {
-            // The communicator remembers the error and the other ranks are told. The panic goes on.
-            drop(shared.fail_heard(&mut home, Some(Error::aborted("a call of this rank panicked"))));
-        }
-    }
-}
 
 /// Runs `body`. A panic becomes an error that says that `what` panicked.
 pub(super) fn as_error<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {

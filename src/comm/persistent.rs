@@ -1,8 +1,8 @@
 //! Persistent calls: prepared once, started again and again, on buffers that they own.
 //!
 //! What a call finds out about itself is settled where it is prepared: its checks, its arithmetic, its way, the
-//! addresses. Nothing is sent there. [`PersistentCall::run`] has the number and the past of the call to add; a round that is
-//! started goes on as a request does, by the same machinery.
+//! addresses. Nothing is sent there. [`PersistentCall::run`] has the number and the past of the call to add; a round
+//! that is started goes on as a request does, by the same machinery.
 //!
 //! The program gets the buffers between two rounds as slices: they can be filled and read, and stay where they are.
 
@@ -11,7 +11,7 @@ use std::fmt;
 use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Calls, Member, Step, Steps, check_messages, run_part};
 use crate::comm::outcome::{Outcome, Promise};
-use crate::comm::owned::{Place, job_of};
+use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
 use crate::comm::{Buffer, Communicator, Message};
 use crate::device::Home;
@@ -24,14 +24,14 @@ use crate::types::Element;
 /// A call, or several that run as one, that was prepared and runs any number of times. Made by
 /// [`Communicator::prepare`]; it owns its buffers.
 ///
-/// A round is [`PersistentCall::run`], or [`PersistentCall::start`] and [`PersistentCall::wait`]. Several persistent calls of a
-/// communicator may be under way at once, beside requests and blocking calls.
+/// A round is [`PersistentCall::run`], or [`PersistentCall::start`] and [`PersistentCall::wait`]. Several persistent
+/// calls of a communicator may be under way at once, beside requests and blocking calls.
 ///
 /// Dropping it neither stops its round nor waits for it: the buffers are freed when the round has ended.
 pub struct PersistentCall<B> {
     // Before the buffers, to which they point.
     rounds: Rounds,
-    place: Arc<Place<B>>,
+    place: Arc<OwnedPlace<B>>,
 }
 
 /// Buffers that a persistent call can own: a `Vec` or a [`Buffer`] of elements, tuples and arrays of such, and `()`.
@@ -53,20 +53,22 @@ mod private {
     }
 }
 
-/// What a program gets of the buffers of a persistent call: `&mut [T]` of a `Vec<T>` or a `Buffer<T>`, a tuple of a tuple.
+/// What a program gets of the buffers of a persistent call: `&mut [T]` of a `Vec<T>` or a `Buffer<T>`, a tuple of a
+/// tuple.
 pub type Slices<'a, B> = <B as private::Settled>::Slices<'a>;
 
 impl Communicator {
-    /// Prepares the calls that `body` adds, on `buffers` that the persistent call owns: MPI's `MPI_Allreduce_init`, `MPI_Send_init`.
-    /// `body` has a [`Member`], as in a [group](crate::group()), and the buffers as slices: it adds one call, or several
-    /// that run as one.
+    /// Prepares the calls that `body` adds, on `buffers` that the persistent call owns: MPI's `MPI_Allreduce_init`,
+    /// `MPI_Send_init`. `body` has a [`Member`], as in a [group](crate::group()), and the buffers as slices: it adds
+    /// one call, or several that run as one.
     ///
     /// Each rank prepares for itself: nothing is sent, no rank waits, and the order is free. Rounds are calls like any
-    /// other: all ranks start those with collectives in the same order among their collectives. A rank whose prepared call
-    /// differs is named in an error of the first round.
+    /// other: all ranks start those with collectives in the same order among their collectives. A rank whose prepared
+    /// call differs is named in an error of the first round.
     ///
     /// # Errors
-    /// That of `body`, which sees what this rank alone can see to be wrong; where a send to this rank itself has no recv.
+    /// That of `body`, which sees what this rank alone can see to be wrong; where a send to this rank itself has no
+    /// recv.
     ///
     /// # Examples
     /// ```
@@ -103,13 +105,13 @@ impl Communicator {
         body: impl for<'a> FnOnce(&mut Member<'_, 'a>, Slices<'a, B>) -> Result<()>,
     ) -> Result<PersistentCall<B>> {
         let world = self.world()?;
-        let place = Arc::new(Place::new(buffers));
+        let place = Arc::new(OwnedPlace::new(buffers));
         // SAFETY: the only reference, which is not kept.
         unsafe { place.lend() }.expose();
         let mut calls = Calls::default();
-        // SAFETY: the only reference in use. It goes to `body` alone, which must work with any lifetime of it, so that it
-        // can put it nowhere but into `calls`. These go into the persistent call: it has them drop before the place, and
-        // runs them only while it has lent the buffers to nobody.
+        // SAFETY: the only reference in use. It goes to `body` alone, which must work with any lifetime of it, so that
+        // it can put it nowhere but into `calls`. These go into the persistent call: it has them drop before the place,
+        // and runs them only while it has lent the buffers to nobody.
         let lent = unsafe { place.lend() };
         body(&mut Member::new(Ok(world), &mut calls), lent.slices())?;
         check_messages(&calls.messages, world)?;
@@ -208,10 +210,7 @@ impl<B> fmt::Debug for PersistentCall<B> {
 }
 
 /// The promise of a round: the buffers live until it has ended.
-fn promise_of<B: Send>(place: &Arc<Place<B>>) -> (Promise, Arc<Outcome>)
-where
-    B: 'static,
-{
+fn promise_of<B: CallBuffers>(place: &Arc<OwnedPlace<B>>) -> (Promise, Arc<Outcome>) {
     Promise::keeping(Box::new(Arc::clone(place)))
 }
 
@@ -348,8 +347,8 @@ fn check_on_host(calls: &Calls<'_>) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid_usage(
-        "a persistent call on the memory of a device: persistent calls work on host memory; call it on a stream, again and \
-         again",
+        "a persistent call on the memory of a device: persistent calls work on host memory; call it on a stream, again \
+         and again",
     ))
 }
 

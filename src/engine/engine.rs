@@ -153,8 +153,8 @@ impl Engine {
         self.device.side().is_some()
     }
 
-    /// Prepares a collective on host memory, which [`Engine::run_prepared`] runs any number of times: its checks, its arithmetic and
-    /// its way are settled here. Nothing is sent.
+    /// Prepares a collective on host memory, which [`Engine::run_prepared`] runs any number of times: its checks, its
+    /// arithmetic and its way are settled here. Nothing is sent.
     ///
     /// # Errors
     /// As the call's, where this rank alone can see it.

@@ -15,8 +15,8 @@ pub(super) fn persistent() -> Box<Persistent> {
 }
 
 /// # Safety
-/// The memory that `what` calls for is good for reading and writing for as long as `call` lives, and nobody else touches
-/// it while a round of it is under way.
+/// The memory that `what` calls for is good for reading and writing for as long as `call` lives, and nobody else
+/// touches it while a round of it is under way.
 pub(super) unsafe fn prepare(
     comm: &Comm,
     what: &What,

@@ -281,7 +281,7 @@ impl Worker {
                 let buffer = vec![1.5f32; number(count)];
                 let mut call =
                     self.comm().prepare(buffer, |calls, sum| calls.all_reduce_in_place(sum, ReduceOp::Sum))?;
-                match *form {
+                match form {
                     "round" => call.run()?,
                     _ => call.start().and_then(|()| call.wait())?,
                 }

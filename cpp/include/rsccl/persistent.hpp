@@ -22,6 +22,16 @@ struct Access;
 /// Each rank prepares for itself: nothing is sent, no rank waits, and the order is free. Rounds are calls like any other: all ranks start
 /// those of collectives in the same order among their collectives. Several persistent calls may be under way at once, beside requests
 /// and blocking calls. Moved-from and default-made ones are empty.
+///
+/// @code
+/// std::vector<double> mine(n), sum(n);
+/// rsccl::PersistentCall reduce = comm.prepare().all_reduce(mine, sum);
+/// for (int step = 0; step < steps; ++step) {
+///     compute(mine);
+///     reduce.run(); // or start(), other work, wait()
+///     use(sum);
+/// }
+/// @endcode
 class [[nodiscard]] PersistentCall {
   public:
     /// No call.

@@ -43,6 +43,11 @@ macro_rules! cases {
     };
 }
 
+/// In a row of three.
+fn next(me: u32) -> u32 {
+    if me == 2 { NO_RANK } else { me + 1 }
+}
+
 fn counts(elements: usize, me: u32) -> [usize; 3] {
     let _same_on_all = me;
     [1, 2, elements - 3]
@@ -73,7 +78,7 @@ fn cases<T: Element>() -> Vec<Case<T>> {
         exscan(1, 1): |me, a, b| [a, b, Max];
         exscan_in_place(1, 1): |me, a, b| [b, Sum];
         send_recv(1, 1): |me, a, b| [a, (me + 1) % 3, b, (me + 2) % 3];
-        send_recv(1, 1): |me, a, b| [a, if me == 2 { NO_RANK } else { me + 1 }, b, if me == 0 { NO_RANK } else { me - 1 }];
+        send_recv(1, 1): |me, a, b| [a, next(me), b, me.checked_sub(1).unwrap_or(NO_RANK)];
     }
 }
 
