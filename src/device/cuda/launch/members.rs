@@ -12,9 +12,9 @@
 //! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); works; writes `done` |
 //!
 //! All values are the same in each call, and all words come back to 0, so that a captured call replays with no host in
-//! between. A wait for a process that has died is let go on by the host ([`StatusPage`]), which has said so on the leader's
-//! page before: the programs behind the meeting ask for that, because ranks of other GPUs would take what they make of a
-//! stage that nobody has filled. Folds ask for nothing: all that they make stays on this GPU, in calls that fail.
+//! between. A wait for a process that has died is let go on by the host ([`StatusPage`]), which has said so on the
+//! leader's page before: the programs behind the meeting ask for that, because ranks of other GPUs would take what they
+//! make of a stage that nobody has filled. Folds ask for nothing: what they make stays on this GPU, in calls that fail.
 
 use std::ffi::c_void;
 
