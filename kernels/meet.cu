@@ -1,7 +1,8 @@
 // What the leader of a GPU that several processes share does before and after the folds of a call. Device only.
 //
-// Streams of processes wait for each other by memory operations on words of shared pages (`src/device/cuda/members.rs`).
-// When the leader's stream gets to `meet`, all members have arrived: each has written the label of its call into its page.
+// Streams of processes wait for each other by memory operations on words of shared pages
+// (`src/device/cuda/launch/members.rs`). When the leader's stream gets to `meet`, all members have arrived: each has written
+// the label of its call into its page.
 // One thread of each kernel works.
 
 #include "status.h"

@@ -1,8 +1,8 @@
 // What a launch of programs hands to their interpreter: plain records, read in place or from a copy in shared memory.
 //
 // The first four records, the lines and the layout of the control words are those of `src/device/records.rs`. The others
-// are images that the host makes of them (`src/device/cuda/polling/image.rs`): everything that a lane or a rank needs lies
-// behind each other, so that a block copies it in one go.
+// are images that the host makes of them (`src/device/cuda/launch/polling/image.rs`): everything that a lane or a rank needs
+// lies behind each other, so that a block copies it in one go.
 #pragma once
 
 #include "status.h"

@@ -1,46 +1,20 @@
 //! GPUs by NVIDIA's driver, which is loaded when it is first asked for: the same program runs with and without one.
 //!
-//! ```text
-//! raw       the driver's functions, by name and version
-//! result    calls that name what failed; the driver of this process
-//! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
-//! gate      launches and the freeing of memory take turns
-//! polling   programs that wait on the GPU, for ranks on other GPUs
-//! host_pins memory of the host in which kernels work, where GPUs do not reach each other's
-//! members   calls of processes that share a GPU: one of them leads
-//! legacy    memory that other processes open by a handle
-//! physical  memory without addresses, and what it leaves its process by
-//! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
-//! walks     what the walks of the last launches have yielded
-//! ```
+//! | folder | what |
+//! |---|---|
+//! | `driver` | the driver's functions, what its answers mean, a GPU's context and streams |
+//! | `memory` | memory of a GPU, and of the host that GPUs reach: made, handed over, mapped |
+//! | `launch` | what runs on a GPU: kernels and what they are given, queues, programs, graphs |
+//!
+//! Above them stands `active`, a GPU in use, and above that [`Cuda`], which is a device of this process.
 //!
 //! A GPU's primary context is retained while a region, queue or event of it lives, or a graph with captured launches.
 //! Nothing here resets it, and every call leaves the program's current context and capture mode as they were.
 
-mod active;
-mod chunks;
-mod context;
-mod gate;
-mod graphs;
-mod host_pins;
-mod kernels;
-mod launch;
-mod legacy;
-mod lent;
-mod levels;
-mod members;
+mod driver;
 mod memory;
-mod physical;
-mod pieces;
-mod polling;
-mod programs;
-mod queue;
-mod raw;
-mod result;
-mod stream;
-mod tables;
-mod unshared;
-mod walks;
+mod launch;
+mod active;
 #[cfg(test)]
 mod tests;
 
@@ -65,12 +39,14 @@ use crate::sys::nvml;
 use crate::types::Protocol;
 
 use active::Active;
-use context::{MemoryWays, Primary};
-use memory::{Allocation, JoinedMemory};
-use physical::Handles;
-use result::{Driver, call};
+use driver::context::{MemoryWays, Primary};
+use driver::result::{Driver, call};
+use launch::{members, queue};
+use memory::allocation::{Allocation, JoinedMemory};
+use memory::lent;
+use memory::physical::Handles;
 
-pub use stream::{StreamHandle, device_of};
+pub use driver::stream::{StreamHandle, device_of};
 
 /// What names a GPU, or a part of one (MIG), on all hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

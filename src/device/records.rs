@@ -292,7 +292,7 @@ pub struct LaunchPart {
     pub across: Option<Across>,
 }
 
-/// What a launch of one process of a device does with the ranks of others: see `device::cuda::members`.
+/// What a launch of one process of a device does with the ranks of others: see `device::cuda::launch::members`.
 #[derive(Debug, Clone, Default)]
 pub struct Across {
     /// Copies that this process makes before it meets the others.

@@ -214,8 +214,8 @@ mod tests {
         assert_eq!((done(), fellow.is_aborted()), (RELEASED, false));
     }
 
-    /// Regression: two threads tell a page to stop, and the second lets a stream go on before the first has written why.
-    /// The end of that stream was taken for success.
+    /// Regression: two threads tell a page to stop, and the second lets a stream go on before the first has written
+    /// why. The end of that stream was taken for success.
     #[test]
     fn a_fault_that_is_being_written_is_one() {
         let page = StatusPage::new().unwrap();

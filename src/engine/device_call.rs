@@ -7,7 +7,7 @@ use crate::engine::choose::Question;
 use crate::engine::device_side::{self, DeviceSide, LoweredFrom};
 use crate::engine::given::{Awaited, Given};
 use crate::engine::launches::{self, DeviceWait, Launched};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::exec::lower::{self, Lowered};
 use crate::exec::{Background, Call, DeviceStream, Operation, Order};
 use crate::log;
@@ -151,13 +151,9 @@ impl DeviceCall<'_> {
                     let told = (&*end, Some(&*side.status));
                     launches::await_end(told, session.deadline_of_call(), &mut || wait.context.turn_of_failed())?;
                 }
-                let Err(error) = ended else {
-                    return launches::fault(&side.status, session, &mut || wait.turn(&launches::its_launch));
-                };
-                match launches::fault(&side.status, session, &mut || Err(error.duplicate())) {
-                    // The launch was told to end because the wait had failed, which says more.
-                    Err(told) if told.kind() == Kind::Aborted => Err(error),
-                    told => told.and(Err(error)),
+                match ended {
+                    Ok(()) => launches::fault(&side.status, session, &mut || wait.turn(&launches::its_launch)),
+                    Err(error) => Err(launches::fault_of_told(&side.status, session, error)),
                 }
             }
             (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {

@@ -47,6 +47,15 @@ pub(super) fn fault(status: &StatusPage, session: &Session, turn: &mut dyn FnMut
     }
 }
 
+/// The error of a launch that was told to end because the wait for it had failed with `error`, which says more than an
+/// abort.
+pub(super) fn fault_of_told(status: &StatusPage, session: &Session, error: Error) -> Error {
+    match fault(status, session, &mut || Err(error.duplicate())) {
+        Err(told) if told.kind() != Kind::Aborted => told,
+        _ => error,
+    }
+}
+
 /// What a wait for a launch waits for.
 pub(super) fn its_launch() -> String {
     "its launch".to_owned()

@@ -137,8 +137,8 @@ impl Caller {
     }
 }
 
-/// How long a wait waits for the reason of an abort, once a launch has ended by it. A monitor looks each 2 ms, on a busy
-/// computer later, and another rank tells its reason when its part of the launch has ended.
+/// How long a wait waits for the reason of an abort, once a launch has ended by it. A monitor looks each 2 ms, on a
+/// busy computer later, and another rank tells its reason when its part of the launch has ended.
 pub(crate) const REASON_PATIENCE: Duration = Duration::from_secs(2);
 const REASON_NAP: Duration = Duration::from_millis(1);
 /// Communicators that are gone and whose errors no wait has told.

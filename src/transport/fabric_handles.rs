@@ -20,8 +20,8 @@ pub(super) fn offer(memory: &Region) -> Result<Vec<u8>> {
 /// Maps the `wanted` memory that its owner offered.
 ///
 /// # Errors
-/// [`crate::error::Kind::Remote`] of a broken offer, and where it does not lead to that memory; of this process, where it
-/// lacks descriptors or memory.
+/// [`crate::error::Kind::Remote`] of a broken offer, and where it does not lead to that memory; of this process, where
+/// it lacks descriptors or memory.
 pub(super) fn import(wanted: PeerOffer, offer: &[u8]) -> Result<Region> {
     let PeerOffer { owner, home, bytes } = wanted;
     let handle: [u8; FabricHandle::BYTES] = offer

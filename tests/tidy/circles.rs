@@ -24,15 +24,18 @@ pub(crate) const KNOTS: &[(&str, Arrows)] = &[
     (
         "a launch under way is what all of them hold",
         &[
-            ("device/cuda/active", "device/cuda/polling"),
+            ("device/cuda/active", "device/cuda/launch/polling"),
             ("device/cuda/active", "device/cuda"),
-            ("device/cuda/graphs", "device/cuda/active"),
-            ("device/cuda/tables", "device/cuda/active"),
+            ("device/cuda/launch/graphs", "device/cuda/active"),
+            ("device/cuda/launch/tables", "device/cuda/active"),
         ],
     ),
     (
         "the layer that turns the driver's codes into errors also owns the table of pinned blocks",
-        &[("device/cuda/context", "device/cuda/stream"), ("device/cuda/result", "device/cuda/host_pins")],
+        &[
+            ("device/cuda/driver/context", "device/cuda/driver/stream"),
+            ("device/cuda/driver/result", "device/cuda/memory/host_pins"),
+        ],
     ),
     ("a site has sizes, and sizes are those of a site", &[("plan/site", "plan/sizes")]),
 ];
@@ -83,9 +86,9 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
             ("bootstrap/store", "bootstrap/store/file"),
             ("device", "device/cuda"),
             ("device", "device/host_memory"),
-            ("device/cuda/lent", "device/cuda"),
-            ("device/cuda/polling/image", "device/cuda/polling"),
-            ("device/cuda/stream", "device/cuda"),
+            ("device/cuda/memory/lent", "device/cuda"),
+            ("device/cuda/launch/polling/image", "device/cuda/launch/polling"),
+            ("device/cuda/driver/stream", "device/cuda"),
             ("device/status", "device"),
         ],
     ),
@@ -118,11 +121,14 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
     ("`waited_for`", &[("bootstrap/collective", "bootstrap/local")]),
     ("making a unique id starts its root", &[("bootstrap/id", "bootstrap/root")]),
     ("`SharedId`", &[("bootstrap/store/record", "bootstrap/store/share")]),
-    ("errors of memory, `Mapped`", &[("device/cuda/chunks", "device/cuda/memory")]),
-    ("`THREADS`, and the numbers of operators", &[("device/cuda/launch", "device/cuda/kernels")]),
-    ("`refused`, `foreign`", &[("device/cuda/legacy", "device/cuda/memory")]),
-    ("`refused`", &[("device/cuda/physical", "device/cuda/memory")]),
-    ("members of a launch are seats of a polling kernel", &[("device/cuda/polling", "device/cuda/members")]),
+    ("errors of memory, `Mapped`", &[("device/cuda/memory/chunks", "device/cuda/memory/allocation")]),
+    ("`THREADS`, and the numbers of operators", &[("device/cuda/launch/arguments", "device/cuda/launch/kernels")]),
+    ("`refused`, `foreign`", &[("device/cuda/memory/legacy", "device/cuda/memory/allocation")]),
+    ("`refused`", &[("device/cuda/memory/physical", "device/cuda/memory/allocation")]),
+    (
+        "members of a launch are seats of a polling kernel",
+        &[("device/cuda/launch/polling", "device/cuda/launch/members")],
+    ),
     ("a status page lies in memory of the host", &[("device/status", "device/host_memory")]),
 ];
 

@@ -104,8 +104,8 @@ fn files_of_others_are_found() {
         ("src/sys.rs", "#[PATH = \"sys/futex_model.rs\"]"),
         ("src/device/headers.rs", "include_str!(\"../../kernels/abi.h\"),"),
         (
-            "src/device/cuda/kernels.rs",
-            "ptx: include_bytes!(concat!(\"../../../kernels/compiled/\", $name, \".ptx.z\")),",
+            "src/device/cuda/launch/kernels.rs",
+            "ptx: include_bytes!(concat!(\"../../../../kernels/compiled/\", $name, \".ptx.z\")),",
         ),
         ("src/device/cuda.rs", "#[PATH = \"cuda/tests/lines.rs\"]"),
         ("tests/fuzz_parsers/files.rs", "include_str!(\"../data/descriptions/hwloc.xml\"),"),

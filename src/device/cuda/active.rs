@@ -10,17 +10,17 @@
 use std::any::Any;
 use std::mem::ManuallyDrop;
 
-use super::chunks::Chunks;
-use super::context::Primary;
-use super::graphs::{Captures, GraphKeep};
-use super::kernels::{EntryPoint, Kernels, Meets};
-use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
-use super::memory::Allocation;
-use super::polling::Polling;
-use super::result::call;
-use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
-use super::tables::Tables;
-use super::walks::Walks;
+use super::driver::context::Primary;
+use super::driver::result::call;
+use super::driver::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
+use super::launch::arguments::{Arguments, FoldOperand, FoldStep, GridShape};
+use super::launch::graphs::{Captures, GraphKeep};
+use super::launch::kernels::{EntryPoint, Kernels, Meets};
+use super::launch::polling::Polling;
+use super::launch::tables::Tables;
+use super::launch::walks::Walks;
+use super::memory::allocation::Allocation;
+use super::memory::chunks::Chunks;
 use crate::device::{Event, Region, StatusPage};
 use crate::error::{Error, Result};
 use crate::log;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUstream};
 
 use super::super::active::Active;
-use super::super::result::{Driver, call};
-use super::super::stream::{OwnEvent, OwnStream};
+use super::super::driver::result::{Driver, call};
+use super::super::driver::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
 use crate::device::{
     Average, Device, DeviceMemory, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings,

@@ -14,13 +14,13 @@ mod image;
 
 use std::ffi::c_void;
 
-use super::active::{Active, Mark};
-use super::context::Primary;
+use super::arguments::{self, GridShape};
 use super::kernels::{EntryPoint, INTERPRETERS, Interpreters};
-use super::launch::{self, GridShape};
 use super::members::Membership;
-use super::result::call;
-use super::stream::StreamHandle;
+use crate::device::cuda::active::{Active, Mark};
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::call;
+use crate::device::cuda::driver::stream::StreamHandle;
 use crate::device::records::LaunchPart;
 use crate::device::{Kernel, LaunchFault, StatusPage};
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use image::{Arithmetic, PartWords};
 
 /// What such launches need on one GPU. It is made when the first rank needs it.
 #[derive(Debug)]
-pub(super) struct Polling {
+pub(in crate::device::cuda) struct Polling {
     interpreters: Interpreters,
     arena: Arc<ImageMemory>,
     /// Blocks that the GPU holds at once.
@@ -43,7 +43,7 @@ pub(super) struct Polling {
 
 /// The blocks that one rank of one communicator may have on a GPU at a time. Dropping it gives them back.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(in crate::device::cuda) struct Seats {
     /// Blocks for a rank's part of a launch of a collective.
     collective: u32,
     /// How many such parts the rank brings: also those of ranks of other processes, where this one leads.
@@ -55,7 +55,7 @@ pub(super) struct Seats {
     active: Arc<Active>,
     polling: Arc<Polling>,
     /// Where processes share the GPU, and one leads the collectives of all.
-    pub(super) across: Option<Membership>,
+    pub(in crate::device::cuda) across: Option<Membership>,
 }
 
 /// The most blocks of a collective: more do not make four lanes faster.
@@ -67,14 +67,18 @@ const SHARE: u32 = 8;
 
 impl Polling {
     /// Allocates memory and loads kernels, so it belongs in set-up.
-    pub(super) fn new(primary: &Arc<Primary>, capability: (i32, i32), multiprocessors: u32) -> Result<Polling> {
+    pub(in crate::device::cuda) fn new(
+        primary: &Arc<Primary>,
+        capability: (i32, i32),
+        multiprocessors: u32,
+    ) -> Result<Polling> {
         let interpreters = Interpreters::load(primary, capability)?;
         let capacity = interpreters.blocks().saturating_mul(multiprocessors);
         Ok(Polling { interpreters, arena: Arc::new(ImageMemory::new(primary)?), capacity, taken: Mutex::new(0) })
     }
 
     /// Takes the seats of one rank, and makes its status page, by which its launches and the host inform each other.
-    pub(super) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
+    pub(in crate::device::cuda) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
         let (region, page) = self.arena.page(StatusPage::BYTES)?;
         Ok(StatusPage::on(region, Box::new(self.take_seats(active, page, 1)?)))
     }
@@ -117,7 +121,7 @@ impl Drop for Seats {
 }
 
 /// Whether the parts belong to ranks that wait on the GPU. Either all ranks of a communicator do, or none.
-pub(super) fn polls(parts: &[LaunchPart]) -> bool {
+pub(in crate::device::cuda) fn polls(parts: &[LaunchPart]) -> bool {
     parts.iter().any(|part| part.status.place::<Seats>().is_some())
 }
 
@@ -126,7 +130,7 @@ pub(super) fn polls(parts: &[LaunchPart]) -> bool {
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`].
-pub(super) unsafe fn launch(
+pub(in crate::device::cuda) unsafe fn launch(
     active: &Arc<Active>,
     stream: StreamHandle,
     parts: &[LaunchPart],
@@ -207,7 +211,7 @@ pub(super) fn differ(parts: &[LaunchPart]) -> bool {
 /// The interpreter of a kernel, and which of its operators.
 fn interpreter_of(kernel: &Kernel) -> (usize, u32) {
     const BITS: usize = INTERPRETERS - 1;
-    match kernel.op().map(|op| launch::entry_of(kernel.data_type(), op)) {
+    match kernel.op().map(|op| arguments::entry_of(kernel.data_type(), op)) {
         None | Some(EntryPoint::Copy) => (BITS, 0),
         Some(EntryPoint::Bits(op)) => (BITS, op as u32),
         Some(EntryPoint::Fold(data_type, op)) => (usize::from(data_type.code()), op as u32),

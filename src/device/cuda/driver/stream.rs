@@ -5,15 +5,15 @@ use std::ffi::c_int;
 use cudarc::driver::sys::{CUdevice, CUevent, CUgraph, CUstream};
 
 use super::context::Primary;
-use super::gpus;
 use super::result::{Driver, NOT_READY, Refusal, call};
 use crate::device::DeviceId;
+use crate::device::cuda::gpus;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 
 /// A stream by its handle: a program's, or one of ours. 0 is the null stream, 1 the legacy one, 2 the thread's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamHandle(pub(super) CUstream);
+pub struct StreamHandle(pub(in crate::device::cuda) CUstream);
 
 // SAFETY: a handle, which the driver lets any thread use; 2 means the stream of whoever uses it.
 unsafe impl Send for StreamHandle {}
@@ -30,7 +30,7 @@ impl StreamHandle {
     }
 
     /// The stream of the thread that uses the handle.
-    pub(super) fn per_thread() -> StreamHandle {
+    pub(in crate::device::cuda) fn per_thread() -> StreamHandle {
         StreamHandle(std::ptr::without_provenance_mut(PER_THREAD))
     }
 
@@ -40,12 +40,12 @@ impl StreamHandle {
     }
 
     /// Whether the handle means another stream in each thread.
-    pub(super) fn is_per_thread(self) -> bool {
+    pub(in crate::device::cuda) fn is_per_thread(self) -> bool {
         self.0.addr() == PER_THREAD
     }
 
     /// What the stream captures, if anything.
-    pub(super) fn capture(self, primary: &Primary) -> Result<Option<Capture>> {
+    pub(in crate::device::cuda) fn capture(self, primary: &Primary) -> Result<Option<Capture>> {
         let (mut status, mut id) = (0, 0);
         let (mut graph, nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         let graph_at = &raw mut graph;
@@ -107,10 +107,10 @@ const CAPTURING: c_int = 1;
 
 /// Which capture a stream is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Capture {
-    pub(super) id: u64,
+pub(in crate::device::cuda) struct Capture {
+    pub(in crate::device::cuda) id: u64,
     /// The graph that it becomes.
-    pub(super) graph: CUgraph,
+    pub(in crate::device::cuda) graph: CUgraph,
 }
 
 // SAFETY: the graph is a handle, which the driver lets any thread use.
@@ -120,7 +120,7 @@ unsafe impl Sync for Capture {}
 
 /// A stream of ours. It does not wait for the null stream, and the null stream does not wait for it.
 #[derive(Debug)]
-pub(super) struct OwnStream {
+pub(in crate::device::cuda) struct OwnStream {
     primary: Arc<Primary>,
     handle: CUstream,
 }
@@ -134,7 +134,7 @@ unsafe impl Sync for OwnStream {}
 const NON_BLOCKING: u32 = 1;
 
 impl OwnStream {
-    pub(super) fn new(primary: &Arc<Primary>) -> Result<OwnStream> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>) -> Result<OwnStream> {
         let _entered = primary.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place is ours, and the context is current.
@@ -143,12 +143,12 @@ impl OwnStream {
         Ok(OwnStream { primary: Arc::clone(primary), handle })
     }
 
-    pub(super) fn handle(&self) -> StreamHandle {
+    pub(in crate::device::cuda) fn handle(&self) -> StreamHandle {
         StreamHandle(self.handle)
     }
 
     /// Whether all that was put into it is done. It never blocks.
-    pub(super) fn is_idle(&self) -> Result<bool> {
+    pub(in crate::device::cuda) fn is_idle(&self) -> Result<bool> {
         let _entered = self.primary.enter()?;
         // SAFETY: the stream is ours and lives.
         match unsafe { call!(self.primary, cuStreamQuery(self.handle)) } {
@@ -159,7 +159,7 @@ impl OwnStream {
     }
 
     /// Waits for all work in it. Only for set-up, when no peer's kernel can be waiting for this process.
-    pub(super) fn drain(&self) -> Result<()> {
+    pub(in crate::device::cuda) fn drain(&self) -> Result<()> {
         let _entered = self.primary.enter()?;
         // SAFETY: the stream is ours and lives.
         let drained = unsafe { call!(self.primary, cuStreamSynchronize(self.handle)) };
@@ -176,7 +176,7 @@ impl Drop for OwnStream {
 
 /// An event of ours.
 #[derive(Debug)]
-pub(super) struct OwnEvent {
+pub(in crate::device::cuda) struct OwnEvent {
     primary: Arc<Primary>,
     handle: CUevent,
 }
@@ -190,7 +190,7 @@ unsafe impl Sync for OwnEvent {}
 const DISABLE_TIMING: u32 = 2;
 
 impl OwnEvent {
-    pub(super) fn new(primary: &Arc<Primary>) -> Result<OwnEvent> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>) -> Result<OwnEvent> {
         let _entered = primary.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place is ours, and the context is current.
@@ -200,21 +200,21 @@ impl OwnEvent {
     }
 
     /// Marks what is in the stream now. The context is current.
-    pub(super) fn record(&self, stream: StreamHandle) -> Result<()> {
+    pub(in crate::device::cuda) fn record(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: the event is ours and lives, and so does the stream (`StreamHandle::new`).
         let recorded = unsafe { call!(self.primary, cuEventRecord(self.handle, stream.0)) };
         recorded.map_err(|failure| self.primary.error(failure))
     }
 
     /// Makes the stream wait for the last mark. The context must be current.
-    pub(super) fn holds_up(&self, stream: StreamHandle) -> Result<()> {
+    pub(in crate::device::cuda) fn holds_up(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: as in `record`.
         let waits = unsafe { call!(self.primary, cuStreamWaitEvent(stream.0, self.handle, 0)) };
         waits.map_err(|failure| self.primary.error(failure))
     }
 
     /// Whether what was marked is done. It never blocks.
-    pub(super) fn is_done(&self) -> Result<bool> {
+    pub(in crate::device::cuda) fn is_done(&self) -> Result<bool> {
         let _entered = self.primary.enter()?;
         // SAFETY: the event is ours and lives.
         match unsafe { call!(self.primary, cuEventQuery(self.handle)) } {

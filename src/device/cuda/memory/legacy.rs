@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 
-use super::context::Primary;
-use super::memory::{foreign, refused};
-use super::result::call;
+use super::allocation::{foreign, refused};
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::call;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
@@ -31,7 +31,7 @@ use crate::wire::{Reader, Writer};
 
 /// Memory of this process that others can open.
 #[derive(Debug)]
-pub(super) struct Handed {
+pub(in crate::device::cuda) struct Handed {
     primary: Arc<Primary>,
     address: CUdeviceptr,
     note: LentNote,
@@ -39,7 +39,7 @@ pub(super) struct Handed {
 
 /// Memory of another process.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(in crate::device::cuda) struct Opened {
     primary: Arc<Primary>,
     /// Of the whole allocation.
     base: CUdeviceptr,
@@ -50,7 +50,7 @@ pub(super) struct Opened {
 
 impl Handed {
     /// New memory, whose content is not defined. The context is current.
-    pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Handed> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Handed> {
         let mut address = 0;
         // SAFETY: the place is ours, and the context is current.
         let made = unsafe { call!(primary, cuMemAlloc(&raw mut address, bytes)) };
@@ -65,16 +65,16 @@ impl Handed {
         }
     }
 
-    pub(super) fn address(&self) -> CUdeviceptr {
+    pub(in crate::device::cuda) fn address(&self) -> CUdeviceptr {
         self.address
     }
 
     /// A descriptor of the note.
-    pub(super) fn descriptor(&self) -> Result<OwnedFd> {
+    pub(in crate::device::cuda) fn descriptor(&self) -> Result<OwnedFd> {
         self.note.descriptor()
     }
 
-    pub(super) fn is_open_elsewhere(&self) -> bool {
+    pub(in crate::device::cuda) fn is_open_elsewhere(&self) -> bool {
         self.note.is_held_elsewhere()
     }
 }
@@ -92,7 +92,7 @@ impl Drop for Handed {
 
 impl Opened {
     /// Opens what a note names for the work of this GPU. The context is current.
-    pub(super) fn open(
+    pub(in crate::device::cuda) fn open(
         primary: &Arc<Primary>,
         (note, told): (TakenNote, [u8; NOTE_BYTES]),
         bytes: usize,
@@ -124,7 +124,7 @@ impl Opened {
         Ok(opened)
     }
 
-    pub(super) fn address(&self) -> CUdeviceptr {
+    pub(in crate::device::cuda) fn address(&self) -> CUdeviceptr {
         self.base + self.offset
     }
 }

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::arguments::{Arguments, FoldOperand, FoldStep, PassKind};
 use super::kernels::EntryPoint;
-use super::launch::{Arguments, FoldOperand, FoldStep, PassKind};
 
 /// Copies and folds, added in an order in which they could run one by one.
 #[derive(Debug, Default)]
-pub(super) struct LaunchLevels {
+pub(in crate::device::cuda) struct LaunchLevels {
     work: Vec<Work>,
     /// The operands of all work. A step names the place of its first operand.
     operands: Vec<FoldOperand>,
@@ -29,17 +29,17 @@ struct Work {
 
 /// One launch of a kernel: steps that do not need each other.
 #[derive(Debug)]
-pub(super) struct LevelLaunch {
-    pub(super) entry: EntryPoint,
-    pub(super) steps: Vec<FoldStep>,
-    pub(super) operands: Vec<FoldOperand>,
+pub(in crate::device::cuda) struct LevelLaunch {
+    pub(in crate::device::cuda) entry: EntryPoint,
+    pub(in crate::device::cuda) steps: Vec<FoldStep>,
+    pub(in crate::device::cuda) operands: Vec<FoldOperand>,
     /// The bytes of each operand of the largest step.
-    pub(super) bytes: u64,
+    pub(in crate::device::cuda) bytes: u64,
 }
 
 impl LaunchLevels {
     /// Adds a pass of `count` elements at the first level after all work that it depends on.
-    pub(super) fn put(&mut self, kind: PassKind, count: u64, (sources, targets): (&[u64], &[u64])) {
+    pub(in crate::device::cuda) fn put(&mut self, kind: PassKind, count: u64, (sources, targets): (&[u64], &[u64])) {
         // What is alone depends on nothing, so the first is marked when there is a second.
         if let [first] = self.work[..] {
             self.mark(&first);
@@ -69,7 +69,7 @@ impl LaunchLevels {
     }
 
     /// The launches, in their order.
-    pub(super) fn launches(mut self) -> Vec<LevelLaunch> {
+    pub(in crate::device::cuda) fn launches(mut self) -> Vec<LevelLaunch> {
         self.work.sort_by_key(|work| (work.level, work.entry.index()));
         let mut launches: Vec<LevelLaunch> = Vec::new();
         let alike = |one: &Work, next: &Work| (one.level, one.entry) == (next.level, next.entry);

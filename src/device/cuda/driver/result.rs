@@ -4,15 +4,15 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 
 use super::gate::Gate;
-use super::host_pins::Pins;
 use super::raw::{self, Functions};
+use crate::device::cuda::memory::host_pins::Pins;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::OnceLock;
 use crate::sys::fork::Birthplace;
 
 /// The driver of this process, loaded and initialised.
 #[derive(Debug)]
-pub(super) struct Driver {
+pub(in crate::device::cuda) struct Driver {
     functions: Functions,
     pins: Pins,
     gate: Gate,
@@ -21,11 +21,11 @@ pub(super) struct Driver {
 
 /// A call of the driver that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(in crate::device::cuda) struct Refusal {
     /// The function's name.
-    pub(super) call: &'static str,
+    pub(in crate::device::cuda) call: &'static str,
     /// Its answer.
-    pub(super) code: c_int,
+    pub(in crate::device::cuda) code: c_int,
 }
 
 /// Calls a function of the driver and checks its answer: `call!(owner, cuStreamQuery(stream))`, inside `unsafe`. The
@@ -35,14 +35,14 @@ macro_rules! call {
         $owner.check(stringify!($name), ($owner.functions().$name)($($argument),*))
     };
 }
-pub(super) use call;
+pub(in crate::device::cuda) use call;
 
 impl Driver {
     /// The driver, loaded at the first call.
     ///
     /// # Errors
     /// Where there is no driver, none that is new enough, or none that starts. A later call tries again.
-    pub(super) fn get() -> Result<&'static Driver> {
+    pub(in crate::device::cuda) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
@@ -61,27 +61,27 @@ impl Driver {
         Ok(DRIVER.get_or_init(|| driver))
     }
 
-    pub(super) fn functions(&self) -> &Functions {
+    pub(in crate::device::cuda) fn functions(&self) -> &Functions {
         &self.functions
     }
 
     /// The host memory that is pinned.
-    pub(super) fn pins(&self) -> &Pins {
+    pub(in crate::device::cuda) fn pins(&self) -> &Pins {
         &self.pins
     }
 
     /// By which launches and the freeing of memory take turns.
-    pub(super) fn gate(&self) -> &Gate {
+    pub(in crate::device::cuda) fn gate(&self) -> &Gate {
         &self.gate
     }
 
     #[inline]
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), Refusal> {
+    pub(in crate::device::cuda) fn check(&self, call: &'static str, code: c_int) -> Result<(), Refusal> {
         if code == 0 { Ok(()) } else { Err(Refusal { call, code }) }
     }
 
     /// Refuses calls in a forked child: a driver does not survive a fork.
-    pub(super) fn check_process(&self) -> Result<()> {
+    pub(in crate::device::cuda) fn check_process(&self) -> Result<()> {
         if self.birthplace.is_here() {
             return Ok(());
         }
@@ -125,7 +125,7 @@ impl fmt::Display for Dotted {
 impl Refusal {
     /// The error, in the driver's words.
     #[cold]
-    pub(super) fn at(self, driver: &Driver) -> Error {
+    pub(in crate::device::cuda) fn at(self, driver: &Driver) -> Error {
         Error::new(Kind::System, format!("{}: {}", self.call, driver.words(self.code)))
     }
 
@@ -146,4 +146,4 @@ const CONTAINED: c_int = 226;
 /// `CUDA_ERROR_NOT_READY`
 pub(super) const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_NO_BINARY_FOR_GPU`
-pub(super) const NO_BINARY_FOR_GPU: c_int = 209;
+pub(in crate::device::cuda) const NO_BINARY_FOR_GPU: c_int = 209;

@@ -21,20 +21,20 @@ use crate::sync::primitive::{Arc, AtomicU32, Ordering};
 
 /// How memory of a GPU can be made, and who reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct MemoryWays {
+pub(in crate::device::cuda) struct MemoryWays {
     /// Whether the driver maps memory, which it does beside kernels that run.
-    pub(super) maps: bool,
+    pub(in crate::device::cuda) maps: bool,
     /// Whether mapped memory can leave the process as a descriptor.
-    pub(super) exports: bool,
+    pub(in crate::device::cuda) exports: bool,
     /// Whether mapped memory can leave the host by a fabric handle, says an attribute that is no promise.
-    pub(super) fabric: bool,
+    pub(in crate::device::cuda) fabric: bool,
     /// The devices whose kernels reach mapped memory: this one, then those with peer access to it.
-    pub(super) visitors: Vec<CUdevice>,
+    pub(in crate::device::cuda) visitors: Vec<CUdevice>,
 }
 
 /// A reference to a GPU's primary context, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Primary {
+pub(in crate::device::cuda) struct Primary {
     driver: &'static Driver,
     device: CUdevice,
     context: CUcontext,
@@ -55,7 +55,7 @@ unsafe impl Sync for Primary {}
 impl Primary {
     /// Takes a reference, which makes the context if nobody has one.
     /// `user` is kept until it is given back.
-    pub(super) fn retain(
+    pub(in crate::device::cuda) fn retain(
         driver: &'static Driver,
         device: CUdevice,
         memory_ways: MemoryWays,
@@ -70,32 +70,32 @@ impl Primary {
         Ok(Primary { driver, device, context, memory_ways, lost, no_fabric, _user: user })
     }
 
-    pub(super) fn functions(&self) -> &Functions {
+    pub(in crate::device::cuda) fn functions(&self) -> &Functions {
         self.driver.functions()
     }
 
     /// The device's number to the driver.
-    pub(super) fn device(&self) -> CUdevice {
+    pub(in crate::device::cuda) fn device(&self) -> CUdevice {
         self.device
     }
 
     /// What the driver calls the context, as a number.
-    pub(super) fn number(&self) -> u64 {
+    pub(in crate::device::cuda) fn number(&self) -> u64 {
         self.context.addr() as u64
     }
 
     /// By which launches and the freeing of memory take turns.
-    pub(super) fn gate(&self) -> &Gate {
+    pub(in crate::device::cuda) fn gate(&self) -> &Gate {
         self.driver.gate()
     }
 
-    pub(super) fn memory_ways(&self) -> &MemoryWays {
+    pub(in crate::device::cuda) fn memory_ways(&self) -> &MemoryWays {
         &self.memory_ways
     }
 
     /// What an answer means; remembers one after which the context is lost.
     #[inline]
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), Refusal> {
+    pub(in crate::device::cuda) fn check(&self, call: &'static str, code: c_int) -> Result<(), Refusal> {
         let checked = self.driver.check(call, code);
         if let Err(failure) = checked {
             self.note(failure);
@@ -113,13 +113,13 @@ impl Primary {
 
     /// Remembers that the driver refuses memory with fabric handles, so that nobody asks for it again.
     #[cold]
-    pub(super) fn note_no_fabric(&self, code: c_int) {
+    pub(in crate::device::cuda) fn note_no_fabric(&self, code: c_int) {
         // Relaxed: it is a hint, with nothing behind it.
         self.no_fabric.store(code.unsigned_abs(), Ordering::Relaxed);
     }
 
     /// The driver's refusal of memory with fabric handles, if it was asked.
-    pub(super) fn fabric_refusal(&self) -> Option<Refusal> {
+    pub(in crate::device::cuda) fn fabric_refusal(&self) -> Option<Refusal> {
         // Relaxed: see `note_no_fabric`.
         let code = self.no_fabric.load(Ordering::Relaxed);
         let code = c_int::try_from(code).unwrap_or(c_int::MAX);
@@ -128,7 +128,7 @@ impl Primary {
 
     /// The error of a failure.
     #[cold]
-    pub(super) fn error(&self, failure: Refusal) -> Error {
+    pub(in crate::device::cuda) fn error(&self, failure: Refusal) -> Error {
         failure.at(self.driver).on(self.device)
     }
 
@@ -143,7 +143,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`] where it is of another.
-    pub(super) fn check_owns(&self, stream: StreamHandle) -> Result<()> {
+    pub(in crate::device::cuda) fn check_owns(&self, stream: StreamHandle) -> Result<()> {
         if stream.is_of_current_context() {
             return Ok(());
         }
@@ -166,7 +166,7 @@ impl Primary {
     ///
     /// # Errors
     /// Where the context was lost, or the driver refuses.
-    pub(super) fn enter(&self) -> Result<Entered<'_>> {
+    pub(in crate::device::cuda) fn enter(&self) -> Result<Entered<'_>> {
         self.driver.check_process()?;
         // Relaxed: see `note`.
         let lost = self.lost.load(Ordering::Relaxed);
@@ -210,7 +210,7 @@ impl Primary {
     }
 
     /// Lets kernels of this context reach the memory of another GPU's, which [`Primary::can_reach`] allows. For set-up.
-    pub(super) fn reach(&self, other: &Primary) -> Result<()> {
+    pub(in crate::device::cuda) fn reach(&self, other: &Primary) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained; this one is current.
         match unsafe { call!(self, cuCtxEnablePeerAccess(other.context, 0)) } {
@@ -221,7 +221,7 @@ impl Primary {
     }
 
     /// Whether kernels of one GPU can reach the memory of another; the reason where not.
-    pub(super) fn can_reach(
+    pub(in crate::device::cuda) fn can_reach(
         driver: &Driver,
         device: CUdevice,
         other: CUdevice,
@@ -237,7 +237,7 @@ impl Primary {
 
     /// Gives something back to the driver, in a destructor. A destructor can report no error, so a call that fails is
     /// made once more. If the context is lost, no call is made.
-    pub(super) fn give_back(&self, mut call: impl FnMut() -> Result<(), Refusal>) {
+    pub(in crate::device::cuda) fn give_back(&self, mut call: impl FnMut() -> Result<(), Refusal>) {
         if self.is_lost() {
             return;
         }
@@ -283,7 +283,7 @@ thread_local! {
 
 /// While it lives, the context is current in the thread that entered it.
 #[derive(Debug)]
-pub(super) struct Entered<'a> {
+pub(in crate::device::cuda) struct Entered<'a> {
     /// `None` inside of another guard of the same context.
     _outer: Option<Outer<'a>>,
     /// Guards stay in the thread that entered.

@@ -13,11 +13,11 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 
-use super::active::Active;
-use super::context::Primary;
 use super::legacy;
 use super::physical::{POSIX, location};
-use super::result::call;
+use crate::device::cuda::active::Active;
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::call;
 use crate::device::{Adopted, Generation, Home, Keep, Lendable, MOST_PARTS, Region};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Arc;
@@ -110,7 +110,11 @@ const READ_WRITE: u64 = 3;
 ///
 /// # Errors
 /// [`Kind::InvalidArgument`] where so much does not lie there.
-pub(super) fn adopt(active: Arc<Active>, home: Home, (address, bytes): (u64, usize)) -> Result<Region> {
+pub(in crate::device::cuda) fn adopt(
+    active: Arc<Active>,
+    home: Home,
+    (address, bytes): (u64, usize),
+) -> Result<Region> {
     let mut parts = Vec::new();
     {
         let primary = active.primary();
@@ -121,7 +125,7 @@ pub(super) fn adopt(active: Arc<Active>, home: Home, (address, bytes): (u64, usi
             let (start, length) = if at == address { found? } else { found.unwrap_or((at, 0)) };
             let next = start.saturating_add(length);
             // A gap, and a driver that says nothing new, end the walk.
-            if end.is_none() || next <= at || super::locate(at)? != Some(home) {
+            if end.is_none() || next <= at || crate::device::cuda::locate(at)? != Some(home) {
                 return Err(too_long(home, (address, bytes), at));
             }
             parts.push(Adopted { address: at, number: Facts::of(primary, at)?.buffer });
@@ -154,7 +158,7 @@ fn mapping(primary: &Primary, at: CUdeviceptr) -> Result<(CUdeviceptr, u64)> {
 }
 
 /// Whether the program's memory is still that which was [adopted](adopt).
-pub(super) fn is_still_there(active: &Active, region: &Region) -> Result<bool> {
+pub(in crate::device::cuda) fn is_still_there(active: &Active, region: &Region) -> Result<bool> {
     let primary = active.primary();
     let _entered = primary.enter()?;
     for part in region.keep().adopted() {
@@ -167,7 +171,7 @@ pub(super) fn is_still_there(active: &Active, region: &Region) -> Result<bool> {
 
 /// How the program's memory is handed to the kernels of `visitors` in this process, and to other processes if there are
 /// any `elsewhere`; or why it cannot be.
-pub(super) fn lendable(
+pub(in crate::device::cuda) fn lendable(
     active: &Arc<Active>,
     region: &Region,
     (visitors, elsewhere): (&[CUdevice], bool),

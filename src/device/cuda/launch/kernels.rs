@@ -8,16 +8,16 @@ use std::ffi::{CStr, c_int, c_void};
 use cudarc::driver::sys::{CUfunction, CUmodule};
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 
-use super::context::Primary;
-use super::launch::THREADS;
-use super::result::{NO_BINARY_FOR_GPU, call};
+use super::arguments::THREADS;
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::{NO_BINARY_FOR_GPU, call};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::types::DataType;
 
 /// Which kernel: one of the copies and folds of `kernels/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EntryPoint {
+pub(in crate::device::cuda) enum EntryPoint {
     /// Copies bytes.
     Copy,
     /// Folds bytes with an operator on bits.
@@ -28,7 +28,7 @@ pub(super) enum EntryPoint {
 
 /// The operators on bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BitOp {
+pub(in crate::device::cuda) enum BitOp {
     And,
     Or,
     Xor,
@@ -36,7 +36,7 @@ pub(super) enum BitOp {
 
 /// The arithmetic operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FoldOp {
+pub(in crate::device::cuda) enum FoldOp {
     Sum,
     ScaledSum,
     Prod,
@@ -53,7 +53,7 @@ const INTERPRETER: [&CStr; 1] = [c"program"];
 
 impl EntryPoint {
     /// Its place in the table.
-    pub(super) fn index(self) -> usize {
+    pub(in crate::device::cuda) fn index(self) -> usize {
         match self {
             EntryPoint::Copy => 0,
             EntryPoint::Bits(op) => 1 + op as usize,
@@ -78,12 +78,12 @@ macro_rules! images {
         [$(Image {
             name: $name,
             entries: $entries,
-            ptx: include_bytes!(concat!("../../../kernels/compiled/", $name, ".ptx.z")),
+            ptx: include_bytes!(concat!("../../../../kernels/compiled/", $name, ".ptx.z")),
             code: [
-                (8, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_80.z"))),
-                (9, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_90.z"))),
-                (10, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_100.z"))),
-                (12, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_120.z"))),
+                (8, include_bytes!(concat!("../../../../kernels/compiled/", $name, ".sm_80.z"))),
+                (9, include_bytes!(concat!("../../../../kernels/compiled/", $name, ".sm_90.z"))),
+                (10, include_bytes!(concat!("../../../../kernels/compiled/", $name, ".sm_100.z"))),
+                (12, include_bytes!(concat!("../../../../kernels/compiled/", $name, ".sm_120.z"))),
             ],
         }),*]
     };
@@ -139,7 +139,7 @@ const MOST_IMAGE_BYTES: usize = 16 << 20;
 
 /// All kernels in one context.
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub(in crate::device::cuda) struct Kernels {
     /// By [`EntryPoint::index`].
     functions: Vec<LoadedKernel>,
     /// What keeps the functions.
@@ -148,10 +148,10 @@ pub(super) struct Kernels {
 
 /// A kernel that is loaded.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LoadedKernel {
-    pub(super) handle: CUfunction,
+pub(in crate::device::cuda) struct LoadedKernel {
+    pub(in crate::device::cuda) handle: CUfunction,
     /// Blocks of [`THREADS`] that a multiprocessor holds at once.
-    pub(super) blocks: u32,
+    pub(in crate::device::cuda) blocks: u32,
 }
 
 // SAFETY: a handle, which the driver lets any thread use.
@@ -161,24 +161,24 @@ unsafe impl Sync for LoadedKernel {}
 
 impl Kernels {
     /// Loads them all for a GPU of this compute capability, (9, 0) for instance.
-    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Kernels> {
+    pub(in crate::device::cuda) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Kernels> {
         let (functions, _modules) = load(primary, &IMAGES, capability)?;
         Ok(Kernels { functions, _modules })
     }
 
     #[cfg(test)]
-    pub(super) fn all(&self) -> &[LoadedKernel] {
+    pub(in crate::device::cuda) fn all(&self) -> &[LoadedKernel] {
         &self.functions
     }
 
-    pub(super) fn function(&self, entry: EntryPoint) -> LoadedKernel {
+    pub(in crate::device::cuda) fn function(&self, entry: EntryPoint) -> LoadedKernel {
         self.functions[entry.index()]
     }
 }
 
 /// The interpreters of programs in one context.
 #[derive(Debug)]
-pub(super) struct Interpreters {
+pub(in crate::device::cuda) struct Interpreters {
     functions: Vec<LoadedKernel>,
     /// What keeps the functions.
     _modules: Vec<Module>,
@@ -186,29 +186,29 @@ pub(super) struct Interpreters {
 
 impl Interpreters {
     /// Loads them all for a GPU of this compute capability.
-    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Interpreters> {
+    pub(in crate::device::cuda) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Interpreters> {
         let (functions, _modules) = load(primary, &INTERPRETER_IMAGES, capability)?;
         Ok(Interpreters { functions, _modules })
     }
 
     /// The interpreter of a number: below the last, of the element type with this code.
-    pub(super) fn function(&self, number: usize) -> LoadedKernel {
+    pub(in crate::device::cuda) fn function(&self, number: usize) -> LoadedKernel {
         self.functions[number]
     }
 
     /// Blocks that a multiprocessor holds at once, of whichever interpreter.
-    pub(super) fn blocks(&self) -> u32 {
+    pub(in crate::device::cuda) fn blocks(&self) -> u32 {
         self.functions.iter().map(|function| function.blocks).min().unwrap_or(1)
     }
 }
 
 /// The kernels around a call of several processes, in one context.
 #[derive(Debug)]
-pub(super) struct Meets {
+pub(in crate::device::cuda) struct Meets {
     /// Compares the calls.
     pub(super) meet: CUfunction,
     /// Lets the members go on.
-    pub(super) leave: CUfunction,
+    pub(in crate::device::cuda) leave: CUfunction,
     /// What keeps the functions.
     _modules: Vec<Module>,
 }
@@ -220,7 +220,7 @@ unsafe impl Sync for Meets {}
 
 impl Meets {
     /// Loads them for a GPU of this compute capability.
-    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Meets> {
+    pub(in crate::device::cuda) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Meets> {
         let (functions, _modules) = load(primary, &MEET_IMAGES, capability)?;
         let [meet, leave] = functions[..] else { return Err(Error::internal("the module meet has two functions")) };
         Ok(Meets { meet: meet.handle, leave: leave.handle, _modules })

@@ -6,10 +6,10 @@ use std::mem::ManuallyDrop;
 
 use cudarc::driver::sys::{CUgraph, CUuserObject};
 
-use super::active::Active;
-use super::context::Primary;
-use super::result::call;
-use super::stream::Capture;
+use crate::device::cuda::active::Active;
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::call;
+use crate::device::cuda::driver::stream::Capture;
 use crate::device::{Region, StatusPage};
 use crate::error::Result;
 use crate::sync::primitive::{Arc, Mutex, Weak};
@@ -18,7 +18,7 @@ use crate::sys::thread;
 /// What one graph keeps. The driver has the only lasting reference, which it gives back when the last copy of the graph
 /// is destroyed.
 #[derive(Debug)]
-pub(super) struct GraphKeep {
+pub(in crate::device::cuda) struct GraphKeep {
     // Dropped before `_active`, which frees the memory of regions that have gone.
     regions: Mutex<Vec<Region>>,
     /// The pages and the seats of the ranks: kernels look at a page, and write to it, in each replay.
@@ -29,14 +29,14 @@ pub(super) struct GraphKeep {
 
 /// The captures under way and the graphs made from them, keyed by capture number, which the driver does not use twice.
 #[derive(Debug, Default)]
-pub(super) struct Captures {
+pub(in crate::device::cuda) struct Captures {
     kept: Mutex<Vec<(u64, Weak<GraphKeep>)>>,
 }
 
 impl Captures {
     /// Makes the graph of a capture keep `regions` and `pages`, and keep the GPU in use. The returned reference dies
     /// with the graph. The context must be current.
-    pub(super) fn keep(
+    pub(in crate::device::cuda) fn keep(
         &self,
         active: &Arc<Active>,
         capture: Capture,

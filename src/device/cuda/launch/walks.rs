@@ -11,7 +11,7 @@ use crate::types::{ReduceOp, Scalar};
 
 /// The walks of the last launches, the latest at the end.
 #[derive(Debug, Default)]
-pub(super) struct Walks {
+pub(in crate::device::cuda) struct Walks {
     known: Mutex<Vec<Walk>>,
 }
 
@@ -40,7 +40,7 @@ impl Walks {
     ///
     /// # Errors
     /// As there.
-    pub(super) fn launches(&self, parts: &[LaunchPart]) -> Result<Option<Arc<[LevelLaunch]>>> {
+    pub(in crate::device::cuda) fn launches(&self, parts: &[LaunchPart]) -> Result<Option<Arc<[LevelLaunch]>>> {
         let ordinary = is_ordinary(parts);
         if ordinary {
             let mut known = self.lock();

@@ -4,12 +4,12 @@ use std::any::Any;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::active::{Active, Mark};
-use super::launch::{self, PassKind};
+use super::arguments::{self, PassKind};
 use super::levels::LevelLaunch;
-use super::result::call;
-use super::stream::{Capture, OwnStream, StreamHandle};
 use super::{members, polling};
+use crate::device::cuda::active::{Active, Mark};
+use crate::device::cuda::driver::result::call;
+use crate::device::cuda::driver::stream::{Capture, OwnStream, StreamHandle};
 use crate::device::records::LaunchPart;
 use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue, Surroundings};
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::sync::primitive::Arc;
 
 /// A stream as a queue.
 #[derive(Debug)]
-pub(super) struct StreamQueue {
+pub(in crate::device::cuda) struct StreamQueue {
     // Dropped before `keep`.
     stream: Stream,
     home: Home,
@@ -50,7 +50,7 @@ impl Stream {
 
 impl StreamQueue {
     /// A queue on a stream of its own.
-    pub(super) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
+    pub(in crate::device::cuda) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
         Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, keep: None })
     }
 
@@ -58,7 +58,7 @@ impl StreamQueue {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for a stream of another context than the GPU's primary one.
-    pub(super) fn of(
+    pub(in crate::device::cuda) fn of(
         active: Arc<Active>,
         home: Home,
         stream: StreamHandle,
@@ -143,7 +143,7 @@ impl Queue for StreamQueue {
         let step = work.step(pass.count as u64, (0, sources), targets);
         let _entered = self.active.primary().enter()?;
         self.keep_captured(&[])?;
-        let tables = (&[step][..], &launch::operands_of(pass)[..]);
+        let tables = (&[step][..], &arguments::operands_of(pass)[..]);
         // SAFETY: the caller vouches for sources and targets until an event is done that is recorded later.
         unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }?;
         self.note()

@@ -12,18 +12,18 @@ use cudarc::driver::sys::{
     CUmemLocationType,
 };
 
-use super::context::Primary;
-use super::memory::refused;
-use super::raw::AllocationProperties;
-use super::result::{Refusal, call};
+use super::allocation::refused;
 use crate::device::FabricHandle;
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::raw::AllocationProperties;
+use crate::device::cuda::driver::result::{Refusal, call};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::open;
 
 /// By what memory shall be able to leave its process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Handles {
+pub(in crate::device::cuda) enum Handles {
     /// A descriptor, where the GPU has them.
     Descriptor,
     /// A fabric handle too, unless the driver refuses.
@@ -32,7 +32,7 @@ pub(super) enum Handles {
 
 /// Memory without an address.
 #[derive(Debug)]
-pub(super) struct Physical {
+pub(in crate::device::cuda) struct Physical {
     primary: Arc<Primary>,
     handle: CUmemGenericAllocationHandle,
     /// Whether it was made with fabric handles.
@@ -49,7 +49,7 @@ const FABRIC: c_int = 8;
 struct FabricBytes([u8; FabricHandle::BYTES]);
 
 impl Physical {
-    pub(super) fn new(primary: &Arc<Primary>, bytes: usize, handles: Handles) -> Result<Physical> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>, bytes: usize, handles: Handles) -> Result<Physical> {
         let create = |properties: &AllocationProperties| {
             let mut handle = 0;
             // SAFETY: both places live through the call.
@@ -61,7 +61,7 @@ impl Physical {
         Ok(Physical { primary: Arc::clone(primary), handle, has_fabric })
     }
 
-    pub(super) fn import(primary: &Arc<Primary>, descriptor: &OwnedFd) -> Result<Physical> {
+    pub(in crate::device::cuda) fn import(primary: &Arc<Primary>, descriptor: &OwnedFd) -> Result<Physical> {
         let mut handle = 0;
         let number = usize::try_from(descriptor.as_raw_fd()).expect("descriptors are not negative");
         let descriptor = std::ptr::without_provenance_mut(number);
@@ -72,7 +72,7 @@ impl Physical {
         Ok(Physical { primary: Arc::clone(primary), handle, has_fabric: false })
     }
 
-    pub(super) fn import_fabric(primary: &Arc<Primary>, theirs: &FabricHandle) -> Result<Physical> {
+    pub(in crate::device::cuda) fn import_fabric(primary: &Arc<Primary>, theirs: &FabricHandle) -> Result<Physical> {
         let (mut handle, mut bytes) = (0, FabricBytes(theirs.0));
         let place: *mut c_void = (&raw mut bytes).cast();
         // SAFETY: both places are ours; the second has the width of a fabric handle, which the driver looks up: it
@@ -84,17 +84,17 @@ impl Physical {
         Ok(Physical { primary: Arc::clone(primary), handle, has_fabric: false })
     }
 
-    pub(super) fn primary(&self) -> &Arc<Primary> {
+    pub(in crate::device::cuda) fn primary(&self) -> &Arc<Primary> {
         &self.primary
     }
 
     /// What the driver calls it, to map it.
-    pub(super) fn handle(&self) -> CUmemGenericAllocationHandle {
+    pub(in crate::device::cuda) fn handle(&self) -> CUmemGenericAllocationHandle {
         self.handle
     }
 
     /// A descriptor, for processes of this host.
-    pub(super) fn descriptor(&self) -> Result<OwnedFd> {
+    pub(in crate::device::cuda) fn descriptor(&self) -> Result<OwnedFd> {
         let primary = &self.primary;
         let _entered = primary.enter()?;
         let mut descriptor: c_int = -1;
@@ -107,7 +107,7 @@ impl Physical {
     }
 
     /// A fabric handle, for processes of other hosts; `None` where it was made without.
-    pub(super) fn fabric_handle(&self) -> Result<Option<FabricHandle>> {
+    pub(in crate::device::cuda) fn fabric_handle(&self) -> Result<Option<FabricHandle>> {
         if !self.has_fabric {
             return Ok(None);
         }
@@ -166,7 +166,7 @@ fn properties(primary: &Primary, handle_types: c_int) -> AllocationProperties {
     }
 }
 
-pub(super) fn location(device: CUdevice) -> CUmemLocation {
+pub(in crate::device::cuda) fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 

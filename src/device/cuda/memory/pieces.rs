@@ -2,20 +2,20 @@
 
 /// A part of a memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) offset: usize,
-    pub(super) bytes: usize,
+pub(in crate::device::cuda) struct Piece {
+    pub(in crate::device::cuda) offset: usize,
+    pub(in crate::device::cuda) bytes: usize,
 }
 
 /// The free parts of one memory, sorted by offset. Two that touch are one.
 #[derive(Debug)]
-pub(super) struct FreePieces {
+pub(in crate::device::cuda) struct FreePieces {
     free: Vec<Piece>,
 }
 
 impl FreePieces {
     /// A memory of `bytes`, all of them free.
-    pub(super) fn new(bytes: usize) -> FreePieces {
+    pub(in crate::device::cuda) fn new(bytes: usize) -> FreePieces {
         FreePieces { free: vec![Piece { offset: 0, bytes }] }
     }
 
@@ -25,7 +25,7 @@ impl FreePieces {
     }
 
     /// Takes `bytes` from the smallest free piece that has as many: large pieces stay whole for large requests.
-    pub(super) fn take(&mut self, bytes: usize) -> Option<Piece> {
+    pub(in crate::device::cuda) fn take(&mut self, bytes: usize) -> Option<Piece> {
         let fits = self.free.iter_mut().enumerate().filter(|(_, piece)| piece.bytes >= bytes);
         let (index, piece) = fits.min_by_key(|(_, piece)| piece.bytes)?;
         let taken = Piece { offset: piece.offset, bytes };
@@ -37,7 +37,7 @@ impl FreePieces {
     }
 
     /// Gives back a piece that [`FreePieces::take`] gave.
-    pub(super) fn give_back(&mut self, piece: Piece) {
+    pub(in crate::device::cuda) fn give_back(&mut self, piece: Piece) {
         let mut index = self.free.partition_point(|other| other.offset < piece.offset);
         self.free.insert(index, piece);
         // Joined with the one behind, then with the one before.

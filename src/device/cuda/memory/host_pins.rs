@@ -9,10 +9,10 @@ use std::collections::HashMap;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::context::Primary;
 use super::pieces::{FreePieces, Piece};
-use super::result::{Driver, call};
 use super::unshared::Unshared;
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::{Driver, call};
 use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -20,7 +20,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 
 /// Host memory as one GPU addresses it.
 #[derive(Debug)]
-pub(super) struct OfHost {
+pub(in crate::device::cuda) struct OfHost {
     address: CUdeviceptr,
     _pin: Arc<Pin>,
     _memory: HostRegion,
@@ -37,7 +37,7 @@ struct Pin {
 
 /// What the driver has pinned for this library in this process. It refuses to pin memory twice.
 #[derive(Debug, Default)]
-pub(super) struct Pins {
+pub(in crate::device::cuda) struct Pins {
     /// By address.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
     /// As long as pieces of them are used.
@@ -67,7 +67,7 @@ const PORTABLE_MAPPED: u32 = 1 | 2;
 impl OfHost {
     /// Pins `memory`, or the block of which it is a piece, unless that was done in this process. Call it during set-up:
     /// pinning waits for kernels that run.
-    pub(super) fn new(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<OfHost> {
+    pub(in crate::device::cuda) fn new(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<OfHost> {
         let _entered = primary.enter()?;
         let pins = driver.pins();
         let whole = pins.block_of(memory).unwrap_or_else(|| memory.clone());
@@ -81,14 +81,14 @@ impl OfHost {
     }
 
     /// Where it begins.
-    pub(super) fn address(&self) -> CUdeviceptr {
+    pub(in crate::device::cuda) fn address(&self) -> CUdeviceptr {
         self.address
     }
 }
 
 impl Pins {
     /// A zeroed piece of a block.
-    pub(super) fn piece(&self, bytes: usize) -> Result<HostRegion> {
+    pub(in crate::device::cuda) fn piece(&self, bytes: usize) -> Result<HostRegion> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE);
         let bytes = bytes.ok_or_else(|| Error::invalid_argument("a length near the end of the address space"))?;
         let mut blocks = self.blocks();

@@ -12,21 +12,21 @@
 //! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); works; writes `done` |
 //!
 //! All values are the same in each call, and all words come back to 0, so that a captured call replays with no host in
-//! between. A wait for a process that has died is let go on by the host ([`StatusPage`]), which has said so on the leader's
-//! page before: the programs behind the meeting ask for that, because ranks of other GPUs would take what they make of a
-//! stage that nobody has filled. Folds ask for nothing: all that they make stays on this GPU, in calls that fail.
+//! between. A wait for a process that has died is let go on by the host ([`StatusPage`]), which has said so on the
+//! leader's page before: the programs behind the meeting ask for that, because ranks of other GPUs would take what they
+//! make of a stage that nobody has filled. Folds ask for nothing: what they make stays on this GPU, in calls that fail.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys::CUfunction;
 
-use super::active::Active;
 use super::kernels::Meets;
 use super::levels::LevelLaunch;
 use super::polling::{self, Seats, differ};
-use super::raw::MemoryOperation;
-use super::result::call;
-use super::stream::StreamHandle;
+use crate::device::cuda::active::Active;
+use crate::device::cuda::driver::raw::MemoryOperation;
+use crate::device::cuda::driver::result::call;
+use crate::device::cuda::driver::stream::StreamHandle;
 use crate::device::records::{Across, LaunchPart, StageCopy};
 use crate::device::{DeviceRanks, HostRegion, LaunchFault, Region, StatusPage};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ use crate::sync::ring::Label;
 
 /// What a rank has in a communicator in which several processes share a GPU, be it this one or another.
 #[derive(Debug)]
-pub(super) struct Membership {
+pub(in crate::device::cuda) struct Membership {
     /// Where the page of the leader lies, as the GPU addresses it; those of the others follow it.
     pages: u64,
     ranks: DeviceRanks,
@@ -74,7 +74,7 @@ const _: () = assert!(size_of::<MeetArguments>() == 40 + 8 * MOST_RANKS && Devic
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] where streams cannot wait for words of memory, or there are too many ranks.
-pub(super) fn page(
+pub(in crate::device::cuda) fn page(
     active: &Arc<Active>,
     (pages, reached): (&HostRegion, &Region),
     ranks: &DeviceRanks,
@@ -134,7 +134,11 @@ fn try_words(active: &Active, address: u64) -> Result<()> {
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`]; the buffers of absent parts are stages of other processes.
-pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut parts: Vec<LaunchPart>) -> Result<()> {
+pub(in crate::device::cuda) unsafe fn launch(
+    active: &Arc<Active>,
+    stream: StreamHandle,
+    mut parts: Vec<LaunchPart>,
+) -> Result<()> {
     if differ(&parts) {
         return Ok(());
     }

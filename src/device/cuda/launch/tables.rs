@@ -8,13 +8,13 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::active::{Active, Mark};
-use super::context::Primary;
+use super::arguments::{self, Arguments, FoldOperand, FoldStep};
 use super::graphs::GraphKeep;
-use super::launch::{self, Arguments, FoldOperand, FoldStep};
-use super::result::call;
-use super::stream::StreamHandle;
 use crate::device::Event;
+use crate::device::cuda::active::{Active, Mark};
+use crate::device::cuda::driver::context::Primary;
+use crate::device::cuda::driver::result::call;
+use crate::device::cuda::driver::stream::StreamHandle;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 
@@ -27,7 +27,7 @@ const MOST_TABLES: usize = 256;
 /// The tables of a context. The first is made at set-up; another is made when all are in use. That waits for kernels
 /// that run, which is safe here because these are copies and folds, which wait for nobody.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(in crate::device::cuda) struct Tables {
     tables: Mutex<Vec<Table>>,
 }
 
@@ -39,7 +39,7 @@ struct Table {
 
 /// Who needs the content of a table.
 #[derive(Debug, Clone)]
-pub(super) enum User {
+pub(in crate::device::cuda) enum User {
     Nobody,
     /// A launch, until the mark is done.
     Launch(Arc<Mark>),
@@ -50,7 +50,11 @@ pub(super) enum User {
 impl User {
     /// Calls `start`, which puts a launch into `stream`, and returns the user of what the launch reads: the launch
     /// until it is done or, if it was captured, its graph until that is destroyed. The context must be current.
-    pub(super) fn of(active: &Arc<Active>, stream: StreamHandle, start: impl FnOnce() -> Result<()>) -> Result<User> {
+    pub(in crate::device::cuda) fn of(
+        active: &Arc<Active>,
+        stream: StreamHandle,
+        start: impl FnOnce() -> Result<()>,
+    ) -> Result<User> {
         match stream.capture(active.primary())? {
             None => {
                 start()?;
@@ -66,7 +70,7 @@ impl User {
     }
 
     /// The end of a launch.
-    pub(super) fn end(&self) -> Option<Arc<Mark>> {
+    pub(in crate::device::cuda) fn end(&self) -> Option<Arc<Mark>> {
         match self {
             User::Launch(mark) => Some(Arc::clone(mark)),
             User::Nobody | User::Graph(_) => None,
@@ -74,7 +78,7 @@ impl User {
     }
 
     /// Whether the content is needed no more.
-    pub(super) fn is_done(&self) -> bool {
+    pub(in crate::device::cuda) fn is_done(&self) -> bool {
         match self {
             User::Nobody => true,
             User::Launch(mark) => matches!(mark.is_done(), Ok(true)),
@@ -84,7 +88,7 @@ impl User {
 }
 
 impl Tables {
-    pub(super) fn new(primary: &Arc<Primary>) -> Result<Tables> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>) -> Result<Tables> {
         let first = Table { memory: Pinned::new(primary, TABLE_BYTES)?, user: User::Nobody };
         Ok(Tables { tables: Mutex::new(vec![first]) })
     }
@@ -94,21 +98,21 @@ impl Tables {
     }
 
     /// Writes the tables, and calls `start` with the arguments that name them. The context must be current.
-    pub(super) fn launch(
+    pub(in crate::device::cuda) fn launch(
         &self,
         active: &Arc<Active>,
         stream: StreamHandle,
         (steps, operands): (&[FoldStep], &[FoldOperand]),
         start: impl FnOnce(Arguments) -> Result<()>,
     ) -> Result<()> {
-        let words = launch::table_words(steps, operands);
+        let words = arguments::table_words(steps, operands);
         if words > TABLE_WORDS {
             return Err(Error::internal(format!("a launch with a table of {words} words; {TABLE_WORDS} fit")));
         }
         let mut tables = self.lock();
         let index = free_table(&mut tables, active.primary())?;
         let table = &mut tables[index];
-        launch::write_tables(steps, operands, &mut table.memory.words()[..words]);
+        arguments::write_tables(steps, operands, &mut table.memory.words()[..words]);
         let arguments = Arguments::apart(table.memory.device, steps.len());
         table.user = User::of(active, stream, || start(arguments))?;
         Ok(())
@@ -131,7 +135,7 @@ fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> 
 
 /// Pinned host memory, which the GPU can read and write; zeroed when new.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(in crate::device::cuda) struct Pinned {
     primary: Arc<Primary>,
     host: NonNull<u64>,
     device: CUdeviceptr,
@@ -148,7 +152,7 @@ const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl Pinned {
     /// Call it during set-up: the allocation waits for kernels that run.
-    pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Pinned> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Pinned> {
         let _entered = primary.enter()?;
         let mut host = std::ptr::null_mut();
         // SAFETY: the place is ours, and the context is current.
@@ -172,12 +176,12 @@ impl Pinned {
     }
 
     /// Where it begins, as the GPU addresses it.
-    pub(super) fn device(&self) -> u64 {
+    pub(in crate::device::cuda) fn device(&self) -> u64 {
         self.device
     }
 
     /// The byte at `offset`.
-    pub(super) fn at(&self, offset: usize) -> NonNull<u8> {
+    pub(in crate::device::cuda) fn at(&self, offset: usize) -> NonNull<u8> {
         assert!(offset < self.bytes, "byte {offset} of {} pinned ones", self.bytes);
         // SAFETY: inside of the allocation, by the assertion.
         unsafe { self.host.cast::<u8>().add(offset) }

@@ -19,16 +19,16 @@ use crate::sys::library::{self, Library};
 /// `CUstreamBatchMemOpParams` of a write or a wait of 32 bits.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MemoryOperation {
-    pub(super) operation: c_uint,
-    pub(super) padding: c_uint,
-    pub(super) address: CUdeviceptr,
+pub(in crate::device::cuda) struct MemoryOperation {
+    pub(in crate::device::cuda) operation: c_uint,
+    pub(in crate::device::cuda) padding: c_uint,
+    pub(in crate::device::cuda) address: CUdeviceptr,
     /// The lower half counts.
-    pub(super) value: u64,
-    pub(super) flags: c_uint,
-    pub(super) reserved: c_uint,
+    pub(in crate::device::cuda) value: u64,
+    pub(in crate::device::cuda) flags: c_uint,
+    pub(in crate::device::cuda) reserved: c_uint,
     /// What is not used.
-    pub(super) rest: [u64; 2],
+    pub(in crate::device::cuda) rest: [u64; 2],
 }
 
 const _: () = assert!(size_of::<MemoryOperation>() == 48);
@@ -36,13 +36,13 @@ const _: () = assert!(size_of::<MemoryOperation>() == 48);
 /// `CUmemAllocationProp`. Here the types of handles are bits; cudarc's enumeration has no value for two of them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AllocationProperties {
-    pub(super) kind: CUmemAllocationType,
-    pub(super) handle_types: c_int,
-    pub(super) location: CUmemLocation,
+pub(in crate::device::cuda) struct AllocationProperties {
+    pub(in crate::device::cuda) kind: CUmemAllocationType,
+    pub(in crate::device::cuda) handle_types: c_int,
+    pub(in crate::device::cuda) location: CUmemLocation,
     /// What Windows wants.
-    pub(super) windows: *mut c_void,
-    pub(super) flags: CUmemAllocationProp_st__bindgen_ty_1,
+    pub(in crate::device::cuda) windows: *mut c_void,
+    pub(in crate::device::cuda) flags: CUmemAllocationProp_st__bindgen_ty_1,
 }
 
 const _: () = assert!(size_of::<AllocationProperties>() == size_of::<CUmemAllocationProp>());
@@ -63,9 +63,9 @@ macro_rules! functions {
         optional { $($maybe:ident($maybe_since:literal)($($maybe_argument:ty),*);)* }
     ) => {
         /// Functions of the driver, by the names that `cuGetProcAddress` knows.
-        pub(super) struct Functions {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            $(pub(super) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> c_int>,)*
+        pub(in crate::device::cuda) struct Functions {
+            $(pub(in crate::device::cuda) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            $(pub(in crate::device::cuda) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> c_int>,)*
         }
 
         impl Functions {
@@ -184,7 +184,7 @@ impl std::fmt::Debug for Functions {
 ///
 /// # Errors
 /// Where there is no driver, or it is too old: the message names the function that it lacks.
-pub(super) fn load() -> Result<Functions> {
+pub(in crate::device::cuda) fn load() -> Result<Functions> {
     let library =
         Library::open(LIBRARY).map_err(|reason| Error::new(Kind::System, format!("no GPU driver: {reason}")))?;
     // SAFETY: the type that cuda.h declares for this name.

@@ -6,9 +6,9 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::context::Primary;
-use super::memory::Mapped;
+use super::allocation::Mapped;
 use super::pieces::{FreePieces, Piece};
+use crate::device::cuda::driver::context::Primary;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 
@@ -19,7 +19,7 @@ const GRAIN: usize = 256;
 
 /// The chunks of a GPU.
 #[derive(Debug)]
-pub(super) struct Chunks {
+pub(in crate::device::cuda) struct Chunks {
     primary: Arc<Primary>,
     chunks: Mutex<Vec<Chunk>>,
 }
@@ -32,7 +32,7 @@ struct Chunk {
 
 /// A piece of a chunk. Whoever drops it knows that no work uses it any more.
 #[derive(Debug)]
-pub(super) struct ChunkPiece {
+pub(in crate::device::cuda) struct ChunkPiece {
     chunks: Arc<Chunks>,
     /// Where the chunk begins.
     chunk: CUdeviceptr,
@@ -40,7 +40,7 @@ pub(super) struct ChunkPiece {
 }
 
 impl Chunks {
-    pub(super) fn new(primary: &Arc<Primary>) -> Arc<Chunks> {
+    pub(in crate::device::cuda) fn new(primary: &Arc<Primary>) -> Arc<Chunks> {
         Arc::new(Chunks { primary: Arc::clone(primary), chunks: Mutex::default() })
     }
 
@@ -52,7 +52,7 @@ impl Chunks {
     ///
     /// # Errors
     /// Where the GPU has no memory left.
-    pub(super) fn take(self: &Arc<Chunks>, bytes: usize) -> Result<ChunkPiece> {
+    pub(in crate::device::cuda) fn take(self: &Arc<Chunks>, bytes: usize) -> Result<ChunkPiece> {
         let bytes = bytes.max(1).checked_next_multiple_of(GRAIN);
         let bytes = bytes.ok_or_else(|| Error::invalid_argument("a length near the end of the address space"))?;
         let mut chunks = self.lock();
@@ -71,13 +71,13 @@ impl Chunks {
     }
 
     /// Whether [`Chunks::trim`] would free something.
-    pub(super) fn has_spare(&self) -> bool {
+    pub(in crate::device::cuda) fn has_spare(&self) -> bool {
         Chunks::spare(&self.lock()).next().is_some()
     }
 
     /// Frees the chunks of which nothing is used, but one, which is kept for the next piece. That waits for kernels
     /// that run.
-    pub(super) fn trim(&self) {
+    pub(in crate::device::cuda) fn trim(&self) {
         let mut chunks = self.lock();
         let spare: Vec<usize> = Chunks::spare(&chunks).collect();
         let gone: Vec<Chunk> = spare.into_iter().rev().map(|index| chunks.swap_remove(index)).collect();
@@ -97,7 +97,7 @@ impl Chunks {
 
 impl ChunkPiece {
     /// Where it begins.
-    pub(super) fn address(&self) -> CUdeviceptr {
+    pub(in crate::device::cuda) fn address(&self) -> CUdeviceptr {
         self.chunk + self.piece.offset as u64
     }
 }

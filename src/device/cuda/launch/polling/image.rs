@@ -301,7 +301,7 @@ mod tests {
     use crate::sync::primitive::Arc;
     use crate::types::{DataType, ReduceOp};
 
-    const HEADER: &str = include_str!("../../../../kernels/program.h");
+    const HEADER: &str = include_str!("../../../../../kernels/program.h");
 
     /// Where the fields of a record of program.h lie, with the bytes of each, as C++ lays them out.
     struct Fields {

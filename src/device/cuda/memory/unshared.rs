@@ -9,7 +9,7 @@ use crate::sync::primitive::Arc;
 
 /// Keeps a `T`, which gives the memory back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Unshared<T>(pub(super) T);
+pub(in crate::device::cuda) struct Unshared<T>(pub(in crate::device::cuda) T);
 
 impl<T: Debug + Send + Sync> Keep for Unshared<T> {
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {

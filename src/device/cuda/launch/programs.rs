@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::launch::PassKind;
+use super::arguments::PassKind;
 use super::levels::{LaunchLevels, LevelLaunch};
 use crate::device::records::{
     COMBINE, ENTER, EVEN_EMPTY, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN, OperandRecord, PEER,
@@ -24,7 +24,7 @@ use crate::sync::ring::Label;
 ///
 /// # Errors
 /// Of kind internal, if a program names a rank that has no part here: ranks on several GPUs wait on them (`polling`).
-pub(super) fn launches(parts: &[LaunchPart]) -> Result<Option<Vec<LevelLaunch>>> {
+pub(in crate::device::cuda) fn launches(parts: &[LaunchPart]) -> Result<Option<Vec<LevelLaunch>>> {
     check_all_are_here(parts)?;
     let mut walk = Walk::default();
     let mut lanes = Vec::new();

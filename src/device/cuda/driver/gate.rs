@@ -8,7 +8,7 @@ use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
 /// Many threads launch at a time, or one frees. Who frees waits for nobody: the memory can be freed later.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(in crate::device::cuda) struct Gate {
     state: Mutex<GateState>,
     opened: Condvar,
 }
@@ -21,11 +21,11 @@ struct GateState {
 
 /// A kernel is launched that may wait for this process.
 #[derive(Debug)]
-pub(super) struct Launching<'a>(&'a Gate);
+pub(in crate::device::cuda) struct Launching<'a>(&'a Gate);
 
 /// Memory is freed. No kernel begins that may wait for this process.
 #[derive(Debug)]
-pub(super) struct Freeing<'a>(&'a Gate);
+pub(in crate::device::cuda) struct Freeing<'a>(&'a Gate);
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
@@ -33,7 +33,7 @@ impl Gate {
     }
 
     /// Waits until nobody frees memory.
-    pub(super) fn launch(&self) -> Launching<'_> {
+    pub(in crate::device::cuda) fn launch(&self) -> Launching<'_> {
         let mut state = self.lock();
         while state.is_freeing {
             state = self.opened.wait(state);
@@ -43,7 +43,7 @@ impl Gate {
     }
 
     /// `None` while somebody launches or frees.
-    pub(super) fn free(&self) -> Option<Freeing<'_>> {
+    pub(in crate::device::cuda) fn free(&self) -> Option<Freeing<'_>> {
         let mut state = self.lock();
         if state.launches > 0 || state.is_freeing {
             return None;
