@@ -14,7 +14,7 @@ use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::sync::aside::{self, Aside, Gone};
+use crate::sync::aside::{self, Aside, Went};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
@@ -495,11 +495,11 @@ impl EngineHome {
 
 /// Its requests go on in waits of the thread that has begun them for other communicators.
 impl Aside for EngineHome {
-    fn go_on(&self) -> Gone {
+    fn go_on(&self) -> Went {
         if !self.is_outstanding() || !self.birthplace.is_here() {
-            return Gone::Over;
+            return Went::Over;
         }
-        let Some(mut home) = self.home.try_drive() else { return Gone::Taken };
+        let Some(mut home) = self.home.try_drive() else { return Went::Taken };
         let moved = self.drive_once(&mut home);
         let is_over = under_way(&mut home).is_none();
         if is_over {
@@ -511,9 +511,9 @@ impl Aside for EngineHome {
         // This thread has another engine in hand.
         watcher::release(outcome::take());
         match (is_over, moved) {
-            (true, _) => Gone::Over,
-            (false, true) => Gone::Moved,
-            (false, false) => Gone::Idle,
+            (true, _) => Went::Over,
+            (false, true) => Went::Moved,
+            (false, false) => Went::Idle,
         }
     }
 

@@ -347,6 +347,12 @@ impl Requests {
         slept == Slept::Well
     }
 
+    /// Whether the system has refused such a sleep.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn is_restless(&self) -> bool {
+        self.is_restless
+    }
+
     /// Lets the first of the queue end, or waits for a moment.
     ///
     /// # Errors

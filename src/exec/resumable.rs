@@ -45,8 +45,8 @@ pub type AwaitedFlags<'a> = Vec<(&'a Flag, u64)>;
 /// The same as the call notes them.
 type Flags = [Option<(NonNull<Flag>, u64)>; MOST_FLAGS];
 
-// SAFETY: the first pointer is followed during the resume that has set it only, by the call, on the thread of its driver;
-// those to flags by the driver, while the call is suspended that has them in hand.
+// SAFETY: the first pointer is followed by the call, during the resume that has set it only, on the thread of its
+// driver; those to flags are followed by the driver, while the call is suspended that has them in hand.
 unsafe impl Send for Orders {}
 // SAFETY: the call and its driver never run at the same time, as the docs of the type say.
 unsafe impl Sync for Orders {}

@@ -150,7 +150,7 @@ impl CallTurn<'_> {
         if let Some(ask) = Fabric::asking(self.bootstrap) {
             return Ok(Looked::Asked(ask));
         }
-        let others = if self.background.is_on_own_stack() { None } else { aside::turn() };
+        let others = if aside::may_be() && !self.background.is_on_own_stack() { aside::turn() } else { None };
         if others == Some(true) {
             return Ok(Looked::Awake);
         }

@@ -3,7 +3,7 @@
 //! As in MPI, a wait in one communicator moves the requests of the others that its thread has begun. The slow turns of
 //! all waits come here; the list is of the thread, so that a thread without such work pays one look.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use crate::sync::primitive::Weak;
@@ -11,7 +11,7 @@ use crate::sync::primitive::Weak;
 /// Work of a thread that goes on in its waits for other things.
 pub(crate) trait Aside: fmt::Debug + Send + Sync {
     /// Moves what can move. Never waits, and runs no code of the program's but its hooks.
-    fn go_on(&self) -> Gone;
+    fn go_on(&self) -> Went;
 
     /// Whether nobody moves it now: neither another thread, nor this one, as what it waits for.
     fn is_free(&self) -> bool;
@@ -19,7 +19,7 @@ pub(crate) trait Aside: fmt::Debug + Send + Sync {
 
 /// What came of a turn of such work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gone {
+pub(crate) enum Went {
     /// Something has moved.
     Moved,
     /// Nothing has.
@@ -32,10 +32,13 @@ pub(crate) enum Gone {
 
 thread_local! {
     static WORK: RefCell<Vec<Weak<dyn Aside>>> = const { RefCell::new(Vec::new()) };
+    /// Whether there may be some: a look at it takes an instruction or two.
+    static MAY_BE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Lets `work` go on in this thread's waits, until it is over.
 pub(crate) fn add(work: Weak<dyn Aside>) {
+    MAY_BE.set(true);
     // A thread whose variables are gone waits no more.
     let _gone = WORK.try_with(|all| {
         let mut all = all.borrow_mut();
@@ -43,6 +46,12 @@ pub(crate) fn add(work: Weak<dyn Aside>) {
             all.push(work);
         }
     });
+}
+
+/// Whether this thread may have such work: what waits without any pay.
+#[inline(never)]
+pub(crate) fn may_be() -> bool {
+    MAY_BE.get()
 }
 
 /// Whether this thread has such work to move.
@@ -54,6 +63,7 @@ pub(crate) fn is_any() -> bool {
 }
 
 /// One turn of all such work: whether something has moved; `None` where there is none to move, or in such a turn.
+#[cold]
 #[inline(never)]
 pub(crate) fn turn() -> Option<bool> {
     // Taken out meanwhile: its waits find nothing here.
@@ -63,14 +73,15 @@ pub(crate) fn turn() -> Option<bool> {
     }
     let (mut moved, mut is_any) = (false, false);
     all.retain(|work| {
-        let gone = work.upgrade().map_or(Gone::Over, |work| work.go_on());
-        moved |= gone == Gone::Moved;
-        is_any |= matches!(gone, Gone::Moved | Gone::Idle);
-        gone != Gone::Over
+        let gone = work.upgrade().map_or(Went::Over, |work| work.go_on());
+        moved |= gone == Went::Moved;
+        is_any |= matches!(gone, Went::Moved | Went::Idle);
+        gone != Went::Over
     });
     let _gone = WORK.try_with(|work| {
         let mut work = work.borrow_mut();
         all.append(&mut work);
+        MAY_BE.set(!all.is_empty());
         *work = all;
     });
     is_any.then_some(moved)
@@ -87,13 +98,13 @@ mod tests {
     struct Turns(AtomicU32);
 
     impl Aside for Turns {
-        fn go_on(&self) -> Gone {
+        fn go_on(&self) -> Went {
             assert!(turn().is_none() && !is_any(), "a turn inside of a turn");
             match self.0.fetch_sub(1, Ordering::Relaxed) {
-                1 => Gone::Over,
-                2 => Gone::Taken,
-                3 => Gone::Idle,
-                _ => Gone::Moved,
+                1 => Went::Over,
+                2 => Went::Taken,
+                3 => Went::Idle,
+                _ => Went::Moved,
             }
         }
 
@@ -118,6 +129,6 @@ mod tests {
         assert_eq!(work.0.load(Ordering::Relaxed), 0);
         add(Arc::downgrade(&known));
         drop((work, known));
-        assert!(!is_any() && turn().is_none());
+        assert!(!is_any() && turn().is_none() && !may_be());
     }
 }

@@ -558,6 +558,7 @@ fn the_thread_that_has_begun_a_request_stands_in_its_call_whoever_moves_it() {
 /// Regression: beside a collective the watcher came at each tick, and did not sleep until a peer woke it.
 #[test]
 fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
+    // Older kernels cannot wait for several words.
     for count in [1, 300_000] {
         let comms = Communicator::init_all(2, &Config::default()).unwrap();
         let begin = || -> Vec<_> { comms.iter().map(|comm| comm.begin(sum_of(count, 1)).unwrap()).collect() };
@@ -570,8 +571,11 @@ fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
         chime.ring();
         let mut rest = LongRest::new(&chime);
         match &mut *comms[0].home() {
-            // From the first time on the bootstrap rings the chime for news.
-            Home::Busy(requests) => assert!((0..2).any(|_| requests.sleep(&mut rest, 0)), "it comes at each tick"),
+            Home::Busy(requests) => {
+                // From the first time on the bootstrap rings the chime for news.
+                let slept = (0..2).any(|_| requests.sleep(&mut rest, 0));
+                assert!(slept || requests.is_restless(), "it comes at each tick");
+            }
             _ => panic!("it has ended without its peer"),
         }
         comms[1].begin(sum_of(count, 1)).unwrap().wait().unwrap();

@@ -1,5 +1,5 @@
-//! The switch on 64-bit Arm, by its calling convention (AAPCS64): a called function keeps `x19` to `x29`, the low halves
-//! of `v8` to `v15` and the stack pointer, and returns to `x30`.
+//! The switch on 64-bit Arm, by its calling convention (AAPCS64): a called function keeps `x19` to `x29`, the low
+//! halves of `v8` to `v15` and the stack pointer, and returns to `x30`.
 
 use std::arch::naked_asm;
 
@@ -65,9 +65,8 @@ pub(super) unsafe extern "C" fn switch(save: *mut *mut u8, to: *mut u8) {
     )
 }
 
-/// The first function of a stack: calls `x19` with `x20`, which does not return (see `OwnStack::finish`). Whoever walks
-/// up the frames ends here: this one has no caller.
+/// The first function of a stack: calls `x19` with `x20`, which does not return (see `OwnStack::finish`).
 #[unsafe(naked)]
 unsafe extern "C" fn call_entry() {
-    naked_asm!(".cfi_undefined x30", "mov x0, x20", "blr x19", "brk #1")
+    naked_asm!("mov x0, x20", "blr x19", "brk #1")
 }
