@@ -102,15 +102,19 @@ class Contestant:
 
 
 class Rsccl(Contestant):
-    """`folder` is where cargo put the programs. `sessions` starts each rank in a session of its own, as some launchers do."""
+    """`folder` is where cargo put the programs. `sessions` starts each rank in a session of its own, as some launchers do; `bound` binds each to a core, as some
+    do unasked."""
 
-    def __init__(self, folder, name, words=(), sessions=False, only=None, parts=None, program=None):
+    def __init__(self, folder, name, words=(), sessions=False, bound=False, only=None, parts=None, program=None):
         super().__init__("rsccl", name, words=words, only=only, parts=parts)
-        self.folder, self.sessions = pathlib.Path(folder), sessions
+        self.folder, self.sessions, self.bound = pathlib.Path(folder), sessions, bound
         self.program = program or self.folder / "examples" / "contest"
         # The C++ classes have those of the peers.
         if program is None:
             self.ways = ("blocking", "group", "scope", "owned")
+
+    def settings(self):
+        return "--bind core" if self.bound else super().settings()
 
     def driver(self):
         return [self.program]
@@ -126,7 +130,8 @@ class Rsccl(Contestant):
             environment.update(NCCL_SHM_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
         if self.sessions:
             return [LOCAL / "mpich" / "bin" / "mpiexec", "-n", ranks], environment
-        return [self.folder / "rsccl", "run", "-n", ranks, "--"], environment
+        bind = ["--bind", "core"] if self.bound else []
+        return [self.folder / "rsccl", "run", "-n", ranks, *bind, "--"], environment
 
     def version(self):
         return run([self.folder / "rsccl", "--version"]).strip()

@@ -18,7 +18,7 @@ BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
 # The most sizes in the README's table, which must be short.
 README_SIZES = 6
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
-OURS = ("rsccl", "rsccl registered", "rsccl, a session each")
+OURS = ("rsccl", "rsccl registered", "rsccl, bound", "rsccl, a session each")
 # What the names of contestants of an earlier commit begin with.
 BEFORE = "before: "
 # A cell is slower than the baseline's where it is by more than this, and its spread.

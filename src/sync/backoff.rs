@@ -349,8 +349,8 @@ impl Backoff {
 
 /// About 20 µs of looking at a flag on a current machine: longer than any message in flight needs.
 const SPINS: u32 = 2000;
-/// The longest that a wait spins, where a look takes longer: with few tasks some 30 ns, so that all looks fit in. A rank
-/// that copies a piece of 256 KiB, which takes 20 µs, is not worth a yield yet (bench/NOTES.md).
+/// The longest that a wait spins, where a look takes longer: with few tasks some 30 ns, so that all looks fit in.
+/// A rank that copies a piece of 256 KiB, which takes 20 µs, is not worth a yield yet (bench/NOTES.md).
 const SPIN_TIME: Duration = Duration::from_micros(60);
 /// Looks between two looks at the clock, which takes as long as a few of them.
 const LOOKS_APART: u32 = 64;
@@ -461,7 +461,8 @@ mod tests {
         assert_eq!((patience.spins, patience.shared), (2 * LEAST_SPINS, 0), "a look that was worth it");
     }
 
-    /// Regression: where a look took a microsecond, as with many tasks, 2000 of them took longer than a wait stays awake.
+    /// Regression: where a look took a microsecond, as with many tasks, 2000 of them took longer than a wait stays
+    /// awake.
     #[test]
     fn looks_are_bounded_by_time_too() {
         let mut wait = Backoff::new(Patience::fixed(u32::MAX, Duration::from_secs(60)));
