@@ -84,6 +84,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::begin`].
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
         let mut steps = Steps::default();
         for call in calls {

@@ -575,7 +575,7 @@ impl Requests {
         match as_error("a request", || engine.announce(call))? {
             Announce::Ended => Ok(true),
             Announce::Announced(announced) => {
-                self.announced = Some(Box::new(announced));
+                self.announced = Some(announced);
                 self.wait_anew();
                 Ok(false)
             }

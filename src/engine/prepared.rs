@@ -53,7 +53,7 @@ impl Prepared {
 #[derive(Debug)]
 pub(crate) enum Announce {
     /// This rank has done its part, and has not what it needs of the others.
-    Announced(Announced),
+    Announced(Box<Announced>),
     /// It has ended.
     Ended,
     /// It has to begin as any call does.
@@ -104,7 +104,7 @@ impl Engine {
         let mut announced = Announced { call, operation, label, kernel, lengths, reads, number: 0 };
         announced.number = host.announce(given, &announced.begun(session.world))?;
         if self.awaited(&announced).is_some() {
-            return Ok(Announce::Announced(announced));
+            return Ok(Announce::Announced(Box::new(announced)));
         }
         self.end_announced(&announced, &mut NoBackground)?;
         Ok(Announce::Ended)
