@@ -18,7 +18,7 @@ use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
-use crate::engine::{Announce, Announced, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
+use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{Background, MessageRun, NoBackground, Resumable};
 use crate::session::Session;
@@ -41,7 +41,7 @@ pub(super) struct Requests {
     running: Option<Collective>,
     /// A small collective that needs no stack of its own: nothing is left to do of it but to read what the others
     /// announce. One that they do not announce soon becomes one that runs.
-    announced: Option<Box<Announced>>,
+    announced: Option<Box<AnnouncedCall>>,
     /// The stack of the next collective.
     switch: Option<Switch>,
     waiter: Waiter,
@@ -574,7 +574,7 @@ impl Requests {
         let Some(engine) = &mut self.engine else { return Err(lost()) };
         match as_error("a request", || engine.announce(call))? {
             Announce::Ended => Ok(true),
-            Announce::Announced(announced) => {
+            Announce::Waits(announced) => {
                 self.announced = Some(announced);
                 self.wait_anew();
                 Ok(false)

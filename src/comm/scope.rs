@@ -196,8 +196,8 @@ impl Outcomes {
             Some(free) => *free = Some(outcome),
             None => kept.others.push(outcome),
         }
-        // SAFETY: what an `Arc` points to stays where it is, and the list keeps the `Arc` until it is dropped, or told to
-        // forget it by whoever has this reference.
+        // SAFETY: what an `Arc` points to stays where it is, and the list keeps the `Arc` until it is dropped, or told
+        // to forget it by whoever has this reference.
         unsafe { &*place }
     }
 

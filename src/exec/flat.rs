@@ -194,7 +194,8 @@ impl Flat {
     }
 }
 
-/// The flag of the rank at `place` and the value that it must reach, where that rank has not announced operation `number`.
+/// The flag of the rank at `place` and the value that it must reach, where that rank has not announced operation
+/// `number`.
 #[inline]
 pub fn missing_at(windows: &HostWindows, number: u64, place: usize) -> Option<(&Flag, u64)> {
     let flag = windows.arenas[place].flat(number).flag;

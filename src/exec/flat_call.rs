@@ -99,8 +99,8 @@ pub fn read(
     Ok(())
 }
 
-/// The flag of a rank that a call reads and that has not announced it yet, with the value that it must reach; `None` where
-/// all have. Not for ranks that form teams: there the last one does what all read.
+/// The flag of a rank that a call reads and that has not announced it yet, with the value that it must reach; `None`
+/// where all have. Not for ranks that form teams: there the last one does what all read.
 pub fn missing<'a>(
     (call, world, reads): (&Call<'_>, World, &SlotReads),
     (windows, number): (&'a HostWindows, u64),

@@ -287,8 +287,8 @@ impl<'a> MessageRun<'a> {
         let target = into.wrapping_add(self.moved);
         let source = message.payload.as_ptr().cast_const();
         let by = if self.store == Store::Cached { CopyBy::Memory } else { CopyBy::Kernel(self.store) };
-        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours
-        // until released; a slot never overlaps user memory.
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes,
+        // ours until released; a slot never overlaps user memory.
         unsafe { copy((source, target), due, by) };
         receiver.release();
         Ok(self.advance(due))
