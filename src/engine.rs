@@ -5,7 +5,6 @@
 //! `host_side`, or `device_side`, which the first call on a device makes (`device_entry`). Each side has its chooser.
 
 mod across;
-mod announced;
 pub(crate) mod beginning;
 pub mod call_log;
 pub mod choose;
@@ -30,8 +29,7 @@ mod registrations;
 mod requests_turn;
 mod window_registration;
 
-pub(crate) use announced::{Announce, AnnouncedCall};
 pub(crate) use engine::Engine;
 pub(crate) use given::{Beside, LONG_REQUEST_NAP, REQUEST_NAP};
-pub(crate) use prepared::Prepared;
+pub(crate) use prepared::{Announce, AnnouncedCall, Prepared};
 pub(crate) use requests_turn::Waiter;

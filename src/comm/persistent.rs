@@ -13,6 +13,7 @@ use crate::comm::group::{Calls, Member, Step, Steps, check_messages, run_part};
 use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
+use crate::comm::requests::Job;
 use crate::comm::{Buffer, Communicator, Message};
 use crate::device::Home;
 use crate::engine::{Engine, Prepared};
@@ -241,7 +242,7 @@ impl Rounds {
         self.check_idle()?;
         self.shared.return_from_split()?;
         let (promise, outcome) = promise();
-        self.shared.begin(job_of(self.work.again()), (promise, &outcome))?;
+        self.shared.begin(self.work.again(), (promise, &outcome))?;
         self.pending = Some(Pending::new(Arc::clone(&self.shared), outcome));
         Ok(())
     }
@@ -292,14 +293,12 @@ impl Rounds {
 }
 
 impl Work {
-    /// The calls of a round.
-    fn again(&self) -> Calls<'static> {
+    /// A round, as a request.
+    fn again(&self) -> Job<'static> {
         match self {
-            Work::Calls(calls) => again(calls),
-            Work::Collective(prepared) => {
-                // SAFETY: the buffers outlive this and all rounds, and one round is under way at a time.
-                Calls { messages: Vec::new(), steps: Steps::of(unsafe { prepared.call().again() }) }
-            }
+            Work::Calls(calls) => job_of(again(calls)),
+            // SAFETY: the buffers outlive this and all rounds, and one round is under way at a time.
+            Work::Collective(prepared) => Job::Collective(unsafe { prepared.call().again() }),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::engine::device_windows::RegisteredWindow;
 use crate::engine::given::{Awaited, Beside, CallMover, Given};
 use crate::engine::host_chooser::{HostChooser, Path};
 use crate::engine::host_side::{self, CallWay, HostSide};
-use crate::engine::prepared::{Prepared, PreparedWay};
+use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
@@ -22,7 +22,7 @@ use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Patience, Progress, TimeLimit, Wait};
+use crate::sync::{AbortFlag, Flag, Patience, Progress, TimeLimit, Wait};
 use crate::topo::Topology;
 use crate::transport::{Fabric, KnownBuffer, Need, Receivers};
 use crate::types::{DataType, Rank};
@@ -137,22 +137,6 @@ impl Engine {
         self.host.collective(Given { session: &self.session, mover: &mut self.mover }, (begun, way), background)
     }
 
-    /// The host's side.
-    pub(super) fn host(&self) -> &HostSide {
-        &self.host
-    }
-
-    /// The host's side, and what a call gets that it runs.
-    pub(super) fn host_and_given(&mut self) -> (&mut HostSide, Given<'_>) {
-        let (host, _, given) = self.parts();
-        (host, given)
-    }
-
-    /// Whether this rank has worked on a device.
-    pub(super) fn has_device(&self) -> bool {
-        self.device.side().is_some()
-    }
-
     /// Prepares a collective on host memory, which [`Engine::run_prepared`] runs any number of times: its checks, its
     /// arithmetic and its way are settled here. Nothing is sent.
     ///
@@ -200,6 +184,56 @@ impl Engine {
             }
         };
         ended.map_err(|error| error.during(operation.to_string()))
+    }
+
+    /// Announces a collective of a request, if it goes by flat slots, and ends it if the others have announced it by
+    /// now. Never waits.
+    ///
+    /// # Errors
+    /// As the call's.
+    pub(crate) fn announce(&mut self, call: Call<'static>) -> Result<Announce> {
+        if call.buffers.home() != Home::Host || self.device.side().is_some() || !self.host.can_announce() {
+            return Ok(Announce::No(call));
+        }
+        let Prepared { call, operation, kernel, lengths, way, .. } = self.prepare(call)?;
+        let PreparedWay::Flat(reads) = way else { return Ok(Announce::No(call)) };
+        let (host, _, given) = self.parts();
+        let session = given.session;
+        session.begin_call();
+        let (sequence, past) = (session.next_collective(), session.history.past());
+        let operation = Operation { sequence, past, ..operation };
+        let label = operation.label();
+        if log::hears_calls() {
+            call_log::of_collective(session, &host.chooser, (&call, &operation));
+        }
+        session.history.begin_as(label, 0);
+        let mut announced = AnnouncedCall { call, operation, label, kernel, lengths, reads, number: 0 };
+        announced.number = host.announce(given, &announced.begun(session.world))?;
+        if self.awaited(&announced).is_some() {
+            return Ok(Announce::Waits(Box::new(announced)));
+        }
+        self.end_announced(&announced, &mut NoBackground)?;
+        Ok(Announce::Ended)
+    }
+
+    /// The flag that an announced call waits for, with the value that it must reach; `None` where it ends without a
+    /// wait.
+    pub(crate) fn awaited(&self, announced: &AnnouncedCall) -> Option<(&Flag, u64)> {
+        let AnnouncedCall { call, reads, number, .. } = announced;
+        self.host.missing((call, self.session.world, reads), *number)
+    }
+
+    /// Ends an announced call, beside `background` work where it has to wait.
+    ///
+    /// # Errors
+    /// Of what other ranks are part of.
+    pub(crate) fn end_announced(&mut self, announced: &AnnouncedCall, background: &mut dyn Background) -> Result<()> {
+        let (host, _, given) = self.parts();
+        let begun = announced.begun(given.session.world);
+        let of = (&begun, &announced.reads, announced.number);
+        let ended = host.end_announced(given, of, background);
+        announced.call.buffers.note_call();
+        ended.map_err(|error| error.during(announced.operation.to_string()))
     }
 
     #[cold]

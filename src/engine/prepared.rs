@@ -1,12 +1,13 @@
-//! A collective that runs any number of times: what a call finds out about itself, kept.
+//! Collectives that stop on the way: prepared ones, of which it is known how they go and which run any number of times,
+//! and announced ones, which end once the other ranks have announced them.
 
 use crate::device::Kernel;
 use crate::engine::host_chooser::Path;
 use crate::engine::host_side::CallWay;
 use crate::exec::flat_call::SlotReads;
-use crate::exec::{Call, Operation};
+use crate::exec::{Begun, Call, Operation};
 use crate::sync::ring::Label;
-use crate::types::Elements;
+use crate::types::{Elements, World};
 
 /// A collective on host memory that was checked. Whoever keeps it sees to it that its buffers live as long.
 #[derive(Debug)]
@@ -42,5 +43,36 @@ impl Prepared {
     /// The call.
     pub(crate) fn call(&self) -> &Call<'static> {
         &self.call
+    }
+}
+
+/// A collective of a request, as far as it went without waiting.
+#[derive(Debug)]
+pub(crate) enum Announce {
+    /// This rank has done its part, and has not what it needs of the others.
+    Waits(Box<AnnouncedCall>),
+    /// It has ended.
+    Ended,
+    /// It has to begin as any call does.
+    No(Call<'static>),
+}
+
+/// A collective that this rank has announced in its flat slot, and that ends once the other ranks have, too.
+#[derive(Debug)]
+pub(crate) struct AnnouncedCall {
+    pub(super) call: Call<'static>,
+    pub(super) operation: Operation,
+    pub(super) label: Label,
+    pub(super) kernel: Kernel,
+    pub(super) lengths: (Elements, Elements),
+    pub(super) reads: SlotReads,
+    /// Among the flat operations.
+    pub(super) number: u64,
+}
+
+impl AnnouncedCall {
+    pub(super) fn begun(&self, world: World) -> Begun<'_> {
+        let AnnouncedCall { call, operation, label, kernel, lengths, .. } = self;
+        Begun { call, operation, label: *label, kernel: *kernel, world, lengths: *lengths }
     }
 }
