@@ -269,15 +269,18 @@ impl Combine {
     }
 
     fn is_input(&self, source: &Operand) -> bool {
-        let is_scratch = |target: &Operand| matches!(target, Operand::Local(span) if span.buffer == Buffer::Scratch);
+        let is_scratch =
+            |target: &Operand| matches!(target, Operand::Local(span) if span.buffer == RankBuffer::Scratch);
         let adds_up = self.sources.len() > 1;
         match source {
-            Operand::Local(span) => span.buffer == Buffer::Input && (adds_up || !self.targets.iter().all(is_scratch)),
+            Operand::Local(span) => {
+                span.buffer == RankBuffer::Input && (adds_up || !self.targets.iter().all(is_scratch))
+            }
             Operand::Window(_, span) => match span.buffer {
-                Buffer::Input => true,
+                RankBuffer::Input => true,
                 // What is read from scratch alone is a result that its rank hands out.
-                Buffer::Scratch => adds_up,
-                Buffer::Output => false,
+                RankBuffer::Scratch => adds_up,
+                RankBuffer::Output => false,
             },
             Operand::Slot(_) => false,
         }
@@ -299,7 +302,7 @@ pub enum Operand {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Which buffer.
-    pub buffer: Buffer,
+    pub buffer: RankBuffer,
     /// Of an input or output: the block that it holds, by its place in [`LaneSizes::blocks`]. Each round is a piece
     /// further. Of scratch: the region. Each round is a piece further, and after [`LaneSizes::depth`] pieces at the
     /// start again.
@@ -308,7 +311,7 @@ pub struct Span {
 
 /// A buffer of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Buffer {
+pub enum RankBuffer {
     /// The user's input.
     Input,
     /// The user's output.

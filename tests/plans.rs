@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use rsccl::internals::plan::check::{Flaw, Proof, fits, prove};
 use rsccl::internals::plan::{
-    Action, Buffer, Combine, Count, Lane, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Windows,
+    Action, RankBuffer, Combine, Count, Lane, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Windows,
     algorithms,
 };
 use rsccl::internals::types::Elements;
@@ -205,7 +205,7 @@ fn written(plan: &Plan) -> u64 {
     let one = |lane: &Lane, combine: &Combine| {
         let stays = |target: &&Operand| match (&combine.sources[..], target) {
             ([Operand::Local(from)], Operand::Local(to)) => {
-                in_place && from.buffer == Buffer::Input && to.buffer == Buffer::Output && from.index == to.index
+                in_place && from.buffer == RankBuffer::Input && to.buffer == RankBuffer::Output && from.index == to.index
             }
             _ => false,
         };
@@ -275,8 +275,8 @@ fn ranks_plan_alike_whether_the_root_is_in_place_or_not() {
 /// for the results of a reduction.
 #[test]
 fn in_symmetric_windows_no_rank_names_what_it_cannot_find() {
-    use Buffer::{Input, Output, Scratch};
-    let named: [(Collective, &[Buffer]); 10] = [
+    use RankBuffer::{Input, Output, Scratch};
+    let named: [(Collective, &[RankBuffer]); 10] = [
         (Collective::AllReduce, &[Input, Output]),
         (Collective::AllGather, &[Output]),
         (Collective::AllGatherV, &[Output]),
@@ -295,7 +295,7 @@ fn in_symmetric_windows_no_rank_names_what_it_cannot_find() {
         let spec = Spec { count: if vector { counts } else { spec.count.clone() }, ..spec };
         let mut whole = plans(&spec);
         let steps = whole.iter_mut().flat_map(|plan| steps_of(plan).iter_mut());
-        let mut found: Vec<Buffer> = Vec::new();
+        let mut found: Vec<RankBuffer> = Vec::new();
         for step in steps {
             let Action::Combine(combine) = &step.action else { continue };
             found.extend(combine.sources.iter().chain(&combine.targets).filter_map(|operand| match operand {
@@ -391,7 +391,7 @@ fn plans_beyond_the_executors_limits_are_refused() {
     let text = whole.to_string();
     // Step 6 reduces: my input and the others' scratch.
     let twice = refused(|plan| {
-        let own = Operand::Local(Span { buffer: Buffer::Input, index: 0 });
+        let own = Operand::Local(Span { buffer: RankBuffer::Input, index: 0 });
         combine(plan, 6).sources.push(own);
     });
     assert_eq!(twice, "rank 0 lane 0 step 6 reads more than 1 raw input of its own", "{text}");

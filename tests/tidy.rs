@@ -220,7 +220,6 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Mutex", "a lock that recovers; the lock under it that a sanitizer sees"),
     ("Condvar", "of such locks; under it, as above"),
     // To be renamed by whoever works on these files next.
-    ("Buffer", "of a plan; a registered one"),
     ("Choice", "of the tuner; of a GPU for a rank"),
     ("Event", "of the bootstrap: a peer died, left, or published; of a device's queue"),
     ("Channel", "of a plan's connections; of the bootstrap's messages"),

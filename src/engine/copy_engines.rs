@@ -15,7 +15,7 @@ use crate::engine::launches::Launched;
 use crate::error::{Error, Result};
 use crate::exec::{Begun, Buffers, Call, CallCount, WindowCopy, put_copies};
 use crate::log;
-use crate::plan::{Buffer, Pattern, Windows};
+use crate::plan::{Pattern, RankBuffer, Windows};
 use crate::types::{Collective, DataType, World};
 
 /// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
@@ -70,7 +70,7 @@ fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result
         return Ok(None);
     };
     // Peers' outputs are known, or their inputs are: to the first a rank gives, from the others it takes.
-    let gives = pattern.symmetric_buffers().contains(&Buffer::Output);
+    let gives = pattern.symmetric_buffers().contains(&RankBuffer::Output);
     let mut moves = Vec::new();
     for peer in (1..=world.size).map(|step| me.after(step, world.size)) {
         let Some(block) = (if gives { blocks.between(me, peer) } else { blocks.between(peer, me) }) else { continue };
@@ -106,7 +106,7 @@ mod tests {
         let mine = [0, 1].map(|at| bases[2 * world.rank.index() + at]);
         // Peers' buffers beyond those in which ranks work may not be asked for.
         let known = Pattern::of(call.collective).map_or(&[][..], Pattern::symmetric_buffers);
-        let kinds = [Buffer::Input, Buffer::Output].into_iter().cycle();
+        let kinds = [RankBuffer::Input, RankBuffer::Output].into_iter().cycle();
         let bases = bases.iter().zip(kinds).map(|(base, kind)| if known.contains(&kind) { *base } else { 0 });
         let moves = moves(call, world, mine, &bases.collect::<Vec<_>>()).unwrap();
         moves.map(|moves| moves.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect())

@@ -14,7 +14,7 @@
 use crate::device::{self, Region};
 use crate::error::{Error, Result};
 use crate::exec::Call;
-use crate::plan::{Buffer, Pattern};
+use crate::plan::{Pattern, RankBuffer};
 use crate::sync::primitive::{Arc, Weak};
 use crate::types::{Elements, Rank, ReduceOp, World};
 
@@ -95,12 +95,12 @@ impl DeviceWindows {
         }
         let shared = Pattern::of(call.collective)?.symmetric_buffers();
         let (lengths, places) = (call.lengths(world).ok()?, call.buffers.places());
-        let placed = |buffer: Buffer, start: *const u8, count: Elements| match shared.contains(&buffer) {
+        let placed = |buffer: RankBuffer, start: *const u8, count: Elements| match shared.contains(&buffer) {
             true => self.place(start.addr() as u64, count.0.checked_mul(u64::from(call.data_type.size()))?).map(Some),
             false => Some(None),
         };
-        let input = placed(Buffer::Input, places.0, lengths.0)?;
-        let output = placed(Buffer::Output, places.1, lengths.1)?;
+        let input = placed(RankBuffer::Input, places.0, lengths.0)?;
+        let output = placed(RankBuffer::Output, places.1, lengths.1)?;
         (input.is_some() || output.is_some()).then_some(Placed { input, output })
     }
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
-use crate::plan::{self, Action, Buffer, Combine, Lane, Operand, Plan, Span};
+use crate::plan::{self, Action, Combine, Lane, Operand, Plan, RankBuffer, Span};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, Taken};
 use crate::types::Rank;
@@ -198,7 +198,7 @@ impl<'a> PlanRun<'a> {
         let channel = Channel::Collective(lane.channel);
         let first = |span: &Span| lane.sizes.at(span, combine, round).index();
         let bytes = length * self.element_bytes;
-        let own = |source: &Operand| matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
+        let own = |source: &Operand| matches!(source, Operand::Local(span) if span.buffer == RankBuffer::Input);
         let kind = PassKind {
             raw: combine.sources.iter().position(own),
             finish: combine.finish,
@@ -288,7 +288,7 @@ impl<'a> PlanRun<'a> {
     ) -> Result<bool> {
         let [Operand::Slot(peer)] = combine.sources[..] else { return Ok(false) };
         let output = combine.targets.iter().find_map(|target| match target {
-            Operand::Local(span) if span.buffer == Buffer::Output => Some(self.local(span, first(span))),
+            Operand::Local(span) if span.buffer == RankBuffer::Output => Some(self.local(span, first(span))),
             Operand::Local(_) | Operand::Window(..) | Operand::Slot(_) => None,
         });
         let Some(into) = output else { return Ok(false) };
@@ -343,8 +343,10 @@ impl<'a> PlanRun<'a> {
         self.slots.clear();
         for target in &combine.targets {
             let (place, output) = match target {
-                Operand::Local(span) => (self.local(span, first(span)), span.buffer == Buffer::Output),
-                Operand::Window(peer, span) => (self.window(*peer, span, first(span)), span.buffer == Buffer::Output),
+                Operand::Local(span) => (self.local(span, first(span)), span.buffer == RankBuffer::Output),
+                Operand::Window(peer, span) => {
+                    (self.window(*peer, span, first(span)), span.buffer == RankBuffer::Output)
+                }
                 Operand::Slot(peer) => {
                     let Some(slot) = links.sender(*peer, channel).reserve(length * self.element_bytes) else {
                         return false;
@@ -473,9 +475,9 @@ impl<'a> PlanRun<'a> {
 
     fn local(&self, span: &Span, first: usize) -> *mut u8 {
         let base = match span.buffer {
-            Buffer::Input => self.memory.input.cast_mut(),
-            Buffer::Output => self.memory.output,
-            Buffer::Scratch => self.scratch.wrapping_add(self.scratch_shift),
+            RankBuffer::Input => self.memory.input.cast_mut(),
+            RankBuffer::Output => self.memory.output,
+            RankBuffer::Scratch => self.scratch.wrapping_add(self.scratch_shift),
         };
         base.wrapping_add(first * self.element_bytes)
     }
@@ -484,9 +486,9 @@ impl<'a> PlanRun<'a> {
         let host = self.host();
         let place = host.place(peer);
         let base = match span.buffer {
-            Buffer::Input => self.user[place].input.cast_mut(),
-            Buffer::Output => self.user[place].output,
-            Buffer::Scratch => host.arenas[place].scratch().as_ptr().wrapping_add(self.scratch_shift),
+            RankBuffer::Input => self.user[place].input.cast_mut(),
+            RankBuffer::Output => self.user[place].output,
+            RankBuffer::Scratch => host.arenas[place].scratch().as_ptr().wrapping_add(self.scratch_shift),
         };
         base.wrapping_add(first * self.element_bytes)
     }

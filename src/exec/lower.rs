@@ -7,7 +7,7 @@ use crate::device::records::{
     self, BlockNumbers, LaneNumbers, LaneRecord, NONE, Numbers, OperandRecord, Records, StepRecord,
 };
 use crate::exec::Message;
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Span, Windows};
+use crate::plan::{Action, Combine, FLAGS, Lane, Operand, RankBuffer, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
 use crate::types::{Protocol, Rank};
@@ -246,7 +246,7 @@ impl Lowering {
                 self.records.operands.push(record);
             }
         }
-        let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
+        let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == RankBuffer::Input);
         let inputs = if self.carries_partials { combine.inputs() } else { 0..0 };
         StepRecord {
             average: if self.carries_partials { records::SHARES } else { records::WHOLE },
@@ -291,11 +291,11 @@ impl Lowering {
     }
 }
 
-fn number(buffer: Buffer) -> u32 {
+fn number(buffer: RankBuffer) -> u32 {
     match buffer {
-        Buffer::Input => records::INPUT,
-        Buffer::Output => records::OUTPUT,
-        Buffer::Scratch => records::SCRATCH,
+        RankBuffer::Input => records::INPUT,
+        RankBuffer::Output => records::OUTPUT,
+        RankBuffer::Scratch => records::SCRATCH,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::device::records::Numbers;
 use crate::error::Result;
 use crate::exec::lower::{self, Lowered, LoweredSteps, RecordMeans};
 use crate::exec::windowed;
-use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Spec, Step};
+use crate::plan::{Action, Combine, Operand, Plan, RankBuffer, ScratchSets, Spec, Step};
 use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
@@ -164,7 +164,7 @@ fn needs(plan: &Plan) -> Box<[Need]> {
 fn entered(plan: &Plan) -> Box<[Rank]> {
     let operands = combines(plan).flat_map(|(_, combine)| combine.sources.iter().chain(&combine.targets));
     let owners = operands.filter_map(|operand| match operand {
-        Operand::Window(owner, span) if span.buffer != Buffer::Scratch => Some(*owner),
+        Operand::Window(owner, span) if span.buffer != RankBuffer::Scratch => Some(*owner),
         Operand::Window(..) | Operand::Local(_) | Operand::Slot(_) => None,
     });
     let mut ranks: Vec<Rank> = owners.collect();

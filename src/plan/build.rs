@@ -4,7 +4,8 @@ use super::pattern::Pattern;
 use super::site::Site;
 use super::team::Team;
 use super::{
-    Action, Buffer, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
+    Action, Count, Lane, Limits, Plan, RankBuffer, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh,
+    pat,
 };
 use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Collective, Counted, Elements, Rank};
@@ -170,13 +171,13 @@ impl Spec {
     }
 
     /// Whether steps may name this buffer of another rank of my host.
-    pub(super) fn maps(&self, buffer: Buffer) -> bool {
+    pub(super) fn maps(&self, buffer: RankBuffer) -> bool {
         let symmetric = || Pattern::of(self.collective).map_or(&[][..], Pattern::symmetric_buffers);
         match self.windows {
             Windows::None => false,
-            Windows::Scratch => buffer == Buffer::Scratch,
+            Windows::Scratch => buffer == RankBuffer::Scratch,
             Windows::User => true,
-            Windows::Symmetric => buffer == Buffer::Scratch || symmetric().contains(&buffer),
+            Windows::Symmetric => buffer == RankBuffer::Scratch || symmetric().contains(&buffer),
         }
     }
 

@@ -11,7 +11,7 @@
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
 use super::sizes::{Cutting, LaneSizes, Measure};
-use super::{Buffer, Lane, Operand, Span, Windows};
+use super::{Lane, Operand, RankBuffer, Span, Windows};
 use crate::types::{Algorithm, Places, Rank};
 use crate::{Error, Result};
 
@@ -107,8 +107,8 @@ impl Direct<'_> {
             let block = peer.get();
             let window = |buffer| Operand::Window(peer, Span { buffer, index: block });
             let ends = match self.site.pattern == Pattern::Gather {
-                true => (window(Buffer::Input), Operand::output(block)),
-                false => (Operand::input(block), window(Buffer::Output)),
+                true => (window(RankBuffer::Input), Operand::output(block)),
+                false => (Operand::input(block), window(RankBuffer::Output)),
             };
             draft.wait(0, READY, [peer]);
             draft.copy(0, block, ends);
@@ -143,7 +143,7 @@ impl Direct<'_> {
             }
             (false, false) => {
                 draft.wait(0, READY, [self.root()]);
-                let target = Operand::Window(self.root(), Span { buffer: Buffer::Output, index: mine });
+                let target = Operand::Window(self.root(), Span { buffer: RankBuffer::Output, index: mine });
                 draft.copy(0, mine, (input, target));
                 draft.signal(0, DONE, [self.root()]);
             }
@@ -156,7 +156,7 @@ impl Direct<'_> {
         if !self.is_root() {
             draft.wait(0, READY, [self.root()]);
             let span =
-                if self.staged { self.stage(self.root(), me) } else { Span { buffer: Buffer::Input, index: mine } };
+                if self.staged { self.stage(self.root(), me) } else { Span { buffer: RankBuffer::Input, index: mine } };
             draft.copy(0, mine, (Operand::Window(self.root(), span), Operand::output(mine)));
             draft.signal(0, DONE, Some(self.root()).filter(|_| !self.staged || self.reused()));
             return;
@@ -206,7 +206,7 @@ impl Direct<'_> {
         for peer in self.site.peers() {
             let Places { given, taken } = self.site.places(peer, me);
             let (index, taken) = (given.get(), taken.get());
-            let span = if self.staged { self.stage(peer, me) } else { Span { buffer: Buffer::Input, index } };
+            let span = if self.staged { self.stage(peer, me) } else { Span { buffer: RankBuffer::Input, index } };
             draft.wait(1, READY, [peer]);
             draft.copy(1, taken, (Operand::Window(peer, span), Operand::output(taken)));
         }

@@ -1,6 +1,6 @@
 //! The collectives that are done by plans, by what moves from whom to whom.
 
-use super::Buffer;
+use super::RankBuffer;
 use crate::types::{CarriedBy, Collective, Folded, Holding, RootSide};
 
 /// What moves from whom to whom. A vector form has the pattern of its plain form: only its counts differ.
@@ -54,11 +54,11 @@ impl Pattern {
     /// The user's buffers in which peers work where these lie in symmetric windows. Every rank passes them, all of one
     /// length (with what vector forms have, of all ranks together), so that every rank knows from its own place where
     /// its peers' are.
-    pub(crate) fn symmetric_buffers(self) -> &'static [Buffer] {
+    pub(crate) fn symmetric_buffers(self) -> &'static [RankBuffer] {
         match self {
-            Pattern::AllReduce => &[Buffer::Input, Buffer::Output],
-            Pattern::Reduce | Pattern::ReduceScatter | Pattern::AllToAll | Pattern::Gather => &[Buffer::Input],
-            Pattern::Broadcast | Pattern::AllGather | Pattern::Scatter => &[Buffer::Output],
+            Pattern::AllReduce => &[RankBuffer::Input, RankBuffer::Output],
+            Pattern::Reduce | Pattern::ReduceScatter | Pattern::AllToAll | Pattern::Gather => &[RankBuffer::Input],
+            Pattern::Broadcast | Pattern::AllGather | Pattern::Scatter => &[RankBuffer::Output],
             Pattern::Barrier => &[],
         }
     }

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use super::{Action, Buffer, Combine, Count, LaneSizes, Operand, Plan, Span, Windows};
+use super::{Action, Combine, Count, LaneSizes, Operand, Plan, RankBuffer, Span, Windows};
 use crate::types::Collective;
 
 impl fmt::Display for Plan {
@@ -88,9 +88,9 @@ fn combined(combine: &Combine, sizes: &LaneSizes) -> String {
 
 fn place(span: &Span, sizes: &LaneSizes) -> String {
     let name = match span.buffer {
-        Buffer::Input => "input",
-        Buffer::Output => "output",
-        Buffer::Scratch => "scratch",
+        RankBuffer::Input => "input",
+        RankBuffer::Output => "output",
+        RankBuffer::Scratch => "scratch",
     };
     let cycle = sizes.cycle(span).map(|depth| format!(" cycle {depth}")).unwrap_or_default();
     format!("{name}[{}..{cycle}]", sizes.start(span))

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::site::{Choices, Site, rounds};
-use super::{Buffer, Combine, Span};
+use super::{Combine, RankBuffer, Span};
 use crate::Result;
 use crate::types::Elements;
 
@@ -73,9 +73,9 @@ impl LaneSizes {
     pub fn start(&self, span: &Span) -> Elements {
         let block = || self.blocks.get(span.index as usize).copied().unwrap_or(Block::EMPTY);
         match span.buffer {
-            Buffer::Input => block().input,
-            Buffer::Output => block().output,
-            Buffer::Scratch => {
+            RankBuffer::Input => block().input,
+            RankBuffer::Output => block().output,
+            RankBuffer::Scratch => {
                 let pieces = u64::from(self.depth) * u64::from(span.index);
                 Elements(self.scratch.start.0.saturating_add(self.piece.0.saturating_mul(pieces)))
             }
@@ -97,7 +97,7 @@ impl LaneSizes {
     /// After how many rounds a span is at its start again; `None` where it never is.
     #[inline]
     pub fn cycle(&self, span: &Span) -> Option<u32> {
-        (span.buffer == Buffer::Scratch).then_some(self.depth.max(1))
+        (span.buffer == RankBuffer::Scratch).then_some(self.depth.max(1))
     }
 }
 

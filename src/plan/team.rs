@@ -27,7 +27,7 @@ use super::site::{CACHED_PIECE, DEPTH_OF_ONE_FLAG, Draft, Site};
 use super::sizes::{Cutting, LaneSizes, Measure};
 use super::tree::{Node, WithinHost};
 use super::walk::number;
-use super::{Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Windows};
+use super::{Combine, Lane, Layout, Operand, RankBuffer, Span, Spec, Step, Windows};
 use crate::Result;
 use crate::topo::layout::SearchedLane;
 use crate::types::{Algorithm, Collective, Elements, Rank};
@@ -352,7 +352,7 @@ impl<'a> Team<'a> {
             let owner = self.groups[self.group][place];
             let staged = self.staged() && owner != me;
             let copied = self.windows == Windows::Symmetric && self.owns_result(owner) && owner != me;
-            let raw = Span { buffer: if copied { Buffer::Output } else { Buffer::Input }, index: block };
+            let raw = Span { buffer: if copied { RankBuffer::Output } else { RankBuffer::Input }, index: block };
             Operand::of(owner, me, if staged { self.contribution((place, seat), index) } else { raw })
         };
         if self.reduces() {
@@ -370,7 +370,7 @@ impl<'a> Team<'a> {
         let me = self.site.me();
         let mine = Operand::output(block);
         let result = self.stages_results().then(|| Operand::Local(self.result(shape, seat, index)));
-        let window = |peer: Rank| Operand::Window(peer, Span { buffer: Buffer::Output, index: block });
+        let window = |peer: Rank| Operand::Window(peer, Span { buffer: RankBuffer::Output, index: block });
         if self.scatters() {
             return (index == self.group).then_some(mine).into_iter().collect();
         }

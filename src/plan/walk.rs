@@ -1,6 +1,6 @@
 //! How rounds walk a lane: which steps run in which order, over which elements.
 
-use super::{Action, Buffer, Lane, Operand, Span, Step};
+use super::{Action, Lane, Operand, RankBuffer, Span, Step};
 use crate::types::Rank;
 
 impl Lane {
@@ -33,12 +33,12 @@ impl Lane {
 impl Operand {
     /// A block of my input.
     pub(super) fn input(block: u32) -> Operand {
-        Operand::Local(Span { buffer: Buffer::Input, index: block })
+        Operand::Local(Span { buffer: RankBuffer::Input, index: block })
     }
 
     /// A block of my output.
     pub(super) fn output(block: u32) -> Operand {
-        Operand::Local(Span { buffer: Buffer::Output, index: block })
+        Operand::Local(Span { buffer: RankBuffer::Output, index: block })
     }
 
     /// The same elements seen by another rank: mine as they are, a peer's through its window.
@@ -50,7 +50,7 @@ impl Operand {
 impl Span {
     /// A region of scratch.
     pub(super) fn region(index: usize) -> Span {
-        Span { buffer: Buffer::Scratch, index: number(index) }
+        Span { buffer: RankBuffer::Scratch, index: number(index) }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rsccl::internals::plan::check::{fits, prove, prove_repeated};
-use rsccl::internals::plan::{Action, Block, Buffer, Count, Lane, Limits, Plan, Spec, Windows, algorithms};
+use rsccl::internals::plan::{Action, Block, Count, Lane, Limits, Plan, RankBuffer, Spec, Windows, algorithms};
 use rsccl::internals::types::Elements;
 use rsccl::types::{Algorithm, Collective, Rank, World};
 
@@ -177,7 +177,7 @@ fn broken_combines_are_noticed() {
             let blocks = lane.sizes.blocks.clone();
             let more = blocks.len();
             let Some(span) = combine_of(lane, index).and_then(|combine| spans_of(combine).next()) else { return false };
-            if span.buffer == Buffer::Scratch {
+            if span.buffer == RankBuffer::Scratch {
                 span.index += 1;
                 return true;
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rsccl::internals::plan::{Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, Spec, Windows};
+use rsccl::internals::plan::{Action, Combine, Count, Layout, Limits, Operand, Plan, RankBuffer, Spec, Windows};
 use rsccl::internals::types::Elements;
 use rsccl::types::{Algorithm, Collective, Rank, World};
 
@@ -21,11 +21,11 @@ fn combines(plan: &Plan) -> impl Iterator<Item = (usize, &Combine)> {
 fn regions(plan: &Plan) -> [BTreeSet<(usize, u32)>; 2] {
     let mut regions = [BTreeSet::new(), BTreeSet::new()];
     for (lane, combine) in combines(plan) {
-        let reads_input = combine.sources.iter().any(|source| is_of(source, Buffer::Input));
+        let reads_input = combine.sources.iter().any(|source| is_of(source, RankBuffer::Input));
         let is_raw = reads_input && combine.inputs().is_empty();
         for target in &combine.targets {
             match target {
-                Operand::Local(span) if span.buffer == Buffer::Scratch => {
+                Operand::Local(span) if span.buffer == RankBuffer::Scratch => {
                     regions[usize::from(!is_raw)].insert((lane, span.index));
                 }
                 _ => assert!(!is_raw, "only scratch holds inputs as they are: {combine:?}"),
@@ -35,7 +35,7 @@ fn regions(plan: &Plan) -> [BTreeSet<(usize, u32)>; 2] {
     regions
 }
 
-fn is_of(operand: &Operand, buffer: Buffer) -> bool {
+fn is_of(operand: &Operand, buffer: RankBuffer) -> bool {
     matches!(operand, Operand::Local(span) | Operand::Window(_, span) if span.buffer == buffer)
 }
 
@@ -50,14 +50,14 @@ fn holds(spec: &Spec) {
         for (lane, combine) in combines(plan) {
             let inputs = combine.inputs();
             let is_copied =
-                |source: &Operand| inputs.is_empty() && combine.sources.len() == 1 && is_of(source, Buffer::Input);
+                |source: &Operand| inputs.is_empty() && combine.sources.len() == 1 && is_of(source, RankBuffer::Input);
             for (index, source) in combine.sources.iter().enumerate() {
                 let is_raw = match source {
                     Operand::Slot(_) => false,
                     Operand::Local(span) | Operand::Window(_, span) => match span.buffer {
-                        Buffer::Input => !is_copied(source),
-                        Buffer::Output => false,
-                        Buffer::Scratch => {
+                        RankBuffer::Input => !is_copied(source),
+                        RankBuffer::Output => false,
+                        RankBuffer::Scratch => {
                             let owner = if let Operand::Window(peer, _) = source { *peer } else { me };
                             all[owner.index()][0].contains(&(lane, span.index))
                         }

@@ -5,7 +5,9 @@
 //! between ranks.
 
 use super::{Flaw, ask, scratch_sets_fit};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, Span, Spec, WINDOW_LANES, Windows};
+use crate::plan::{
+    Action, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, RankBuffer, Span, Spec, WINDOW_LANES, Windows,
+};
 use crate::types::{Elements, Rank};
 
 /// Checks a plan against the limits of executors and the ends of its buffers.
@@ -58,7 +60,7 @@ struct Places {
 #[derive(Clone, Copy, PartialEq)]
 struct Place {
     owner: Rank,
-    area: Buffer,
+    area: RankBuffer,
     start: u64,
     end: u64,
     cycle: Option<u32>,
@@ -129,7 +131,7 @@ impl Frame<'_> {
         if sizes.blocks.len() <= combine.block as usize {
             return Err(format!("combines block {} of {}", combine.block, sizes.blocks.len()));
         }
-        let own = |operand: &&Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
+        let own = |operand: &&Operand| matches!(operand, Operand::Local(span) if span.buffer == RankBuffer::Input);
         if combine.sources.iter().filter(own).count() > RAW_SOURCES {
             return Err(format!("reads more than {RAW_SOURCES} raw input of its own"));
         }
@@ -145,7 +147,7 @@ impl Frame<'_> {
             }
         }
         if combine.targets.iter().any(|operand| {
-            matches!(operand, Operand::Local(span) | Operand::Window(_, span) if span.buffer == Buffer::Input)
+            matches!(operand, Operand::Local(span) | Operand::Window(_, span) if span.buffer == RankBuffer::Input)
         }) {
             return Err("writes to an input".to_owned());
         }
@@ -171,19 +173,19 @@ impl Frame<'_> {
         {
             return Err(format!("names {:?} of rank {peer}, which is not mapped", span.buffer));
         }
-        if span.buffer != Buffer::Scratch && sizes.blocks.len() <= span.index as usize {
+        if span.buffer != RankBuffer::Scratch && sizes.blocks.len() <= span.index as usize {
             return Err(format!("names block {} of {}", span.index, sizes.blocks.len()));
         }
         let (start, end) = (sizes.start(span), end(sizes, combine, span));
         let name = || format!("names {:?}[{start}..{end}] of rank {owner}", span.buffer);
         let (input, output) = ask::sizes(self.spec, owner, self.total);
         let limit = match span.buffer {
-            Buffer::Input => input,
-            Buffer::Output => output,
-            Buffer::Scratch if start < sizes.scratch.start || end > sizes.scratch.end.0 => {
+            RankBuffer::Input => input,
+            RankBuffer::Output => output,
+            RankBuffer::Scratch if start < sizes.scratch.start || end > sizes.scratch.end.0 => {
                 return Err(format!("{}, and its lane has [{}..{}]", name(), sizes.scratch.start, sizes.scratch.end));
             }
-            Buffer::Scratch => self.spec.limits.scratch.0,
+            RankBuffer::Scratch => self.spec.limits.scratch.0,
         };
         if end > limit {
             return Err(format!("{}, which has {limit}", name()));
@@ -191,8 +193,8 @@ impl Frame<'_> {
         // In place, input and output are two names of one buffer.
         let shared = ask::overlap(self.spec, owner);
         let (area, shift) = match (span.buffer, shared) {
-            (Buffer::Input, Some((inside, _))) => (Buffer::Output, inside),
-            (Buffer::Output, Some((_, inside))) => (Buffer::Output, inside),
+            (RankBuffer::Input, Some((inside, _))) => (RankBuffer::Output, inside),
+            (RankBuffer::Output, Some((_, inside))) => (RankBuffer::Output, inside),
             (area, _) => (area, 0),
         };
         Ok(Some(Place { owner, area, start: start.0 + shift, end: end + shift, cycle: sizes.cycle(span) }))

@@ -8,7 +8,7 @@ use super::memory::{Clock, Conflict, Stamp};
 use super::store::Store;
 use super::value::{Strip, Value, side_by_side};
 use super::{Flaw, Proof};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, Span, Spec, Windows};
+use crate::plan::{Action, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, RankBuffer, Span, Spec, Windows};
 use crate::types::{Collective, Rank};
 
 /// A lane at work.
@@ -353,7 +353,7 @@ impl<'a> Machine<'a> {
                 Operand::Slot(_) if length > slot => "sends more than a slot holds",
                 Operand::Window(peer, _) if *peer == me || !self.neighbours(me, *peer) => "is not on this host",
                 Operand::Window(_, span) if !self.spec().maps(span.buffer) => "is not mapped",
-                Operand::Window(_, span) | Operand::Local(span) if target && span.buffer == Buffer::Input => {
+                Operand::Window(_, span) | Operand::Local(span) if target && span.buffer == RankBuffer::Input => {
                     "is a target, and an input"
                 }
                 Operand::Window(..) | Operand::Local(_) | Operand::Slot(_) => continue,
@@ -428,7 +428,7 @@ impl<'a> Machine<'a> {
         let found = memory.read((start, length), now, clock);
         let content = memory.look(start, length);
         found.map_err(|conflict| self.unordered(worker, (owner, span.buffer), "reads", conflict))?;
-        if span.buffer == Buffer::Input {
+        if span.buffer == RankBuffer::Input {
             let mut index = first;
             for strip in &content {
                 if strip.value.as_ref() != Some(&Value::input(owner.get(), index)) {
@@ -479,13 +479,18 @@ impl<'a> Machine<'a> {
         format!("rank {rank} lane {lane} step {step} round {round}")
     }
 
-    fn inside(&self, worker: usize, (owner, buffer): (Rank, Buffer), (first, length): (u64, u64)) -> Result<(), Flaw> {
+    fn inside(
+        &self,
+        worker: usize,
+        (owner, buffer): (Rank, RankBuffer),
+        (first, length): (u64, u64),
+    ) -> Result<(), Flaw> {
         let size = self.stores[owner.index()].size(buffer);
         let end = first.saturating_add(length);
         let Range { start, end: limit } = &self.sizes(worker).scratch;
         let has = if end > size {
             format!("which has {size}")
-        } else if buffer == Buffer::Scratch && (first < start.0 || end > limit.0) {
+        } else if buffer == RankBuffer::Scratch && (first < start.0 || end > limit.0) {
             format!("and its lane has [{start}..{limit}]")
         } else {
             return Ok(());
@@ -493,7 +498,7 @@ impl<'a> Machine<'a> {
         Err(self.flaw(worker, format!("names {buffer:?}[{first}..{end}] of rank {owner}, {has}")))
     }
 
-    fn unordered(&self, worker: usize, (owner, buffer): (Rank, Buffer), verb: &str, conflict: Conflict) -> Flaw {
+    fn unordered(&self, worker: usize, (owner, buffer): (Rank, RankBuffer), verb: &str, conflict: Conflict) -> Flaw {
         let Conflict { element, other, wrote } = conflict;
         let deed = if wrote { "written" } else { "read" };
         let text = format!(

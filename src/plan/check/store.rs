@@ -3,7 +3,7 @@
 use super::ask;
 use super::memory::{Memory, Stamp};
 use super::value::Value;
-use crate::plan::{Buffer, Spec};
+use crate::plan::{RankBuffer, Spec};
 use crate::types::Rank;
 
 /// The memory of a rank.
@@ -54,20 +54,20 @@ impl Store {
     }
 
     /// How many elements a buffer has.
-    pub(super) fn size(&self, buffer: Buffer) -> u64 {
+    pub(super) fn size(&self, buffer: RankBuffer) -> u64 {
         match buffer {
-            Buffer::Input => self.sizes.0,
-            Buffer::Output => self.sizes.1,
-            Buffer::Scratch => self.scratch.length(),
+            RankBuffer::Input => self.sizes.0,
+            RankBuffer::Output => self.sizes.1,
+            RankBuffer::Scratch => self.scratch.length(),
         }
     }
 
     /// Where elements of a buffer lie that begin at `first`: the area, and the first element there.
-    pub(super) fn place(&self, buffer: Buffer, first: u64) -> (usize, u64) {
+    pub(super) fn place(&self, buffer: RankBuffer, first: u64) -> (usize, u64) {
         match buffer {
-            Buffer::Input => (self.input.0, self.input.1 + first),
-            Buffer::Output => (self.output.0, self.output.1 + first),
-            Buffer::Scratch => (self.users.len(), first),
+            RankBuffer::Input => (self.input.0, self.input.1 + first),
+            RankBuffer::Output => (self.output.0, self.output.1 + first),
+            RankBuffer::Scratch => (self.users.len(), first),
         }
     }
 
