@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use rsccl::internals::plan::check::{Flaw, Proof, fits, prove};
 use rsccl::internals::plan::{
-    Action, RankBuffer, Combine, Count, Lane, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Windows,
+    Action, Combine, Count, Lane, Layout, Limits, Operand, Plan, RankBuffer, ScratchSets, Span, Spec, Step, Windows,
     algorithms,
 };
 use rsccl::internals::types::Elements;
@@ -205,7 +205,10 @@ fn written(plan: &Plan) -> u64 {
     let one = |lane: &Lane, combine: &Combine| {
         let stays = |target: &&Operand| match (&combine.sources[..], target) {
             ([Operand::Local(from)], Operand::Local(to)) => {
-                in_place && from.buffer == RankBuffer::Input && to.buffer == RankBuffer::Output && from.index == to.index
+                in_place
+                    && from.buffer == RankBuffer::Input
+                    && to.buffer == RankBuffer::Output
+                    && from.index == to.index
             }
             _ => false,
         };

@@ -202,8 +202,8 @@ impl Outcomes {
     }
 
     /// The request has not begun, and no other was kept since but by other threads.
-    fn forget(&self, outcome: &Outcome) {
-        let is_other = |other: &Arc<Outcome>| !std::ptr::eq(&**other, outcome);
+    fn forget(&self, outcome: *const Outcome) {
+        let is_other = |other: &Arc<Outcome>| !std::ptr::eq(&raw const **other, outcome);
         let mut kept = self.0.lock();
         kept.few.iter_mut().for_each(|few| _ = few.take_if(|few| !is_other(few)));
         kept.others.retain(is_other);

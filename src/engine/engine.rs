@@ -207,9 +207,11 @@ impl Engine {
             call_log::of_collective(session, &host.chooser, (&call, &operation));
         }
         session.history.begin_as(label, 0);
-        let mut announced = AnnouncedCall { call, operation, label, kernel, lengths, reads, number: 0 };
+        let mut announced =
+            AnnouncedCall { call, operation, label, kernel, lengths, reads, number: 0, has_waited: false };
         announced.number = host.announce(given, &announced.begun(session.world))?;
         if self.awaited(&announced).is_some() {
+            announced.has_waited = true;
             return Ok(Announce::Waits(Box::new(announced)));
         }
         self.end_announced(&announced, &mut NoBackground)?;
@@ -230,7 +232,7 @@ impl Engine {
     pub(crate) fn end_announced(&mut self, announced: &AnnouncedCall, background: &mut dyn Background) -> Result<()> {
         let (host, _, given) = self.parts();
         let begun = announced.begun(given.session.world);
-        let of = (&begun, &announced.reads, announced.number);
+        let of = (&begun, &announced.reads, (announced.number, announced.has_waited));
         let ended = host.end_announced(given, of, background);
         announced.call.buffers.note_call();
         ended.map_err(|error| error.during(announced.operation.to_string()))

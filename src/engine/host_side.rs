@@ -148,19 +148,22 @@ impl HostSide {
         exec::flat_call::missing(of, (self.windows.as_ref()?, number))
     }
 
-    /// Ends an announced call.
+    /// Ends an announced call; `has_waited` says whether this rank has waited for the others meanwhile.
     ///
     /// # Errors
     /// Of waiting for peers, and of peers that run another operation.
     pub(super) fn end_announced(
         &mut self,
         mut given: Given<'_>,
-        (begun, reads, number): (&Begun<'_>, &SlotReads, u64),
+        (begun, reads, (number, has_waited)): (&Begun<'_>, &SlotReads, (u64, bool)),
         background: &mut dyn Background,
     ) -> Result<()> {
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
         let bytes = begun.lengths.0.index() * begun.call.data_type.size() as usize;
         let exchange = flat.exchange(windows, (begun.operation, begun.label), (bytes, number));
+        if has_waited {
+            exchange.note_wait();
+        }
         let mut watch = FailureWatch::of_call(given.session, WaitingFor::Collective(begun.operation));
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
         exec::flat_call::read((begun, reads), &exchange, flat, &mut wait_context)

@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::exec::{Operation, REASON_PATIENCE, WaitContext};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting};
+use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting, aside};
 use crate::sys::{clock, futex};
 use crate::types::{Collective, Rank};
 
@@ -104,7 +104,10 @@ impl<'a> DeviceWait<'a> {
     /// One turn of the wait.
     pub(super) fn turn(&mut self, what: &dyn Waiting) -> Result<()> {
         match self.is_captured {
-            true => self.context.without_hook().turn_or_nap(&mut self.backoff, what, LAUNCH_NAP),
+            true => {
+                let _none = aside::none();
+                self.context.without_hook().turn_or_nap(&mut self.backoff, what, LAUNCH_NAP)
+            }
             false => self.context.turn_or_nap(&mut self.backoff, what, LAUNCH_NAP),
         }
     }

@@ -68,6 +68,8 @@ pub(crate) struct AnnouncedCall {
     pub(super) reads: SlotReads,
     /// Among the flat operations.
     pub(super) number: u64,
+    /// Whether it has not ended at once.
+    pub(super) has_waited: bool,
 }
 
 impl AnnouncedCall {

@@ -223,6 +223,11 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// This rank has waited for another one, elsewhere.
+    pub fn note_wait(&self) {
+        self.waited.set(true);
+    }
+
     /// The number of the operation.
     pub fn number(&self) -> u64 {
         self.number

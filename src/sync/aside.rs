@@ -10,7 +10,8 @@ use crate::sync::primitive::Weak;
 
 /// Work of a thread that goes on in its waits for other things.
 pub(crate) trait Aside: fmt::Debug + Send + Sync {
-    /// Moves what can move. Never waits, and runs no code of the program's but its hooks.
+    /// Moves what can move. Waits for nothing but, where it fails, a moment for the reason; runs no code of the program's
+    /// but its hooks.
     fn go_on(&self) -> Went;
 
     /// Whether nobody moves it now: neither another thread, nor this one, as what it waits for.
@@ -52,6 +53,23 @@ pub(crate) fn add(work: Weak<dyn Aside>) {
 #[inline(never)]
 pub(crate) fn may_be() -> bool {
     MAY_BE.get()
+}
+
+/// Lets no such work go on in this thread until the result is dropped: it might call hooks, or a driver.
+pub(crate) fn none() -> Paused {
+    Paused { may_be: MAY_BE.replace(false) }
+}
+
+/// See [`none`].
+#[derive(Debug)]
+pub(crate) struct Paused {
+    may_be: bool,
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        MAY_BE.set(self.may_be || MAY_BE.get());
+    }
 }
 
 /// Whether this thread has such work to move.

@@ -153,10 +153,10 @@ impl Patience {
         (CROWDED_YIELDS / self.crowd.div_ceil(FEW_RANKS).max(1)).max(LEAST_VAIN_YIELDS)
     }
 
-    /// Learns from a wait that has succeeded. What was there at the first look was not waited for, and teaches nothing:
+    /// Learns from a wait that has succeeded. One whose thread did other things teaches nothing. What was there at the first look was not waited for, and teaches nothing:
     /// it says neither that looking is worth it nor that the other rank has a processor of its own.
     pub fn learn(&mut self, wait: &Backoff) {
-        if wait.turns == 0 {
+        if wait.turns == 0 || wait.only_looks() {
             return;
         }
         let spins = wait.patience.spins;
@@ -267,8 +267,13 @@ impl Backoff {
     pub fn only_look(&mut self) {
         if self.patience.awake > Duration::ZERO {
             self.patience = Patience::fixed(0, Duration::ZERO);
+            self.stop = 0;
             self.look_soon();
         }
+    }
+
+    fn only_looks(&self) -> bool {
+        self.patience == Patience::fixed(0, Duration::ZERO)
     }
 
     /// How long to sleep if nothing wakes the sleeper: the longer it has waited the longer, between `least` and `most`.
@@ -446,6 +451,20 @@ mod tests {
         assert_eq!(one.spins, ONE_RANK_SPINS / 2);
         let alone = Patience::fixed(SPINS, Duration::from_secs(60));
         assert_eq!(alone.for_one_rank().spins, SPINS, "each rank has a processor");
+    }
+
+    /// Regression: the first looks of a wait in passing spun, so that its deadline began late, and what it took to end
+    /// such a wait taught the waits of calls to yield.
+    #[test]
+    fn a_wait_in_passing_looks_from_the_first_turn_on_and_teaches_nothing() {
+        let mut patience = Patience::fixed(SPINS, Duration::from_secs(60));
+        let mut wait = Backoff::new(patience);
+        wait.only_look();
+        assert!(!wait.spin() && wait.turn(&mut Nothing, &String::new).unwrap().is_some());
+        assert!(wait.started().is_some());
+        let before = patience;
+        patience.learn(&wait);
+        assert_eq!(patience, before);
     }
 
     /// Regression: whoever drives steps that mostly find their data there learnt after each of them to look for longer,

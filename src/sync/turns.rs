@@ -28,6 +28,8 @@ pub struct Turns<T> {
     at_home: AtomicBool,
     /// Who has a turn that anyone could have taken: [`FREE`], [`CALLER`] or [`VISITOR`].
     taken: AtomicU32,
+    /// The number of the visitor that has a turn; 0 while none has.
+    visitor: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -100,6 +102,7 @@ impl<T> Turns<T> {
             home: AtomicU64::new(if is_privileged { UNCLAIMED } else { SHARED }),
             at_home: AtomicBool::new(false),
             taken: AtomicU32::new(FREE),
+            visitor: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -151,7 +154,7 @@ impl<T> Turns<T> {
         let taker = if by == By::ClaimedVisit { VISITOR } else { CALLER };
         // Acquire, here and below: pairs with the release in the drop of the turn before.
         if let Err(found) = self.taken.compare_exchange(FREE, taker, Ordering::Acquire, Ordering::Relaxed) {
-            return Err(if found == VISITOR { Denied::Visited } else { Denied::InUse });
+            return Err(if found == VISITOR { self.visited() } else { Denied::InUse });
         }
         if self.at_home.load(Ordering::Acquire) {
             // Release: as in the drop of a turn.
@@ -169,7 +172,7 @@ impl<T> Turns<T> {
         if home == SHARED {
             // It orders this thread behind the end of the privilege.
             self.share().ok()?;
-            return self.claim(By::ClaimedVisit).ok();
+            return self.claim(By::ClaimedVisit).ok().map(TurnGuard::of_visitor);
         }
         // A guess that spares both threads the barrier: the home thread has a turn already, and may keep it long.
         if self.at_home.load(Ordering::Relaxed) {
@@ -186,7 +189,14 @@ impl<T> Turns<T> {
             self.home.store(home, Ordering::Release);
             return None;
         }
-        Some(TurnGuard { turns: self, by: By::Visit(home) })
+        Some(TurnGuard { turns: self, by: By::Visit(home) }.of_visitor())
+    }
+
+    /// Why there is no turn beside a visitor: one that waits for itself would wait for ever.
+    #[cold]
+    fn visited(&self) -> Denied {
+        // Relaxed: only this thread stores its own number.
+        if self.visitor.load(Ordering::Relaxed) == thread::number() { Denied::InUse } else { Denied::Visited }
     }
 
     /// A turn of the home thread's; else a visit.
@@ -200,6 +210,7 @@ impl<T> Turns<T> {
             // The privilege has just ended. Relaxed: whoever comes meanwhile takes this thread for a call, as it was.
             self.taken.store(VISITOR, Ordering::Relaxed);
             turn.by = By::ClaimedVisit;
+            turn = turn.of_visitor();
         }
         Some(turn)
     }
@@ -231,7 +242,7 @@ impl<T> Turns<T> {
         }
         // A visitor gives the privilege back first: it knows to whom.
         if home == VISITED {
-            return Err(Denied::Visited);
+            return Err(self.visited());
         }
         // Relaxed: the barrier orders it before the load of `at_home`. It fails where another thread ends the
         // privilege too.
@@ -295,14 +306,29 @@ impl<T> DerefMut for TurnGuard<'_, T> {
     }
 }
 
+impl<T> TurnGuard<'_, T> {
+    fn of_visitor(self) -> Self {
+        // Relaxed: see `visited`.
+        self.turns.visitor.store(thread::number(), Ordering::Relaxed);
+        self
+    }
+}
+
 impl<T> Drop for TurnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Release, all three: pairs with the acquires in `take_or_why`, `claim` and `try_visit`.
+        // Release, all four: pairs with the acquires in `take_or_why`, `claim` and `try_visit`.
         match self.by {
             By::Privilege => self.turns.at_home.store(false, Ordering::Release),
-            By::Claim | By::ClaimedVisit => self.turns.taken.store(FREE, Ordering::Release),
-            By::Visit(home) => self.turns.home.store(home, Ordering::Release),
+            By::Claim => self.turns.taken.store(FREE, Ordering::Release),
+            By::ClaimedVisit => {
+                self.turns.visitor.store(0, Ordering::Relaxed);
+                self.turns.taken.store(FREE, Ordering::Release);
+            }
+            By::Visit(home) => {
+                self.turns.visitor.store(0, Ordering::Relaxed);
+                self.turns.home.store(home, Ordering::Release);
+            }
         }
     }
 }
@@ -317,6 +343,24 @@ impl<T: fmt::Debug> fmt::Debug for TurnGuard<'_, T> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    /// Regression: the hook of a thread that drove by a visit made a call, and waited until its own visit was over.
+    #[test]
+    fn a_call_inside_of_a_visit_of_its_own_thread_does_not_wait_for_it() {
+        let turns = Turns::new(0);
+        drop(turns.try_take());
+        std::thread::scope(|threads| threads.spawn(|| drop(turns.try_take())).join()).expect("it does not panic");
+        let visit = turns.try_drive().expect("nobody has a turn");
+        assert_eq!(visit.stay(), Stay::UntilWanted);
+        assert_eq!(turns.take_or_why().map(drop), Err(Denied::InUse));
+        assert_eq!(another_thread(&turns), Err(Denied::Visited), "another thread gets the turn soon");
+        drop(visit);
+        assert_eq!(turns.take_or_why().map(drop), Ok(()));
+    }
+
+    fn another_thread(turns: &Turns<i32>) -> Result<(), Denied> {
+        std::thread::scope(|threads| threads.spawn(|| turns.take_or_why().map(drop)).join()).expect("it does not panic")
+    }
 
     #[test]
     fn a_call_inside_of_a_call_gets_no_turn() {
