@@ -93,7 +93,7 @@ pub struct Config {
     /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or
     /// `split`, each rank by itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what
     /// several do. Processes that share a GPU take turns there then, each of some milliseconds, unless NVIDIA's MPS
-    /// runs them together. `RSCCL_COHORT`; joint.
+    /// runs them together. Equal on all ranks. `RSCCL_COHORT`; joint.
     pub cohort: Option<String>,
     /// A call uses at least this many channels, if it fills at least one slot on each. Calls that work in memory which
     /// the ranks of a host share use at most 4; the log says so where more are asked for. `NCCL_MIN_NCHANNELS`,
@@ -135,10 +135,11 @@ pub struct Config {
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
     /// registered buffer is copied through shared memory then. Where the kernel forbids it, that happens by itself.
-    /// `RSCCL_CMA_DISABLE`; false.
+    /// Equal on all ranks. `RSCCL_CMA_DISABLE`; false.
     pub cma_disable: bool,
     /// Lets ranks read each other's memory in place also where the kernel copies so slowly that two plain copies
-    /// through shared memory take less time; else each process measures that once. `RSCCL_CMA_FORCE`; false.
+    /// through shared memory take less time; else each process measures that once. Equal on all ranks.
+    /// `RSCCL_CMA_FORCE`; false.
     pub cma_force: bool,
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
@@ -209,18 +210,19 @@ pub struct Config {
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
-    /// waiting ranks do. `NCCL_SOCKET_NTHREADS`; 1.
+    /// waiting ranks do. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
     pub socket_threads: Option<u32>,
-    /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1.
-    /// `NCCL_NSOCKS_PERTHREAD`; 1.
+    /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1. The
+    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; 1.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     pub socket_retry_sleep: Duration,
-    /// A socket's receive buffer in bytes, at least 64 KiB. `NCCL_SOCKET_RCVBUF`; the system's choice.
+    /// A socket's receive buffer in bytes, at least 64 KiB. Equal on all ranks. `NCCL_SOCKET_RCVBUF`; the system's
+    /// choice.
     pub socket_receive_bytes: Option<u64>,
-    /// A socket's send buffer in bytes, at least 64 KiB. `NCCL_SOCKET_SNDBUF`; the system's choice.
+    /// A socket's send buffer in bytes, at least 64 KiB. Equal on all ranks. `NCCL_SOCKET_SNDBUF`; the system's choice.
     pub socket_send_bytes: Option<u64>,
     /// How much is logged; `None`: nothing. `NCCL_DEBUG`.
     pub debug: Option<DebugLevel>,

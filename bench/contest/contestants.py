@@ -39,8 +39,8 @@ def processors():
 def run(command, environment=None, limit_s=RUN_LIMIT_S, enter=None):
     """Runs a command in a session of its own, so that a hung one can be ended with all that it started. `enter` is called in the child."""
     words = [str(word) for word in command]
-    child = subprocess.Popen(words, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=enter)
+    child = begun(words, enter, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
+                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, errors = child.communicate(timeout=limit_s)
     except BaseException as reason:
@@ -53,6 +53,27 @@ def run(command, environment=None, limit_s=RUN_LIMIT_S, enter=None):
     if child.returncode != 0:
         raise Failed(f"exit {child.returncode}: {' '.join(words)}\n{output[-2000:]}{errors[-2000:]}")
     return output
+
+
+def begun(words, enter, **options):
+    """The child, which calls `enter` before it becomes the program. Python says of an error there only that there was one, so a pipe tells it."""
+    if enter is None:
+        return subprocess.Popen(words, **options)
+    told, tell = os.pipe()
+    with open(told, encoding="utf-8") as reader, open(tell, "w", encoding="utf-8") as writer:
+
+        def entered():
+            try:
+                enter()
+            except Exception as error:
+                os.write(writer.fileno(), str(error).encode())
+                raise
+
+        try:
+            return subprocess.Popen(words, preexec_fn=entered, **options)
+        except subprocess.SubprocessError as error:
+            writer.close()
+            raise Failed(f"{words[0]} was not started: {reader.read() or error}") from None
 
 
 def rows_of(output):

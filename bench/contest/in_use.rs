@@ -20,7 +20,8 @@ impl Bench<'_> {
         let calls = Calls::new(self.comm);
         let wanted = self.text("way", "blocking");
         let mut known = false;
-        // First: ways that hand work to threads leave ranks on one processor, where the blocking call would meet them.
+        // First: it measures the blocking call, too, before the watcher has moved many requests. Beside that thread both
+        // ranks may come to share a processor.
         for (way, around) in BESIDE.iter().filter(|(way, _)| *way == wanted) {
             for bytes in self.sizes_of("large", "16777216") {
                 self.beside(&calls, bytes, way, *around)?;

@@ -2,11 +2,10 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 import time
 
-from contestants import LOCAL, processors
+from contestants import LOCAL, Failed, processors, run
 
 BESIDE = LOCAL / "contest.beside"
 PERIOD_US = 100_000
@@ -30,8 +29,8 @@ class Load:
                 return why
         try:
             # A group that can be made may still refuse processes.
-            subprocess.run(["true"], check=True, preexec_fn=self.enter)
-        except subprocess.SubprocessError as error:
+            run(["true"], enter=self.enter)
+        except Failed as error:
             self.end()
             return str(error)
         return None

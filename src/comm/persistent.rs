@@ -63,13 +63,14 @@ impl Communicator {
     /// `MPI_Send_init`. `body` has a [`Member`], as in a [group](crate::group()), and the buffers as slices: it adds
     /// one call, or several that run as one.
     ///
-    /// Each rank prepares for itself: nothing is sent, no rank waits, and the order is free. Rounds are calls like any
-    /// other: all ranks start those with collectives in the same order among their collectives. A rank whose prepared
-    /// call differs is named in an error of the first round.
+    /// Each rank prepares for itself, in any order: nothing is sent, and no rank waits for another to prepare. Where
+    /// collectives of requests are under way, preparing waits until they have ended, as blocking calls do, so until all
+    /// ranks have begun them. Rounds are calls like any other: all ranks start those with collectives in the same order
+    /// among their collectives. A rank whose prepared call differs is named in an error of the first round.
     ///
     /// # Errors
     /// That of `body`, which sees what this rank alone can see to be wrong; where a send to this rank itself has no
-    /// recv.
+    /// recv; that of a collective of a request that was waited for, which has ended the communicator.
     ///
     /// # Examples
     /// ```

@@ -159,19 +159,23 @@ impl Settings {
     /// What must be equal on all ranks.
     fn effects(&self) -> [Effect; 20] {
         let Settings { policy, sizes, ways, .. } = self;
-        let buffers = (sizes.shape, sizes.messages_in_memory, sizes.messages_over_sockets);
+        // Each field by its name: one that is added breaks the build here, and so is not forgotten.
+        let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
+        let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
+        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes } = sockets;
+        let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
-            (&["NCCL_P2P_DISABLE"], shown(&policy.no_local)),
-            (&["NCCL_SHM_DISABLE"], shown(&policy.no_shm)),
-            (&["RSCCL_CMA_DISABLE"], shown(&policy.no_peer_reads)),
-            (&["RSCCL_CMA_FORCE"], shown(&policy.slow_peer_reads)),
+            (&["NCCL_P2P_DISABLE"], shown(no_local)),
+            (&["NCCL_SHM_DISABLE"], shown(no_shm)),
+            (&["RSCCL_CMA_DISABLE"], shown(no_peer_reads)),
+            (&["RSCCL_CMA_FORCE"], shown(slow_peer_reads)),
             (&["NCCL_P2P_USE_CUDA_MEMCPY"], shown(&self.copy_engines)),
             (&["NCCL_P2P_LL_THRESHOLD"], shown(&self.most_line_message_bytes)),
             (&["NCCL_BUFFSIZE"], shown(&buffers)),
-            (&["RSCCL_SCRATCH_BYTES"], shown(&sizes.scratch_bytes)),
-            (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(&sizes.sockets.sockets)),
-            (&["NCCL_SOCKET_SNDBUF"], shown(&sizes.sockets.send_buffer_bytes)),
-            (&["NCCL_SOCKET_RCVBUF"], shown(&sizes.sockets.receive_buffer_bytes)),
+            (&["RSCCL_SCRATCH_BYTES"], shown(scratch_bytes)),
+            (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(sockets)),
+            (&["NCCL_SOCKET_SNDBUF"], shown(send_buffer_bytes)),
+            (&["NCCL_SOCKET_RCVBUF"], shown(receive_buffer_bytes)),
             (&["RSCCL_REPRODUCIBLE"], shown(&self.reproducible)),
             (&["RSCCL_COHORT"], shown(&self.split_cohorts)),
             (&["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"], shown(&self.channels)),

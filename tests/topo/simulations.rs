@@ -98,6 +98,40 @@ fn a_simulation_plays_what_communicators_choose() {
     assert!(staged["remarks"].to_string().contains("work in the host's memory here"), "{staged}");
 }
 
+/// `NCCL_SHM_DISABLE` decides what communicators choose, but the links that are played are those without it: a line
+/// says so where a host has several ranks, and only there.
+#[test]
+fn a_simulation_says_what_it_does_not_play_of_disabled_shared_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cpu = folder.path().join("cpu.xml").display().to_string();
+    let text = r#"<system version="1"><cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49"/></system>"#;
+    std::fs::write(&cpu, text).expect("written");
+    let remarks = |machine: &str, more: &[&str], is_disabled: &str| -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["sim", "all_reduce", "-b", "64M", "--json", "--topo", machine]).args(more);
+        let output = command.env("NCCL_SHM_DISABLE", is_disabled).output().expect("it runs");
+        assert!(output.status.success(), "{machine} {more:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        shown["runs"][0]["remarks"].to_string()
+    };
+    let h100 = machine("h100x8");
+    let two_hosts = ["--hosts", "2", "--network", "25"];
+    let cases: [(&str, &[&str], &str); 4] = [
+        (&h100, &[], "modelled as the links between their GPUs"),
+        (&h100, &["--hosts", "2"], "modelled as the links between their GPUs"),
+        (&cpu, &[], "modelled as copies through their shared memory"),
+        (&cpu, &two_hosts, "modelled as copies through their shared memory"),
+    ];
+    for (machine, more, model) in cases {
+        let told = remarks(machine, more, "1");
+        assert!(told.contains("NCCL_SHM_DISABLE is set") && told.contains(model), "{machine} {more:?}: {told}");
+        assert!(!remarks(machine, more, "0").contains("NCCL_SHM_DISABLE"), "{machine} {more:?}");
+    }
+    // Each host has one rank, which shares memory with no other.
+    let alone = remarks(&cpu, &[&two_hosts[..], &["--ranks", "1"]].concat(), "1");
+    assert!(!alone.contains("NCCL_SHM_DISABLE"), "{alone}");
+}
+
 /// Where the links' costs give another algorithm than the usual ones, it is named.
 #[test]
 fn a_simulation_names_what_is_quicker_by_the_links() {

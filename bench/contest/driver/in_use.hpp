@@ -88,7 +88,8 @@ class InUse final : public Bench {
 
     void requests() {
         const bool plain = text("way", "requests") == "blocking";
-        // First: the ways that hand work to threads leave ranks on one processor, where the blocking call would meet them.
+        // First: it measures the blocking call, too, before a library's threads have moved many requests. Beside such a thread both
+        // ranks may come to share a processor.
         if (!plain) beside(std::strtoull(text("large", "16777216").c_str(), nullptr, 10));
         each_size([&](std::size_t bytes) {
             Buffers buffers(Collective::SendRecv, bytes, ranks_);

@@ -162,8 +162,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidUsage on an empty communicator
     Starter start() const;
 
-    /// Prepares a call that runs again and again: `comm.prepare().all_reduce(in, out)` returns its PersistentCall. Behind collectives of
-    /// requests that are under way.
+    /// Prepares a call that runs again and again: `comm.prepare().all_reduce(in, out)` returns its PersistentCall. Preparing
+    /// waits until the collectives of requests that are under way have ended; this method itself does not.
     /// @throws InvalidUsage on an empty communicator
     Preparer prepare() const;
 

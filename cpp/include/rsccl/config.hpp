@@ -46,7 +46,7 @@ struct Config {
     std::optional<bool> strict_filters = {};
     /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or `split`, each rank by
     /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. Processes that share a GPU take
-    /// turns there then, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
+    /// turns there then, each of some milliseconds, unless NVIDIA's MPS runs them together. Equal on all ranks. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
     /// A call uses at least this many channels, if it fills at least one slot on each; at most 4 in memory that the ranks of a host share.
     /// `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
@@ -79,9 +79,9 @@ struct Config {
     std::optional<std::uint64_t> p2p_ll_threshold_bytes = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
-    /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
+    /// Ranks of one host do not read each other's memory by the kernel. Equal on all ranks. `RSCCL_CMA_DISABLE`; false.
     std::optional<bool> cma_disable = {};
-    /// They do so even where the kernel copies slowly. `RSCCL_CMA_FORCE`; false.
+    /// They do so even where the kernel copies slowly. Equal on all ranks. `RSCCL_CMA_FORCE`; false.
     std::optional<bool> cma_force = {};
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
@@ -105,10 +105,9 @@ struct Config {
     std::optional<std::string> switch_file = {};
     /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
     std::optional<std::string> processors = {};
-    /// A file of measured costs, by which algorithms are chosen; the command `rsccl tune` writes it. It rules inside a host too,
-    /// for calls on host memory that are longer than one slot of a small call; without a file these are direct on a
-    /// host of up to 64 ranks.
-    /// `RSCCL_TUNE_FILE`; usual costs.
+    /// A file of measured costs, by which algorithms are chosen; the command `rsccl tune` writes it. Its constants are equal on all
+    /// ranks. It rules inside a host too, for calls on host memory that are longer than one slot of a small call; without a file these
+    /// are direct on a host of up to 64 ranks. `RSCCL_TUNE_FILE`; usual costs.
     std::optional<std::string> tune_file = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
@@ -139,18 +138,19 @@ struct Config {
     std::optional<std::string> socket_interfaces = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
-    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait.
-    /// `NCCL_SOCKET_NTHREADS`; 1.
+    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait. The product is
+    /// equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
     std::optional<std::uint32_t> socket_threads = {};
-    /// Times `socket_threads`: the sockets of one network connection, at most 64. `NCCL_NSOCKS_PERTHREAD`; 1.
+    /// Times `socket_threads`: the sockets of one network connection, at most 64. The product is equal on all ranks.
+    /// `NCCL_NSOCKS_PERTHREAD`; 1.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     std::optional<std::chrono::milliseconds> socket_retry_sleep = {};
-    /// A socket's receive buffer in bytes, at least 64 KiB. `NCCL_SOCKET_RCVBUF`; the system's choice.
+    /// A socket's receive buffer in bytes, at least 64 KiB. Equal on all ranks. `NCCL_SOCKET_RCVBUF`; the system's choice.
     std::optional<std::uint64_t> socket_receive_bytes = {};
-    /// A socket's send buffer in bytes, at least 64 KiB. `NCCL_SOCKET_SNDBUF`; the system's choice.
+    /// A socket's send buffer in bytes, at least 64 KiB. Equal on all ranks. `NCCL_SOCKET_SNDBUF`; the system's choice.
     std::optional<std::uint64_t> socket_send_bytes = {};
     /// How much is logged: "VERSION", "WARN", "INFO" or "TRACE". `NCCL_DEBUG`; nothing.
     std::optional<std::string> debug = {};

@@ -19,9 +19,10 @@ struct Access;
 /// must live as long as this object. Between two rounds the program reads and writes it; while a round is under way it must neither be
 /// touched nor freed, but for reading what is sent.
 ///
-/// Each rank prepares for itself: nothing is sent, no rank waits, and the order is free. Rounds are calls like any other: all ranks start
-/// those of collectives in the same order among their collectives. Several persistent calls may be under way at once, beside requests
-/// and blocking calls. Moved-from and default-made ones are empty.
+/// Each rank prepares for itself, in any order: nothing is sent, and no rank waits for another to prepare. Where collectives of requests
+/// are under way, preparing waits until they have ended, as blocking calls do, so until all ranks have begun them. Rounds are calls like
+/// any other: all ranks start those of collectives in the same order among their collectives. Several persistent calls may be under way
+/// at once, beside requests and blocking calls. Moved-from and default-made ones are empty.
 ///
 /// @code
 /// std::vector<double> mine(n), sum(n);

@@ -1,5 +1,6 @@
 //! `rsccl sim`: a collective on a modelled system.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,8 +33,9 @@ use crate::{print, topo};
 /// are processes whose buffers are not registered, unless --registered. Only time is modelled: links and GPU memory by
 /// their bandwidth, messages and flags by the latencies of NCCL's tuner. Lines below a row say what else is not as it
 /// is there: flat slots for small calls on host memory, which are no plan; LL and LL128, whose latencies are not
-/// modelled; memory of the host between GPUs that do not reach each other's. GPUs of several hosts send as if each had
-/// its nearest NIC for itself; communicators send by TCP over one interface of a host.
+/// modelled; memory of the host between GPUs that do not reach each other's; TCP between the ranks of a host, where
+/// NCCL_SHM_DISABLE is set. GPUs of several hosts send as if each had its nearest NIC for itself; communicators send by
+/// TCP over one interface of a host.
 ///
 /// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE. Where the costs of the system's links give another
 /// algorithm, a line below the row names it, and --algo plays it.
@@ -241,6 +243,28 @@ impl There<'_> {
     fn search(&self, system: &System) -> SystemChannels {
         SystemChannels::search(system, CrossNic::of_number(self.config.cross_nic))
     }
+
+    /// What is not played of `NCCL_SHM_DISABLE`, which decides the choice alone: the ranks of a host keep their links.
+    fn unplayed(&self, terrain: &Terrain) -> Option<String> {
+        if !self.config.shm_disable {
+            return None;
+        }
+        let gpus = self.system.gpus();
+        let (parts_hosts, links) = if gpus.is_empty() {
+            (terrain.domains().iter().any(|ranks| ranks.len() > 1), "copies through their shared memory")
+        } else {
+            // By NVLinks of several hosts, GPUs of one reach each other without its memory.
+            let hosts: BTreeSet<u32> = gpus.iter().map(|gpu| self.system.node(*gpu).host).collect();
+            (hosts.len() < gpus.len() && !terrain.maps(), "the links between their GPUs")
+        };
+        let remark = || {
+            format!(
+                "communicators send by TCP between the ranks of a host here, because NCCL_SHM_DISABLE is set: it is \
+                 modelled as {links}"
+            )
+        };
+        parts_hosts.then(remark)
+    }
 }
 
 /// In the order of ranks.
@@ -393,7 +417,8 @@ impl Run {
         let algorithm_gbps = if seconds > 0.0 { gigabytes / seconds } else { 0.0 };
         // Filters may leave the model nothing where communicators open them.
         let quickest = modelled.choose(ask).ok().map(|choice| choice.algorithm);
-        let remarks = remarks(way, modelled.terrain().maps());
+        let mut remarks = remarks(way, modelled.terrain().maps());
+        remarks.extend(there.unplayed(modelled.terrain()));
         let bus_gbps = algorithm_gbps * factor;
         Ok(Run { bytes, way, remarks, quickest, fidelity, simulated, algorithm_gbps, bus_gbps })
     }
