@@ -378,5 +378,5 @@ if ((mpis == 0)); then
         skip "no mpicxx and mpirun: no program with MPI is run"
     fi
 fi
-check "five programs in MPI and in the classes: the same numbers" $COMPILE_LIMIT_S bash "$root/mpi-examples/ported/compare.sh" "$prefix"
+check "six programs in MPI and in the classes: the same numbers" $COMPILE_LIMIT_S bash "$root/mpi-examples/ported/compare.sh" "$prefix"
 finish

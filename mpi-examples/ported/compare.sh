@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the five programs of this folder, each in MPI (NAME.c) and in the classes (NAME.cpp), runs both at 4 ranks under one mpirun, and
+# Builds the six programs of this folder, each in MPI (NAME.c) and in the classes (NAME.cpp), runs both at 4 ranks under one mpirun, and
 # compares what they print. And every row of docs/from-mpi.md leads to one of them, which has a call of that row.
 #   mpi-examples/ported/compare.sh PREFIX [MPI]
 # PREFIX is where the library is installed (cpp/install.sh); MPI is openmpi or mpich, by default the first that is here.
@@ -13,7 +13,7 @@ mpi=${2:-}
 for candidate in openmpi mpich; do
     [[ -n $mpi ]] || ! command -v "mpicc.$candidate" >/dev/null || ! command -v "mpirun.$candidate" >/dev/null || mpi=$candidate
 done
-[[ -n $mpi ]] || { echo "skipped: neither mpicc.openmpi nor mpicc.mpich is here: the five programs are not compared"; exit 0; }
+[[ -n $mpi ]] || { echo "skipped: neither mpicc.openmpi nor mpicc.mpich is here: the six programs are not compared"; exit 0; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -34,7 +34,7 @@ for name in "${programs[@]}"; do
     [[ -f $here/$name.cpp ]] || complain "$name.c has no partner in the classes, $name.cpp"
 done
 ((outcome == 0)) || exit 1
-((${#programs[@]} == 5)) || complain "${#programs[@]} programs found, and there are five"
+((${#programs[@]} == 6)) || complain "${#programs[@]} programs found, and there are six"
 
 # A row: its first cell names calls, its last one a program. "MPI_I…" is every call that begins so.
 rows=0
