@@ -3,10 +3,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -103,6 +105,24 @@ void require_each(const Range& got, const std::string& what, Want want) {
                                      std::to_string(static_cast<double>(wanted)));
         }
     }
+}
+
+/// More elements than fit one slot of any connection.
+inline constexpr std::size_t large = 200'003;
+
+inline int left_of(const rsccl::Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
+inline int right_of(const rsccl::Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
+
+/// `count` words whose values name the rank.
+inline std::vector<int> words(int rank, std::size_t count) {
+    std::vector<int> made(count);
+    std::iota(made.begin(), made.end(), rank * 1'000'000);
+    return made;
+}
+
+/// What stands at a place of them.
+inline auto words_of(int rank) {
+    return [rank](std::size_t place) { return rank * 1'000'000 + static_cast<int>(place); };
 }
 
 /// A folder of its own for one test, gone with the object.
