@@ -98,7 +98,7 @@ impl Bench<'_> {
     /// about every 40 µs meanwhile whether the request has ended.
     fn beside(&self, calls: &Calls<'_>, bytes: usize, way: &str, around: Around) -> Result<()> {
         let samples: usize =
-            self.text("samples", "9").parse().unwrap_or_else(|error| fail(&format!("samples: {error}")));
+            self.text("samples", "31").parse().unwrap_or_else(|error| fail(&format!("samples: {error}")));
         let mut case = self.case(Collective::AllReduce, bytes)?;
         let wrong = self.wrong_of(&mut case, |case| around(calls, case, &mut |_| ()))?;
         for _ in 0..3 {

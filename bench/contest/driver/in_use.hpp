@@ -131,7 +131,7 @@ class InUse final : public Bench {
     template <class Do>
     double median_of(Do&& act) {
         std::vector<double> times;
-        int samples = std::atoi(text("samples", "9").c_str());
+        int samples = std::atoi(text("samples", "31").c_str());
         for (int i = 0; i < samples; i++) {
             library_.barrier();
             double begun = now();
