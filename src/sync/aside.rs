@@ -10,8 +10,8 @@ use crate::sync::primitive::Weak;
 
 /// Work of a thread that goes on in its waits for other things.
 pub(crate) trait Aside: fmt::Debug + Send + Sync {
-    /// Moves what can move. Waits for nothing but, where it fails, a moment for the reason; runs no code of the program's
-    /// but its hooks.
+    /// Moves what can move. Waits for nothing but, where it fails, a moment for the reason; runs no code of the
+    /// program's but its hooks.
     fn go_on(&self) -> Went;
 
     /// Whether nobody moves it now: neither another thread, nor this one, as what it waits for.

@@ -153,8 +153,9 @@ impl Patience {
         (CROWDED_YIELDS / self.crowd.div_ceil(FEW_RANKS).max(1)).max(LEAST_VAIN_YIELDS)
     }
 
-    /// Learns from a wait that has succeeded. One whose thread did other things teaches nothing. What was there at the first look was not waited for, and teaches nothing:
-    /// it says neither that looking is worth it nor that the other rank has a processor of its own.
+    /// Learns from a wait that has succeeded. One whose thread did other things teaches nothing. What was there at the
+    /// first look was not waited for, and teaches nothing either: it says neither that looking is worth it nor that the
+    /// other rank has a processor of its own.
     pub fn learn(&mut self, wait: &Backoff) {
         if wait.turns == 0 || wait.only_looks() {
             return;
