@@ -194,7 +194,7 @@ impl Requests {
         let begun = self.start_collective(call);
         if matches!(begun, Ok(true)) {
             promise.set(Ok(()));
-            // A rank that always comes last waits for nothing, and this may be the only turn that its messages get.
+            // A rank that always comes last never waits, so its messages are moved here: they may get no other turn.
             return match fabric_of(&mut self.engine, &mut self.running) {
                 Some(fabric) if !self.under_way.is_empty() => self.under_way.progress(fabric).map(drop),
                 _ => Ok(()),

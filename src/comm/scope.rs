@@ -201,7 +201,7 @@ impl Outcomes {
         unsafe { &*place }
     }
 
-    /// The request has not begun, and no other was kept since but by other threads.
+    /// Takes the outcome of a request that has not begun off the list.
     fn forget(&self, outcome: *const Outcome) {
         let is_other = |other: &Arc<Outcome>| !std::ptr::eq(&raw const **other, outcome);
         let mut kept = self.0.lock();

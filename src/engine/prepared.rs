@@ -1,5 +1,5 @@
-//! Collectives that stop on the way: prepared ones, of which it is known how they go and which run any number of times,
-//! and announced ones, which end once the other ranks have announced them.
+//! Collectives that are kept between two steps. A prepared one has been checked and may run any number of times. An
+//! announced one has written its data for the other ranks, and ends once they have written theirs.
 
 use crate::device::Kernel;
 use crate::engine::host_chooser::Path;

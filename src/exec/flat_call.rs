@@ -100,7 +100,7 @@ pub fn read(
 }
 
 /// The flag of a rank that a call reads and that has not announced it yet, with the value that it must reach; `None`
-/// where all have. Not for ranks that form teams: there the last one does what all read.
+/// where all have. Not for ranks that form teams: there the rank that comes last reduces for all.
 pub fn missing<'a>(
     (call, world, reads): (&Call<'_>, World, &SlotReads),
     (windows, number): (&'a HostWindows, u64),

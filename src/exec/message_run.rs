@@ -33,7 +33,8 @@ use crate::sys::cpu;
 use crate::transport::{Announced, Channel, Links, Need, Taken};
 use crate::types::{CarriedBy, Collective, DataType, Rank};
 
-/// A message under way. It is moved about while it begins, so it holds no more than its label says not.
+/// A message under way. It is moved several times while it begins, so it is small: what its label says is not kept a
+/// second time.
 #[derive(Debug)]
 pub struct MessageRun<'a> {
     message: Message<'a>,

@@ -55,7 +55,8 @@ pub(crate) fn may_be() -> bool {
     MAY_BE.get()
 }
 
-/// Lets no such work go on in this thread until the result is dropped: it might call hooks, or a driver.
+/// Stops such work in this thread until the result is dropped: while a stream is captured it must call neither hooks
+/// nor the driver.
 pub(crate) fn none() -> Paused {
     Paused { may_be: MAY_BE.replace(false) }
 }
