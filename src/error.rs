@@ -12,6 +12,7 @@
 //! [`Error::with_source`]). Calls that are generic over the error keep its type ([`crate::local::try_run`],
 //! [`crate::Communicator::try_scope`], [`crate::comm::try_group`]).
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
@@ -165,6 +166,13 @@ impl Error {
     /// [`Kind::Aborted`].
     pub fn aborted(message: impl Into<String>) -> Error {
         Error::new(Kind::Aborted, message)
+    }
+
+    /// [`Kind::Aborted`]: `what` panicked with `panic`.
+    pub(crate) fn of_panic(what: &str, panic: &(dyn Any + Send)) -> Error {
+        let literal = panic.downcast_ref::<&str>().copied();
+        let words = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        Error::aborted(format!("{what} panicked: {words}"))
     }
 
     /// [`Kind::System`]: `call` failed with `source`.

@@ -57,13 +57,13 @@ pub use lent::Keeper;
 #[cfg(feature = "cuda")]
 pub use lent::Lender;
 pub use message::{Message, check_to_self, copy_to_self};
-pub use message_run::{MessageQueue, MessageRun, PROMISED_MESSAGES, channel_of};
+pub use message_run::{MessageQueue, MessageRun, PROMISED_MESSAGES, channel_of, leave_all};
 use operation::called;
 pub use operation::{Operation, describe, is_same, relabelled, same_call, sequence, short_name};
 pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
-pub use resumable::Resumable;
+pub use resumable::{AwaitedFlags, Resumable};
 pub use stages::{StagedSide, Stages};
 pub(crate) use stream_callers::REASON_PATIENCE;
 pub use turn::{Background, CallTurn, NoBackground, WaitContext};

@@ -1,7 +1,6 @@
 //! A panic inside of a call ends the communicator with an error on all ranks, after which it can be shrunk as after any
 //! failure.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, Result};
@@ -9,14 +8,7 @@ use crate::error::{Error, Result};
 /// Runs `body`. A panic becomes an error that says that `what` panicked.
 pub(super) fn as_error<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     // After the error, what `body` had is used only to tell the others of the failure and to leave.
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(what, &*panic)))
-}
-
-/// The error for a panic of `what`.
-pub(super) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
-    let literal = panic.downcast_ref::<&str>().copied();
-    let words = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-    Error::aborted(format!("{what} panicked: {words}"))
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::of_panic(what, &*panic)))
 }
 
 #[cfg(test)]

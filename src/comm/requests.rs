@@ -20,10 +20,10 @@ use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
-use crate::exec::{Background, MessageRun, NoBackground, Resumable};
+use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Patience, Turned, Waiting, Watch, aside, progress};
+use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -53,7 +53,7 @@ pub(super) struct Requests {
     is_restless: bool,
     /// How the thread that began the last request computes.
     mode: OtherMode,
-    /// What ends the communicator, while the collective that runs waits until peers are out of its buffers.
+    /// What ends the communicator, while peers are still in buffers of requests.
     end: Option<Error>,
 }
 
@@ -325,8 +325,8 @@ impl Requests {
     /// Sleeps for the watcher by `rest`, until something may move or its chime has rung more than `heard` times. False
     /// where it has not slept.
     pub(super) fn sleep(&mut self, rest: &mut LongRest, heard: u64) -> bool {
-        let Requests { engine, running, session, under_way, looks, waiter, is_restless, .. } = self;
-        if *is_restless || waiter.hook.is_some() {
+        let Requests { engine, running, session, under_way, looks, waiter, is_restless, end, .. } = self;
+        if *is_restless || waiter.hook.is_some() || end.is_some() {
             return false;
         }
         let (fabric, flags) = match (engine, running) {
@@ -386,12 +386,15 @@ impl Requests {
         self.end.as_ref().map_or_else(|| self.session.abort.check(), |end| Err(end.duplicate()))
     }
 
-    /// Lets the collective that runs end because of `error`, or of the error that was given first, which it returns.
-    /// `None` while it waits until peers are out of its buffers: those may be the buffers of a collective that this
-    /// thread alone resumes. Never waits.
+    /// Lets them end because of `error`, or of the error that was given first, which it returns. `None` while peers are
+    /// in the buffers of a collective, or read those of a message: the same thread may be what moves these peers, and
+    /// other communicators wait for it. Never waits.
     pub(super) fn stop(&mut self, error: Error) -> Option<Error> {
+        let is_first = self.end.is_none();
         let error = self.end.get_or_insert(error).duplicate();
         self.announced = None;
+        self.return_from_beside();
+        let are_out = self.under_way.leave();
         if let Some(running) = &mut self.running {
             let ended = running.resume(Some(error.duplicate()));
             if ended.is_none() && !running.has_ended() {
@@ -404,7 +407,11 @@ impl Requests {
                 engine
             });
         }
-        Some(error)
+        if !are_out && is_first {
+            // The others hear of it meanwhile.
+            self.session.publish_failure(&error);
+        }
+        are_out.then_some(error)
     }
 
     /// The engine of requests that were stopped, if it was not lost.
@@ -483,20 +490,32 @@ impl Requests {
         Ok(turned)
     }
 
+    /// Sleeps until what they wait for may have come. A collective looks for itself whether it can end well, so it is
+    /// resumed soon.
     fn rest(&mut self, slice: Duration) -> Result<()> {
         let nap = slice.min(self.backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP));
-        let alone = self.running.is_none();
-        let Requests { engine, running, under_way, .. } = self;
-        let Some(fabric) = fabric_of(engine, running) else { return Ok(()) };
-        let links = fabric.links();
-        if links.has_pumps() {
-            return links.rest_on_pumps(nap);
+        let Some(fabric) = fabric_of(&mut self.engine, &mut self.running) else { return Ok(()) };
+        if fabric.links().has_pumps() {
+            return fabric.links().rest_on_pumps(nap);
         }
-        match under_way.flag(links).filter(|_| alone) {
-            Some((flag, target)) => flag.park(target, slice),
-            None => futex::nap(nap),
+        let slice = if self.running.is_none() { slice } else { nap };
+        match self.awaited_flags().as_deref() {
+            Some([(flag, target)]) => flag.park(*target, slice),
+            Some(flags @ [_, _, ..]) if Chime::default().sleep(0, flags, slice) => {}
+            _ => futex::nap(nap),
         }
         Ok(())
+    }
+
+    /// The flags that are waited for, each with the value beside it; `None` where something else is waited for.
+    pub(super) fn awaited_flags(&mut self) -> Option<AwaitedFlags<'_>> {
+        let Requests { engine, running, under_way, .. } = self;
+        let (fabric, of_collective) = match engine {
+            Some(engine) => (engine.fabric(), Some(Vec::new())),
+            None => running.as_mut()?.waits_for()?,
+        };
+        let of_messages = under_way.flags(fabric.links());
+        Some([of_messages?, of_collective?].concat())
     }
 
     /// Moves the first of the queue, and those behind it, as far as they go without waiting. What begins meanwhile is

@@ -11,7 +11,6 @@ use crate::comm::collectives::Submit;
 use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Steps, check_message, check_messages};
 use crate::comm::outcome::{Outcome, Promise};
-use crate::comm::panics::panicked;
 use crate::comm::request::Request;
 use crate::comm::requests::Job;
 use crate::comm::{Call, Communicator, Message};
@@ -92,7 +91,7 @@ impl Communicator {
         let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         if let Err(panic) = &value {
             // The buffers of the requests are about to be freed: the requests must end now.
-            self.shared.status.abort.raise(panicked("the body of a scope", &**panic));
+            self.shared.status.abort.raise(Error::of_panic("the body of a scope", &**panic));
         }
         let ended = begun.end(shared);
         match value {

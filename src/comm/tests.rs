@@ -10,6 +10,7 @@ mod hooks;
 mod layouts;
 mod persistent;
 mod places;
+mod progress;
 mod registrations;
 mod requests;
 mod traffic;

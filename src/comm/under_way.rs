@@ -6,7 +6,7 @@ use crate::bootstrap::Bootstrap;
 use crate::comm::outcome::Promise;
 use crate::engine::Beside;
 use crate::error::{Error, Result};
-use crate::exec::{Background, Blocked, MessageRun, Progress, Task};
+use crate::exec::{Background, Blocked, MessageRun, Progress, Task, leave_all};
 use crate::sync::primitive::Arc;
 use crate::sync::{AwaitedMessage, Backoff, Flag};
 use crate::transport::{Fabric, Links, Need};
@@ -86,6 +86,11 @@ impl UnderWay {
         progress.map(drop)
     }
 
+    /// The messages end by an error. Whether no receiver reads their memory any more; until then they are asked again.
+    pub(super) fn leave(&mut self) -> bool {
+        leave_all(self.messages.iter_mut().map(|begun| &mut begun.run))
+    }
+
     /// The promises of messages that will not end.
     pub(super) fn give_up(&mut self) -> Vec<Told> {
         // The runs first: who has seen a request's error finds its buffers unused.
@@ -143,13 +148,6 @@ impl UnderWay {
                 return false;
             }
         }
-    }
-
-    /// What the messages wait for that can move next, if that is one flag alone.
-    pub(super) fn flag<'a>(&'a self, links: &'a Links) -> Option<(&'a Flag, u64)> {
-        let [Begun { run, need, .. }] = &self.messages[..] else { return None };
-        let Blocked { flag } = links.has(need).then(|| run.blocked(links))??;
-        Some(flag)
     }
 
     /// Whether no message is under way.

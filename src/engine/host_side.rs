@@ -1,6 +1,7 @@
 //! What a rank has for calls on host memory, and how such a call becomes an exchange of slots, a plan or messages.
 
 use std::borrow::Borrow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
 use crate::engine::given::{Awaited, Given};
@@ -195,42 +196,59 @@ impl HostSide {
         choice: Choice,
         background: &mut dyn Background,
     ) -> Result<()> {
-        let Begun { call, operation, .. } = *begun;
         if self.windows.is_none() {
-            self.open_windows(&mut given, WaitingFor::Collective(operation), background)?;
+            self.open_windows(&mut given, WaitingFor::Collective(begun.operation), background)?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let session = given.session;
         let mut epoch = Epoch::open(&windows, begun);
-        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
+        // After a panic this rank leaves as after an error: peers hear of it first, and a call on a stack of its own
+        // stops while they leave, which it cannot do while it unwinds.
+        let body = || self.work_in(&mut epoch, &mut given, (begun, choice), background);
+        let (error, panic) = match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(Planned::Done)) => return epoch.end(),
+            Ok(Ok(Planned::Not(error))) => return Err(error),
+            Ok(Err(error)) => (self.cause(session, error), None),
+            Err(panic) => (Error::of_panic("a call", &*panic), Some(panic)),
+        };
+        // Peers inside my buffers must learn of it before this rank waits for them.
+        session.publish_failure(&error);
+        epoch.give_up(&mut given.mover.fabric, background);
+        match panic {
+            Some(panic) => resume_unwind(panic),
+            None => Err(error),
+        }
+    }
+
+    /// Meets the other ranks of the host, and works in their buffers.
+    ///
+    /// # Errors
+    /// Those that the other ranks have to hear of.
+    fn work_in(
+        &mut self,
+        epoch: &mut Epoch<'_>,
+        given: &mut Given<'_>,
+        (begun, choice): (&Begun<'_>, Choice),
+        background: &mut dyn Background,
+    ) -> Result<Planned> {
+        let session = given.session;
+        let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(begun.operation));
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
-        let met = epoch.meet(begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
-            Met::In(windows) => Ok(Some(windows)),
+        let kind = match epoch.meet(begun, &mut self.flat, &mut wait_context)? {
+            Met::In(windows) => windows,
             Met::Reading => {
                 let streams = exec::run::streams(begun, session.settings.streaming_bytes);
-                let done = exec::pull::run(begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
-                Ok((!done).then_some(Windows::Scratch))
+                if exec::pull::run(begun, epoch, &mut self.flat, (streams, &mut wait_context))? {
+                    return Ok(Planned::Done);
+                }
+                Windows::Scratch
             }
-        });
-        let result = match met {
-            Ok(None) => Ok(()),
-            Ok(Some(kind)) => {
-                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
-                // nothing to publish.
-                let windows = self.chooser.windows_across_teams(kind);
-                let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(&mut given, (begun, &program), Some(&mut epoch), background)
-            }
-            Err(error) => Err(error),
         };
-        if result.is_ok() {
-            return epoch.end();
+        let windows = self.chooser.windows_across_teams(kind);
+        match self.chooser.program(begun.call, choice, windows) {
+            Ok(program) => self.run_plan(given, (begun, &program), Some(epoch), background).map(|()| Planned::Done),
+            Err(error) => Ok(Planned::Not(error)),
         }
-        let result = result.map_err(|error| self.cause(session, error));
-        // Peers inside my buffers must learn of it before this rank waits for them.
-        let result = result.inspect_err(|error| session.publish_failure(error));
-        epoch.give_up(&mut given.mover.fabric, background);
-        result
     }
 
     fn run_plan(
@@ -381,7 +399,12 @@ fn deliver(
     let run = |message| MessageRun::of_collective(message, operation, whole);
     let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
     let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-    drive_messages(given, (&needs, Receivers::Come), (&mut runs, Some(operation)), background)
+    let result = drive_messages(given, (&needs, Receivers::Come), (&mut runs, Some(operation)), background);
+    if result.is_err() {
+        // Dropping them waits for the same, and cannot stop.
+        while !exec::leave_all(&mut runs) && background.stop_for_peers(&mut given.mover.fabric) {}
+    }
+    result
 }
 
 /// Runs messages side by side: those of a collective, or of their own.
@@ -428,6 +451,13 @@ pub(super) fn drive_pair(mut given: Given<'_>, needs: [Need; 2], runs: &mut [Mes
     let mut wait_context = given.wait_context(waits_for, &mut watch, &mut nothing);
     let [first, second] = runs;
     exec::drive_pair([first, second], &mut wait_context)
+}
+
+/// What came of a call in the host's buffers that no peer has to hear of.
+enum Planned {
+    Done,
+    /// There is no plan for it. All ranks find this alike, and before any of them touches a peer's buffer.
+    Not(Error),
 }
 
 #[cold]

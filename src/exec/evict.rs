@@ -65,14 +65,30 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
     }
 }
 
-/// Waits until the rank in `process`, which has taken the offer of `word`, reads this rank's memory no more. It leaves
-/// within milliseconds, unless its process has ended or stands still. If that one goes on later, it reads what lies
-/// there by then, in a call that fails: nothing of this rank is harmed.
-#[cold]
-pub(super) fn await_reader_out(word: Offer<'_>, process: Option<Process>) {
-    word.stop();
-    let deadline = Deadline::after(PATIENCE);
-    while word.left().is_none() && !process.is_some_and(Process::has_ended) && !deadline.is_over() {
+/// The wait until a rank that has taken an offer reads this rank's memory no more, look by look. It leaves within
+/// milliseconds, unless its process has ended or stands still. If that one goes on later, it reads what lies there by
+/// then, in a call that fails: nothing of this rank is harmed.
+#[derive(Debug)]
+pub(super) struct Reader {
+    process: Option<Process>,
+    deadline: Deadline,
+}
+
+impl Reader {
+    /// Asks the rank in `process`, which has taken the offer of `word`, to leave.
+    #[cold]
+    pub(super) fn stop(word: Offer<'_>, process: Option<Process>) -> Reader {
+        word.stop();
+        Reader { process, deadline: Deadline::after(PATIENCE) }
+    }
+
+    /// Whether it has left, or is not waited for any more.
+    pub(super) fn is_out(&self, word: Offer<'_>) -> bool {
+        word.left().is_some() || self.process.is_some_and(Process::has_ended) || self.deadline.is_over()
+    }
+
+    /// Rests between two looks.
+    pub(super) fn rest() {
         futex::nap(NAP);
     }
 }

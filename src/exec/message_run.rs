@@ -24,7 +24,7 @@ use super::message::{Direction, Message};
 use crate::device::{Average, Kernel, Pass, Store, TimedCopy, lines};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::evict::await_reader_out;
+use crate::exec::evict::Reader;
 use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Shape};
@@ -58,13 +58,28 @@ struct OpenOffer {
     process: Option<Process>,
     /// How often the sender has looked for the receiver.
     looks: u32,
+    /// The receiver that was asked to leave.
+    reader: Option<Reader>,
+}
+
+impl OpenOffer {
+    /// Takes the offer back, or asks the receiver that has taken it to leave. Whether it reads the memory no more.
+    fn is_over(&mut self) -> bool {
+        let word = self.posted.word();
+        if self.reader.is_none() {
+            if word.withdraw() || !word.is_taken() {
+                return true;
+            }
+            self.reader = Some(Reader::stop(word, self.process));
+        }
+        self.reader.as_ref().is_none_or(|reader| reader.is_out(word))
+    }
 }
 
 impl Drop for OpenOffer {
     fn drop(&mut self) {
-        let word = self.posted.word();
-        if !word.withdraw() && word.is_taken() {
-            await_reader_out(word, self.process);
+        while !self.is_over() {
+            Reader::rest();
         }
     }
 }
@@ -135,6 +150,15 @@ impl<'a> MessageRun<'a> {
     /// The other end.
     pub fn peer(&self) -> Rank {
         self.message.peer()
+    }
+
+    /// A message that has failed takes its offer back. Whether nobody reads its memory any more; a receiver that reads
+    /// is asked to leave, and is given a moment. Dropping the message waits for the same.
+    pub fn leave(&mut self) -> bool {
+        if self.offer.as_mut().is_none_or(|open| open.is_over()) {
+            self.offer = None;
+        }
+        self.offer.is_none()
     }
 
     /// What the message is called in errors: "send #3 to rank 1".
@@ -217,7 +241,7 @@ impl<'a> MessageRun<'a> {
         let Some(posted) = links.sender(peer, self.channel).offer(whereabouts, self.label) else {
             return Look::Nothing;
         };
-        self.offer = Some(Box::new(OpenOffer { posted, process: links.reads.process(peer), looks: 0 }));
+        self.offer = Some(Box::new(OpenOffer { posted, process: links.reads.process(peer), looks: 0, reader: None }));
         Look::Again
     }
 
@@ -306,6 +330,12 @@ impl<'a> MessageRun<'a> {
             Taken::Whole => Ok(self.advance(due)),
         }
     }
+}
+
+/// [`MessageRun::leave`] of all of them.
+pub fn leave_all<'a, 'b: 'a>(runs: impl IntoIterator<Item = &'a mut MessageRun<'b>>) -> bool {
+    // All are asked, whatever the first says.
+    runs.into_iter().fold(true, |are_out, run| run.leave() && are_out)
 }
 
 impl Task for MessageRun<'_> {

@@ -84,7 +84,7 @@ impl<R: Send + 'static> Resumable<R> {
     }
 
     /// The same for a driver that does other things between two resumes: the call looks whether it can end well each
-    /// time, and says [what it waits for](Resumable::waits_for).
+    /// time.
     pub fn resume_in_passing(&mut self) -> Option<R> {
         self.orders.passes.set(true);
         self.coroutine.resume()
@@ -213,11 +213,11 @@ impl Background for Suspends<'_> {
     }
 
     fn note_flags(&mut self, flags: &mut dyn Iterator<Item = Option<(&Flag, u64)>>) -> bool {
-        let passes = self.beside().is_none() && self.orders.passes.get();
-        if passes {
+        let stops = self.beside().is_none();
+        if stops {
             self.orders.flags.set(few(flags));
         }
-        passes
+        stops && self.orders.passes.get()
     }
 }
 

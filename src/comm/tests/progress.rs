@@ -1,0 +1,182 @@
+//! What moves requests when their calls wait or fail: nobody holds up the thread that moves those of all communicators.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::bootstrap::Bootstrap;
+use crate::comm::{Buffers, Call, CallCount, Communicator, Home, Message, local};
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::exec::Background;
+use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sync::{AwaitedMessage, Deadline};
+use crate::transport::{Channel, Fabric};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+fn leaked(count: usize, value: u32) -> &'static mut [u32] {
+    Box::leak(vec![value; count].into())
+}
+
+fn sum_of(count: usize, value: u32) -> Call<'static> {
+    let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
+    let (count, buffers) = (CallCount::Each(count as u64), Buffers::shared(leaked(count, value)));
+    Call { collective, data_type, op, root: None, count, buffers }
+}
+
+fn patient() -> Config {
+    Config::default().with_timeout(Duration::from_secs(60))
+}
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Looks until `is_so`, with a bound.
+fn becomes(mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = Deadline::after(LIMIT);
+    while !is_so() {
+        if deadline.is_over() {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// Work beside a call that panics once a peer is in the call's buffers, and says whether the call stops for that peer.
+#[derive(Debug, Default)]
+struct Panics {
+    is_inside: AtomicBool,
+    has_stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Beside(Arc<Panics>);
+
+impl Background for Beside {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn turn(&mut self, _: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
+        assert!(!self.0.is_inside.load(Ordering::Acquire), "a defect");
+        Ok(false)
+    }
+
+    fn messages(&self) -> Vec<AwaitedMessage> {
+        Vec::new()
+    }
+
+    fn blocking(&self) -> Vec<AwaitedMessage> {
+        Vec::new()
+    }
+
+    fn may_sleep(&self) -> bool {
+        false
+    }
+
+    fn stop_for_peers(&mut self, _: &mut Fabric) -> bool {
+        self.0.has_stopped.store(true, Ordering::Release);
+        true
+    }
+}
+
+/// Regression: a panic in a call waited, in the midst of unwinding, until all peers were out of the call's buffers, and
+/// told nobody. On the thread that moves all requests that peer could be waiting for the same thread, for ever.
+#[test]
+fn a_call_that_panics_tells_its_peers_and_stops_while_they_leave() {
+    let panics = Arc::<Panics>::default();
+    local::run_with(2, &patient(), |comm| {
+        // Maps the memory.
+        comm.run(&sum_of(300_000, 1))?;
+        if comm.rank() == 0 {
+            let mut beside = Beside(Arc::clone(&panics));
+            let call = sum_of(300_000, 1);
+            let run = || comm.with_engine(|engine| engine.collective(&call, &mut beside));
+            drop(catch_unwind(AssertUnwindSafe(run)).expect_err("it panics"));
+            assert_eq!(comm.async_error().map(|error| error.kind()), Some(Kind::Aborted));
+            return Ok(());
+        }
+        let (windows, next) = comm.with_engine(|engine| {
+            let next = engine.session.collectives();
+            Ok((engine.fabric().windows(), next))
+        })?;
+        let windows = windows.ok_or_else(|| Error::internal("no windows"))?;
+        let mut inside = None;
+        assert!(becomes(|| {
+            inside = windows.arenas[0].lease().enter(next);
+            inside.is_some()
+        }));
+        panics.is_inside.store(true, Ordering::Release);
+        let has_stopped = becomes(|| panics.has_stopped.load(Ordering::Acquire));
+        drop(inside);
+        assert!(has_stopped, "it waits, and nothing else moves meanwhile");
+        let error = comm.run(&sum_of(300_000, 1)).expect_err("rank 0 has told of its panic");
+        assert!(error.message().contains("panicked: a defect"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Regression: the end of a communicator whose message was being read by a peer that stood still held the thread that
+/// moves all requests for half a second.
+#[test]
+fn a_message_that_is_being_read_holds_up_nobody_when_its_communicator_ends() {
+    let config = patient().with_p2p_disable(true).with_cma_force(true).with_buffer_bytes(64 << 10);
+    let comms = Communicator::init_all(2, &config).unwrap();
+    let (sender, receiver) = (&comms[0], &comms[1]);
+    // Opens the connection.
+    let first = sender.begin_message(Message::send(leaked(1, 7), Rank::new(1))).unwrap();
+    receiver.message(Message::recv(leaked(1, 9), Rank::new(0))).unwrap();
+    first.wait().unwrap();
+    // Too long for the slots: the sender waits for the answer to its offer.
+    let sent = sender.begin_message(Message::send(leaked(100_000, 7), Rank::new(1))).unwrap();
+    let read = |body: &mut dyn FnMut(&mut crate::sync::ring::Receiver) -> bool| {
+        let read = receiver.with_engine(|engine| {
+            let (receiver, _) = engine.fabric().links().receiver_and_reads(Rank::new(0), Channel::PointToPoint);
+            Ok(body(receiver))
+        });
+        read.unwrap()
+    };
+    assert!(becomes(|| read(&mut |receiver| {
+        receiver.peek().unwrap().is_some_and(|message| message.is_offer) && receiver.take_offer().is_some()
+    })));
+    // Its receiver stands still.
+    let mut home = sender.home();
+    let error = sender.shared.fail(&mut home, Some(Error::aborted("enough")));
+    assert!(matches!(*home, Home::Busy(_)), "it has waited until the reader was late");
+    assert!(error.message().contains("enough"), "{error}");
+    read(&mut |receiver| {
+        receiver.leave(0);
+        true
+    });
+    drop(sender.shared.fail(&mut home, None));
+    assert!(matches!(*home, Home::Failed(..)), "the reader has left");
+    drop(home);
+    assert!(sent.wait().unwrap_err().message().contains("enough"));
+    assert!(becomes(|| receiver.run(&sum_of(1, 1)).is_err()));
+}
+
+/// Regression: where a thread had requests of another communicator, its wait for a collective of a request slept
+/// through what it waited for.
+#[test]
+fn a_wait_beside_requests_of_another_communicator_sleeps_on_what_it_waits_for() {
+    let (comms, others) = (Communicator::init_all(2, &patient()), Communicator::init_all(2, &patient()));
+    let (comms, others) = (comms.unwrap(), others.unwrap());
+    for count in [1, 300_000] {
+        let begin = |rank: usize| comms[rank].begin(sum_of(count, 1)).unwrap();
+        // The first call maps their memory.
+        [begin(0), begin(1)].iter().for_each(|pending| pending.wait().unwrap());
+        let received = others[0].begin_message(Message::recv(leaked(1, 9), Rank::new(1))).unwrap();
+        let early = begin(0);
+        {
+            let mut home = comms[0].home();
+            let Home::Busy(requests) = &mut *home else { panic!("it has ended without its peer") };
+            (0..4).for_each(|_| requests.wait().unwrap());
+            let flags = requests.awaited_flags().expect("it waits for flags");
+            assert!(!flags.is_empty() && flags.iter().all(|(flag, target)| !flag.reached(*target)));
+        }
+        begin(1).wait().unwrap();
+        early.wait().unwrap();
+        others[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
+        received.wait().unwrap();
+    }
+}
