@@ -35,7 +35,7 @@ pub mod store;
 pub(crate) mod verdict;
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use checkin::MAX_WORLD;
@@ -49,7 +49,6 @@ pub use root::Root;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::{Chime, Wait};
-use crate::sys::open;
 use crate::types::{Rank, World};
 
 /// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
@@ -169,13 +168,14 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// may return nothing.
     fn poll(&self) -> Vec<Event>;
 
-    /// Prepares the sleep of a thread that polls: from now on `chime` rings whenever something has arrived. `None`
-    /// where something has arrived already that [`Bootstrap::poll`], or [`Bootstrap::take_from_any`] with the tag
-    /// `asks`, would take.
+    /// Prepares the sleep of a thread that polls: from now on `chime` rings whenever something has arrived, or one of
+    /// the descriptors that `listen` is given becomes readable; returns after how long there is something to do at the
+    /// latest. `None` where something has arrived already that [`Bootstrap::poll`], or [`Bootstrap::take_from_any`]
+    /// with the tag `asks`, would take.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where no descriptor is left.
-    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>>;
+    /// Of `listen`.
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32, listen: Listen<'_>) -> Result<Option<Duration>>;
 
     /// Whether a connection with `peer` is open here, over which it says goodbye if it leaves. Of other ranks the news
     /// come by way of ranks between, which pass it on in their calls only.
@@ -199,27 +199,8 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// What may bring work to a thread that sleeps, beside what rings for it.
-#[derive(Debug)]
-pub struct Sources {
-    /// Copies of descriptors of which one becomes readable then.
-    pub descriptors: Vec<OwnedFd>,
-    /// After how long there is work at the latest.
-    pub at_most: Duration,
-}
-
-impl Sources {
-    /// Copies of `descriptors`, and when there is work at the latest.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::System`] where no descriptor is left.
-    pub fn of<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Duration) -> Result<Sources> {
-        let copies = descriptors.into_iter().map(open::copy);
-        let descriptors = copies.collect::<std::io::Result<_>>();
-        let descriptors = descriptors.map_err(|error| Error::system("dup of a descriptor to sleep on", error))?;
-        Ok(Sources { descriptors, at_most })
-    }
-}
+/// Is given the descriptors of which one becomes readable when there may be work for a thread that sleeps.
+pub type Listen<'a> = &'a mut dyn FnMut(BorrowedFd<'_>) -> Result<()>;
 
 /// The outcome of a call in which each rank may say that it cannot do its part. The outer error is of the exchange. The
 /// inner one is that of one rank, the same on all ranks, and leaves the bootstrap as it was.

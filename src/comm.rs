@@ -45,6 +45,7 @@ mod window;
 mod tests;
 mod typed;
 mod under_way;
+mod visit;
 mod watcher;
 
 use std::fmt;

@@ -32,6 +32,6 @@ pub use flag::Flag;
 pub use progress::Progress;
 pub(crate) use progress::{HookSlot, WeakHook};
 pub use turn::{Turn, Turned};
-pub use turns::{Denied, Stay, TurnGuard, Turns};
+pub use turns::{Denied, KeptVisit, Stay, TurnGuard, Turns};
 pub use wait::{Deadline, NoteReader, TimeLimit, Wait};
 pub use waiting::{AwaitedMessage, Waiting};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::{
-    Agreed, BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES, MakeChild, Sources,
+    Agreed, BackgroundWork, Bootstrap, Child, Event, Listen, MAX_GATHER_BYTES, MAX_NOTE_BYTES, MakeChild,
 };
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
@@ -385,9 +385,8 @@ impl Bootstrap for LocalBootstrap {
         self.mine().open().events()
     }
 
-    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
-        let is_quiet = self.mine().open().ring_at_news(chime, asks);
-        Ok(is_quiet.then(|| Sources { descriptors: Vec::new(), at_most: Duration::MAX }))
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32, _: Listen<'_>) -> Result<Option<Duration>> {
+        Ok(self.mine().open().ring_at_news(chime, asks).then_some(Duration::MAX))
     }
 
     fn leave(&self, word: u64) {

@@ -28,7 +28,7 @@ use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
 use crate::bootstrap::{
-    Agreed, BackgroundWork, Bootstrap, Event, MAX_NOTE_BYTES, MakeChild, Options, Root, Sources, cause, spent,
+    Agreed, BackgroundWork, Bootstrap, Event, Listen, MAX_NOTE_BYTES, MakeChild, Options, Root, cause, spent,
 };
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -513,8 +513,8 @@ impl Bootstrap for NetBootstrap {
         self.control.try_lock().map_or_else(Vec::new, |mut control| control.poll())
     }
 
-    fn await_news(&self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
-        self.control.lock().await_news(chime, asks)
+    fn await_news(&self, chime: &Arc<Chime>, asks: u32, listen: Listen<'_>) -> Result<Option<Duration>> {
+        self.control.lock().await_news(chime, asks, listen)
     }
 
     fn is_linked(&self, peer: Rank) -> bool {

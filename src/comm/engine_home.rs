@@ -7,7 +7,6 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::comm::long_rest::LongRest;
 use crate::comm::outcome::{self, Outcome, Promise};
 use crate::comm::requests::{Job, Left, Requests};
 use crate::comm::status::Status;
@@ -329,7 +328,7 @@ impl EngineHome {
     }
 
     /// Moves what can move now; whether anything has.
-    fn drive_once(&self, home: &mut Home) -> bool {
+    pub(super) fn drive_once(&self, home: &mut Home) -> bool {
         let Home::Busy(requests) = home else { return false };
         match requests.poll() {
             Ok(moved) => moved,
@@ -440,7 +439,7 @@ impl EngineHome {
         std::mem::replace(last, beat) == beat || is_urgent
     }
 
-    /// Whether the program waits, or has waited, for the end of the last visit.
+    /// Whether the program waits, or has waited, for the end of the visit.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
@@ -450,46 +449,20 @@ impl EngineHome {
         self.is_outstanding.load(Ordering::Relaxed)
     }
 
-    /// Moves what can move, until nothing has moved for a moment or the program wants its engine. True where something
-    /// has moved.
-    ///
-    /// Where nothing else is outstanding (`is_alone`), it sleeps here by `rest` until something may move: the program
-    /// rings when it wants its engine.
-    pub(super) fn visit(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
-        let moved = self.visit_home(rest, is_alone);
-        rest.end();
-        moved
-    }
-
-    fn visit_home(&self, rest: &mut LongRest, is_alone: impl Fn() -> bool) -> bool {
-        let Some(mut home) = self.home.try_visit().map(|turn| self.in_hand(turn)) else { return false };
+    /// A visit begins, of a thread that has the turn.
+    pub(super) fn note_visit(&self) {
         self.is_urgent.store(false, Ordering::Relaxed);
         // Left by a thread that has found its request ended; one that still waits says so again.
         self.is_wanted.store(false, Ordering::Relaxed);
-        let (mut moved, mut dry) = (false, 0);
-        loop {
-            let heard = rest.chime().count();
-            if self.is_wanted.load(Ordering::Relaxed) {
-                return moved;
-            }
-            if self.drive_once(&mut home) {
-                (moved, dry) = (true, 0);
-                continue;
-            }
-            dry += 1;
-            if dry < DRY_LOOKS {
-                cpu::yield_now();
-                continue;
-            }
-            let Some(requests) = under_way(&mut home) else {
-                self.is_outstanding.store(false, Ordering::Relaxed);
-                return moved;
-            };
-            let has_slept = is_alone() && requests.sleep(rest, heard);
-            if !has_slept || rest.chime().count() != heard {
-                return moved;
-            }
+    }
+
+    /// Whether something is left of `home`, which the calling thread has: else nobody has to come back.
+    pub(super) fn is_left(&self, home: &mut Home) -> bool {
+        let is_left = under_way(home).is_some();
+        if !is_left {
+            self.is_outstanding.store(false, Ordering::Relaxed);
         }
+        is_left
     }
 }
 
@@ -501,10 +474,8 @@ impl Aside for EngineHome {
         }
         let Some(mut home) = self.home.try_drive() else { return Went::Taken };
         let moved = self.drive_once(&mut home);
-        let is_over = under_way(&mut home).is_none();
-        if is_over {
-            self.is_outstanding.store(false, Ordering::Relaxed);
-        } else {
+        let is_over = !self.is_left(&mut home);
+        if !is_over {
             self.beat();
         }
         drop(home);
@@ -576,5 +547,3 @@ const URGENT_BYTES: usize = 256 << 10;
 const ELSEWHERE_NAP: Duration = Duration::from_micros(50);
 /// How long such a thread sleeps with the engine in hand, where calls of others have to wait for its end.
 const LONGEST_VISIT_NAP: Duration = Duration::from_millis(1);
-/// How often in a row a visitor looks in vain.
-const DRY_LOOKS: u32 = 32;

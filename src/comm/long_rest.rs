@@ -10,114 +10,150 @@
 //!
 //! # Where it cannot
 //! With a progress hook, which has to run; beside a collective that waits for something but flags (for its connections,
-//! for a device); while a connection is being opened whose peer has come; on older kernels where a flag is waited for,
-//! or where more than 127 flags are; where no descriptor or thread is left. Then the watcher comes back at its next
-//! tick.
+//! for a device); while a connection is being opened whose peer has come; on older kernels where a flag is waited for;
+//! where no descriptor or thread is left. Then the watcher comes back at its next tick. Beside requests that wait for
+//! more than 127 flags it sleeps on the first of them, and looks at the others now and then.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::bootstrap::Sources;
 use crate::comm::under_way::UnderWay;
 use crate::error::Result;
+use crate::exec::AwaitedFlags;
 use crate::log;
 use crate::session::Session;
+use crate::sync::Chime;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
-use crate::sync::{Chime, Flag};
 use crate::sys::bell::Bell;
-use crate::sys::poller::{self, Interest};
+use crate::sys::poller::{self, Interest, Poller};
 use crate::sys::{clock, thread};
 use crate::transport::Fabric;
 
-/// The long sleeps of the watcher, each beside the requests of one communicator.
+/// The long sleeps of the watcher, beside the requests of any number of communicators.
 #[derive(Debug)]
 pub(super) struct LongRest {
     chime: Arc<Chime>,
     ear: Option<Ear>,
     /// Whether the ear has descriptors.
     listens: bool,
+    /// The descriptors of the next sleep.
+    next: Descriptors,
 }
 
-/// What came of a long sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Slept {
-    /// It has lasted until something woke it.
-    Well,
-    /// There was none: something has to be looked at.
-    NotNow,
-    /// The system cannot.
-    Never,
+/// Descriptors to sleep on.
+#[derive(Debug, Default)]
+struct Descriptors {
+    /// Whether nobody listens to them.
+    is_deaf: bool,
+    poller: Option<Poller>,
+    known: BTreeSet<RawFd>,
+}
+
+/// What ends a sleep beside the requests of one communicator.
+#[derive(Debug)]
+pub(super) struct Wakes<'a> {
+    flags: AwaitedFlags<'a>,
+    at_most: Duration,
+}
+
+impl Wakes<'_> {
+    /// Whether a flag has reached the value that is waited for.
+    pub(super) fn is_up(&self) -> bool {
+        self.flags.iter().any(|(flag, target)| flag.reached(*target))
+    }
 }
 
 impl LongRest {
     /// Sleeps that others end by `chime`.
     pub(super) fn new(chime: &Arc<Chime>) -> LongRest {
-        LongRest { chime: Arc::clone(chime), ear: None, listens: false }
+        LongRest { chime: Arc::clone(chime), ear: None, listens: false, next: Descriptors::default() }
     }
 
-    /// What ends the sleeps.
-    pub(super) fn chime(&self) -> &Arc<Chime> {
-        &self.chime
+    /// Another sleep is prepared. Where it does not listen, descriptors do not end it.
+    pub(super) fn prepare(&mut self, listens: bool) {
+        self.next = Descriptors { is_deaf: !listens, ..Descriptors::default() };
     }
 
-    /// Sleeps until the chime has rung more than `heard` times, there is something to do for `requests`, or one of the
-    /// flags of a collective has reached the value beside it; at most `limit`.
-    pub(super) fn sleep(
+    /// What ends the next sleep beside these requests, and beside a collective that waits for flags; at most `limit`.
+    /// `None` where something has to be looked at.
+    pub(super) fn beside<'a>(
         &mut self,
-        (session, fabric): (&Session, &mut Fabric),
-        (requests, of_collective): (&UnderWay, Option<Vec<(&Flag, u64)>>),
-        (heard, limit): (u64, Duration),
-    ) -> Slept {
+        (session, fabric): (&Session, &'a mut Fabric),
+        (requests, of_collective): (&'a UnderWay, Option<AwaitedFlags<'a>>),
+        limit: Duration,
+    ) -> Option<Wakes<'a>> {
         let only_pushes = requests.is_nothing() && of_collective.is_none();
-        let Some(sources) = self.sources((session, &mut *fabric), only_pushes) else { return Slept::NotNow };
-        let timeout = sources.at_most.min(session.longest_sleep(clock::now())).min(limit);
-        let Some(of_messages) = requests.flags(fabric.links()) else { return Slept::NotNow };
-        let flags: Vec<(&Flag, u64)> = of_messages.into_iter().chain(of_collective.into_iter().flatten()).collect();
-        if flags.len() > MOST_FLAGS {
-            return Slept::NotNow;
-        }
-        if !self.listen(sources.descriptors) {
-            return Slept::Never;
-        }
+        let at_most = self.await_work((session, &mut *fabric), only_pushes)?;
+        let at_most = at_most.min(session.longest_sleep(clock::now())).min(limit);
+        let of_messages = requests.flags(fabric.links())?;
         session.abort.mirror(&self.chime);
-        clock::may_sleep(timeout);
-        if self.chime.sleep(heard, &flags, timeout) { Slept::Well } else { Slept::Never }
+        Some(Wakes { flags: of_messages.into_iter().chain(of_collective.into_iter().flatten()).collect(), at_most })
     }
 
-    /// The sleeps beside these requests are over: the ear gives their descriptors back, which would keep connections
-    /// open.
+    /// Sleeps until one of `wakes` may end it or the chime has rung more than `heard` times, at most `limit`. False
+    /// where the system cannot: then it has not slept.
+    pub(super) fn sleep(&mut self, wakes: &[Wakes<'_>], (heard, limit): (u64, Duration)) -> bool {
+        let at_most = wakes.iter().map(|wakes| wakes.at_most).fold(limit, Duration::min);
+        let flags: AwaitedFlags<'_> = wakes.iter().flat_map(|wakes| &wakes.flags).copied().collect();
+        let (flags, at_most) = match flags.get(..MOST_FLAGS) {
+            Some(first) if flags.len() > MOST_FLAGS => (first, at_most.min(LOOK_AT_ONE * index_of(flags.len()))),
+            _ => (&flags[..], at_most),
+        };
+        if !self.listen() {
+            return false;
+        }
+        clock::may_sleep(at_most);
+        self.chime.sleep(heard, flags, at_most)
+    }
+
+    /// A sleep is over, or does not come: the ear gives its descriptors back.
     pub(super) fn end(&mut self) {
+        self.next = Descriptors::default();
         if std::mem::take(&mut self.listens)
             && let Some(ear) = &self.ear
         {
-            ear.listen(Vec::new());
+            ear.listen(None);
         }
     }
 
-    fn sources(&self, (session, fabric): (&Session, &mut Fabric), only_pushes: bool) -> Option<Sources> {
-        let sources = match only_pushes {
-            true => fabric.sources_of_pumps(),
-            false => fabric.sources(&*session.bootstrap, &self.chime),
+    fn await_work(&mut self, (session, fabric): (&Session, &mut Fabric), only_pushes: bool) -> Option<Duration> {
+        let LongRest { next, chime, .. } = self;
+        let mut listen = |descriptor: BorrowedFd<'_>| next.add(descriptor);
+        let at_most = match only_pushes {
+            true => fabric.await_pumps(&mut listen).map(|is_quiet| is_quiet.then_some(Duration::MAX)),
+            false => fabric.await_work(&*session.bootstrap, chime, &mut listen),
         };
-        sources.unwrap_or_else(|error| {
+        at_most.unwrap_or_else(|error| {
             log::detail!(Init @ session.world.rank, "the watcher of requests naps, and does not sleep: {error}");
             None
         })
     }
 
-    /// Lets the ear listen to `descriptors`; false where there can be none.
-    fn listen(&mut self, descriptors: Vec<OwnedFd>) -> bool {
-        if descriptors.is_empty() {
-            self.end();
-            return true;
-        }
+    /// Lets the ear listen to the descriptors; false where there can be none.
+    fn listen(&mut self) -> bool {
+        let Some(poller) = std::mem::take(&mut self.next).poller else { return true };
         // One that has ended is replaced.
         if !self.ear.as_ref().is_some_and(Ear::is_there) {
             self.ear = Ear::start(&self.chime).ok();
         }
-        self.listens = self.ear.as_ref().is_some_and(|ear| ear.listen(descriptors));
+        self.listens = self.ear.as_ref().is_some_and(|ear| ear.listen(Some(poller)));
         self.listens
+    }
+}
+
+impl Descriptors {
+    fn add(&mut self, descriptor: BorrowedFd<'_>) -> Result<()> {
+        // Communicators may share one.
+        if self.is_deaf || !self.known.insert(descriptor.as_raw_fd()) {
+            return Ok(());
+        }
+        let poller = match &mut self.poller {
+            Some(poller) => poller,
+            none => none.insert(Poller::new()?),
+        };
+        poller.add(descriptor, 0, Interest::Read)
     }
 }
 
@@ -139,8 +175,8 @@ struct EarShared {
 
 #[derive(Debug, Default)]
 struct EarOrders {
-    /// New descriptors to listen to, in place of the old ones.
-    descriptors: Option<Vec<OwnedFd>>,
+    /// What to listen to from now on, in place of what was before: descriptors, or nothing.
+    poller: Option<Option<Poller>>,
     /// The thread ends, or has ended because the system did not let it listen.
     ends: bool,
 }
@@ -159,10 +195,10 @@ impl Ear {
     }
 
     /// False where it cannot.
-    fn listen(&self, descriptors: Vec<OwnedFd>) -> bool {
+    fn listen(&self, poller: Option<Poller>) -> bool {
         let mut orders = self.shared.orders();
         let is_there = !orders.ends;
-        orders.descriptors = Some(descriptors);
+        orders.poller = Some(poller);
         drop(orders);
         self.shared.bell.ring();
         is_there
@@ -186,7 +222,7 @@ impl EarShared {
     }
 
     fn run(&self) {
-        let mut listened: Vec<OwnedFd> = Vec::new();
+        let mut listened: Option<Poller> = None;
         loop {
             // Before the look at the orders: those that come after it ring again.
             self.bell.hush();
@@ -194,14 +230,14 @@ impl EarShared {
             if orders.ends {
                 return;
             }
-            listened = orders.descriptors.take().unwrap_or(listened);
+            listened = orders.poller.take().unwrap_or(listened);
             drop(orders);
             let all: Vec<(BorrowedFd<'_>, Interest)> =
-                std::iter::once(self.bell.as_fd()).chain(listened.iter().map(AsFd::as_fd)).map(reads).collect();
+                std::iter::once(self.bell.as_fd()).chain(listened.as_ref().map(AsFd::as_fd)).map(reads).collect();
             match poller::ready(&all, SLICE) {
                 Ok(ready) if ready.iter().skip(1).any(|ready| *ready) => {
                     // Rung once: it stays readable until the other thread has looked.
-                    listened.clear();
+                    listened = None;
                     self.chime.ring();
                 }
                 Ok(_) => {}
@@ -218,8 +254,14 @@ fn reads(descriptor: BorrowedFd<'_>) -> (BorrowedFd<'_>, Interest) {
     (descriptor, Interest::Read)
 }
 
+fn index_of(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 /// One system call waits for 128 words at most, and the chime is one of them.
 const MOST_FLAGS: usize = 127;
+/// Of more flags, a look at all of them comes once in so long for each: looking takes a small part of that.
+const LOOK_AT_ONE: Duration = Duration::from_micros(20);
 /// How long the ear sleeps at a time: no deadline depends on it.
 const SLICE: Duration = Duration::from_secs(3600);
 
@@ -235,29 +277,26 @@ mod tests {
 
     /// Regression: each communicator that went from requests to none and back had a new thread for its sockets.
     #[test]
-    fn one_ear_listens_for_all_and_gives_back_what_it_has() {
+    fn one_ear_listens_for_all_until_the_sleep_is_over() {
         let mut rest = LongRest::new(&Arc::default());
         let mut first = None;
         for _ in 0..3 {
-            let (mine, mut theirs) = UnixStream::pair().unwrap();
+            let ends: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
             let heard = rest.chime.count();
-            assert!(rest.listen(vec![mine.into()]));
-            std::io::Write::write_all(&mut theirs, &[1]).unwrap();
+            // Twice: communicators may share a descriptor.
+            ends.iter().chain(&ends).for_each(|(mine, _)| rest.next.add(mine.as_fd()).unwrap());
+            std::io::Write::write_all(&mut &ends[1].1, &[1]).unwrap();
             while rest.chime.count() == heard {
-                assert!(rest.chime.sleep(heard, &[], LONG));
+                assert!(rest.sleep(&[], (heard, LONG)));
             }
             rest.end();
-            // It has closed its end.
-            theirs.set_read_timeout(Some(LONG)).unwrap();
-            let end = theirs.read(&mut [0]);
-            assert!(end.as_ref().is_ok_and(|bytes| *bytes == 0) || end.is_err_and(|error| is_reset(&error)));
             let ear = rest.ear.as_ref().and_then(|ear| ear.thread.as_ref()).map(|thread| thread.thread().id());
             assert!(ear.is_some() && *first.get_or_insert(ear) == ear);
+            // It has let go of them: nobody but this thread has the socket.
+            let [(mine, theirs), ..] = &ends[..] else { unreachable!("three") };
+            mine.shutdown(std::net::Shutdown::Both).unwrap();
+            theirs.set_read_timeout(Some(LONG)).unwrap();
+            assert_eq!((&*theirs).read(&mut [0]).unwrap(), 0);
         }
-    }
-
-    /// What was written was not read.
-    fn is_reset(error: &std::io::Error) -> bool {
-        error.kind() == std::io::ErrorKind::ConnectionReset
     }
 }

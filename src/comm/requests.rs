@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::comm::group::{Step, Steps, run_calls};
-use crate::comm::long_rest::{LongRest, Slept};
+use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
@@ -49,8 +49,6 @@ pub(super) struct Requests {
     backoff: Backoff,
     /// Of looks between which the program does other things.
     looks: Backoff,
-    /// Whether the watcher cannot sleep beside them.
-    is_restless: bool,
     /// How the thread that began the last request computes.
     mode: OtherMode,
     /// What ends the communicator, while peers are still in buffers of requests.
@@ -122,7 +120,6 @@ impl Requests {
             waiter,
             backoff,
             looks,
-            is_restless: false,
             mode,
             end: None,
         }
@@ -322,19 +319,19 @@ impl Requests {
         }
     }
 
-    /// Sleeps for the watcher by `rest`, until something may move or its chime has rung more than `heard` times. False
-    /// where it has not slept.
-    pub(super) fn sleep(&mut self, rest: &mut LongRest, heard: u64) -> bool {
-        let Requests { engine, running, session, under_way, looks, waiter, is_restless, end, .. } = self;
-        if *is_restless || waiter.hook.is_some() || end.is_some() {
-            return false;
+    /// What ends a sleep of the watcher's beside them, which holds the engine meanwhile. `None` where it has to look
+    /// again soon.
+    pub(super) fn wakes(&mut self, rest: &mut LongRest) -> Option<Wakes<'_>> {
+        let Requests { engine, running, session, under_way, looks, waiter, end, .. } = self;
+        if waiter.hook.is_some() || end.is_some() {
+            return None;
         }
-        let (fabric, flags) = match (engine, running) {
-            (Some(engine), _) => (engine.fabric(), None),
-            (None, running) => match running.as_mut().and_then(Resumable::waits_for) {
-                Some((fabric, Some(flags))) => (fabric, Some(flags)),
-                _ => return false,
-            },
+        let (fabric, flags) = match engine {
+            Some(engine) => (engine.fabric(), None),
+            None => {
+                let (fabric, flags) = running.as_mut()?.waits_for()?;
+                (fabric, Some(flags?))
+            }
         };
         let now = clock::now();
         let waited = looks.started().map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
@@ -346,15 +343,12 @@ impl Requests {
         let left = if flags.is_none() { of_messages } else { of_messages.min(LONGEST_BESIDE_COLLECTIVE) };
         // The next look is to look at everything.
         looks.look_soon();
-        let slept = rest.sleep((session, fabric), (under_way, flags), (heard, left));
-        *is_restless = slept == Slept::Never;
-        slept == Slept::Well
+        rest.beside((session, fabric), (under_way, flags), left)
     }
 
-    /// Whether the system has refused such a sleep.
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn is_restless(&self) -> bool {
-        self.is_restless
+    /// Whether a turn of theirs calls a hook of the program's.
+    pub(super) fn has_hook(&self) -> bool {
+        self.waiter.hook.is_some()
     }
 
     /// Lets the first of the queue end, or waits for a moment.

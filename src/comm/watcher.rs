@@ -3,23 +3,27 @@
 //! While nothing is outstanding it is parked. While something is, it wakes at each tick. Where the program has driven
 //! the requests of a communicator since the last tick, it leaves them alone: so it never touches a request that is
 //! waited for soon, and a program that begins and ends requests all the time makes no call of the system for it. Where
-//! the program computes, or waits elsewhere, the watcher visits: it takes a turn on the engine, moves what moves, and
-//! gives the engine back; while something moves it comes back sooner. Beside requests of one communicator it sleeps
-//! inside of its visit until one can move ([`LongRest`](super::long_rest)), and leaves when the program rings. It
-//! begins at once with a request that is large.
+//! the program computes, or waits elsewhere, the watcher begins a [`Visit`]: it takes the engine, moves what moves, and
+//! keeps the engine until the program rings for it. It begins at once with a request that is large.
 //!
-//! It keeps to duties that never wait: collectives are resumed, and messages moved, as far as they go. So one thread is
-//! enough for all communicators.
+//! Once it visits all communicators that have something outstanding, there are no more ticks: it sleeps until something
+//! can move, beside any number of visits ([`LongRest`]). It lets go of all of them before it runs code of the program's
+//! (wakers, buffers that are dropped, hooks), which may make calls of any communicator.
+//!
+//! It keeps to duties that never wait: collectives are resumed, and messages moved, as far as they go, and no
+//! communicator for long while others have something to move. So one thread is enough for all communicators.
 
+use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::comm::engine_home::EngineHome;
-use crate::comm::long_rest::LongRest;
-use crate::comm::outcome::LeftOver;
+use crate::comm::long_rest::{LongRest, Wakes};
+use crate::comm::outcome::{self, LeftOver};
+use crate::comm::visit::{Drove, Visit};
 use crate::error::Result;
 use crate::sync::Chime;
-use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering, Weak, fence};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, Weak, fence};
 use crate::sys::fork::PerProcess;
 use crate::sys::thread;
 
@@ -39,6 +43,8 @@ struct Watched {
 #[derive(Debug, Default)]
 struct Post {
     homes: Mutex<Vec<Weak<EngineHome>>>,
+    /// How often these have changed.
+    changes: AtomicU64,
     /// Rung for what cannot wait for a tick, and to end.
     chime: Arc<Chime>,
     /// What threads that have moved requests have left to this one.
@@ -62,6 +68,8 @@ pub(super) fn watch(shared: &Arc<EngineHome>) -> Result<()> {
     }
     if let Some((post, _)) = &watched.post {
         post.homes.lock().push(Arc::downgrade(shared));
+        // Relaxed, as below: the list is read under its lock, and at the next tick at the latest.
+        post.changes.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -75,6 +83,7 @@ pub(super) fn forget(shared: &Arc<EngineHome>) {
     homes.retain(|other| other.upgrade().is_some_and(|other| !Arc::ptr_eq(&other, shared)));
     let is_last = homes.is_empty();
     drop(homes);
+    post.changes.fetch_add(1, Ordering::Relaxed);
     if is_last && let Some((post, thread)) = watched.post.take() {
         drop(watched);
         post.ends.store(true, Ordering::Relaxed);
@@ -126,77 +135,222 @@ fn on_post(body: impl FnOnce(&Post)) {
 
 impl Post {
     fn serve(&self) {
-        let mut beats: Vec<(Weak<EngineHome>, u64)> = Vec::new();
-        let (mut quiet, mut vain) = (0, 0);
-        let mut rest = LongRest::new(&self.chime);
+        let mut rounds = Rounds::new(LongRest::new(&self.chime));
+        let (mut quiet, mut vain, mut has_rested) = (0, 0, false);
         while !self.ends.load(Ordering::Relaxed) {
             let heard = self.chime.count();
-            self.take_over(&mut beats);
+            self.take_over(&mut rounds);
             let due = std::mem::take(&mut *self.due.lock());
-            due.run();
-            let (is_outstanding, has_moved, is_wanted) = self.look(&mut beats, &mut rest);
-            // The program rings where it wants its engine back: who came back at once would be there before it, above
-            // all on one processor.
-            let heard = if is_wanted { self.chime.count() } else { heard };
-            quiet = if is_outstanding { 0 } else { quiet + 1 };
-            vain = if has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
-            let tick = match (has_moved, quiet > QUIET_TICKS) {
-                (true, _) => SHORT_TICK,
-                (false, false) => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
-                (false, true) => {
-                    self.park(heard);
-                    continue;
-                }
+            rounds.run(due);
+            let round = rounds.round();
+            rounds.run(outcome::take());
+            quiet = if round.is_outstanding { 0 } else { quiet + 1 };
+            vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
+            if round.goes_on {
+                continue;
+            }
+            let tick = match round.has_moved {
+                true => SHORT_TICK,
+                false => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
             };
-            self.chime.sleep(heard, &[], tick);
+            let is_quiet = quiet > QUIET_TICKS || (round.is_outstanding && !round.is_loose);
+            // What ends long sleeps again and again, and moves nothing, ends no more than one in a tick.
+            let was_vain = has_rested && round.is_outstanding && !round.has_moved;
+            has_rested = is_quiet && !was_vain && self.may_park(&rounds);
+            rounds.sleep((&self.chime, heard), (tick, has_rested));
+            self.is_parked.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Sleeps until something is begun.
-    fn park(&self, heard: u64) {
-        if self.is_quiet_but_for(None) {
-            self.chime.sleep(heard, &[], LONG);
-        }
-        self.is_parked.store(false, Ordering::Relaxed);
-    }
-
-    /// Lets those who begin requests ring. Whether nothing is outstanding but what `shared` has.
-    fn is_quiet_but_for(&self, shared: Option<&Weak<EngineHome>>) -> bool {
+    /// Lets those who begin requests ring. False where something is outstanding that is not visited.
+    fn may_park(&self, rounds: &Rounds) -> bool {
         self.is_parked.store(true, Ordering::Relaxed);
         // Partner of the fence in `note_work`.
         fence(Ordering::SeqCst);
         // All that are known by now: a new one is entered before it has something outstanding.
         let known = self.homes.lock().clone();
-        let is_other = |other: &&Weak<EngineHome>| shared.is_none_or(|shared| !shared.ptr_eq(other));
-        !known.iter().filter(is_other).any(|other| other.upgrade().is_some_and(|other| other.is_outstanding()))
-    }
-
-    /// Visits what the program has left alone since the last look. Whether anything is outstanding, whether anything
-    /// has moved, and whether the program has ended a visit.
-    fn look(&self, beats: &mut [(Weak<EngineHome>, u64)], rest: &mut LongRest) -> (bool, bool, bool) {
-        let (mut is_outstanding, mut has_moved, mut is_wanted) = (false, false, false);
-        for (known, last) in beats {
-            let Some(shared) = known.upgrade().filter(|shared| shared.is_outstanding()) else { continue };
-            is_outstanding = true;
-            if shared.is_unattended(last) {
-                has_moved |= shared.visit(rest, || self.is_quiet_but_for(Some(known)));
-                self.is_parked.store(false, Ordering::Relaxed);
-                is_wanted |= shared.is_wanted();
-            }
-        }
-        (is_outstanding, has_moved, is_wanted)
+        let is_outstanding = |shared: &Weak<EngineHome>| shared.upgrade().is_some_and(|one| one.is_outstanding());
+        known.iter().all(|shared| rounds.visits(shared) || !is_outstanding(shared))
     }
 
     /// Learns of new communicators, and forgets those that have gone.
-    fn take_over(&self, beats: &mut Vec<(Weak<EngineHome>, u64)>) {
-        let homes = self.homes.lock();
-        beats.retain(|(known, _)| homes.iter().any(|shared| shared.ptr_eq(known)));
-        for shared in &*homes {
-            if !beats.iter().any(|(known, _)| known.ptr_eq(shared)) {
-                beats.push((Weak::clone(shared), 0));
-            }
+    fn take_over(&self, rounds: &mut Rounds) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        if std::mem::replace(&mut rounds.changes, changes) != changes {
+            let homes = self.homes.lock().clone();
+            rounds.know(homes);
         }
     }
+}
+
+/// The communicators that the thread knows, and its visits to them.
+#[derive(Debug)]
+struct Rounds {
+    known: BTreeMap<usize, Known>,
+    changes: u64,
+    rest: LongRest,
+    /// Rounds in a row in which some visits were not driven.
+    partial: u32,
+}
+
+#[derive(Debug)]
+struct Known {
+    shared: Weak<EngineHome>,
+    /// How often the program had driven it by the last look.
+    beat: u64,
+    visit: Option<Visit>,
+    /// Whether nothing has come for the visit since it was driven: a flag has risen for another one.
+    rests: bool,
+    /// Whether its turns call a hook of the program's: then it is visited alone, and for a moment.
+    calls_hook: bool,
+}
+
+/// What came of a look at all communicators.
+#[derive(Debug, Default)]
+struct Round {
+    is_outstanding: bool,
+    has_moved: bool,
+    /// Whether something is outstanding that is not visited.
+    is_loose: bool,
+    /// Whether more may move at once.
+    goes_on: bool,
+}
+
+impl Rounds {
+    fn new(rest: LongRest) -> Rounds {
+        Rounds { known: BTreeMap::new(), changes: u64::MAX, rest, partial: 0 }
+    }
+
+    /// `homes` are all that there are.
+    fn know(&mut self, homes: Vec<Weak<EngineHome>>) {
+        let mut before = std::mem::take(&mut self.known);
+        for shared in homes {
+            let place = place_of(&shared);
+            let same = before.remove(&place).filter(|known| known.shared.ptr_eq(&shared));
+            let new = || Known { shared, beat: 0, visit: None, rests: false, calls_hook: false };
+            self.known.insert(place, same.unwrap_or_else(new));
+        }
+    }
+
+    fn visits(&self, shared: &Weak<EngineHome>) -> bool {
+        self.known.get(&place_of(shared)).is_some_and(|known| known.visit.is_some() && known.shared.ptr_eq(shared))
+    }
+
+    /// Drives the visits, and visits what the program has left alone since the last look.
+    fn round(&mut self) -> Round {
+        let mut round = Round::default();
+        for known in self.known.values_mut() {
+            if known.visit.as_ref().is_some_and(Visit::is_wanted) {
+                known.visit = None;
+                // Whoever came back at once would be there before the program, above all on one processor.
+                known.beat = u64::MAX;
+            }
+        }
+        let hooked = |known: &Known| known.calls_hook && known.shared.upgrade().is_some_and(|one| one.is_outstanding());
+        let are_kept = !self.known.values().any(hooked);
+        if !are_kept {
+            self.leave_all();
+        }
+        for known in self.known.values_mut() {
+            if known.visit.is_none() && !known.begin(&mut round) {
+                continue;
+            }
+            known.drive(&mut round, are_kept);
+            if !are_kept {
+                known.visit = None;
+                round.is_loose = true;
+                outcome::release();
+            }
+        }
+        round
+    }
+
+    fn leave_all(&mut self) {
+        self.known.values_mut().for_each(|known| known.visit = None);
+    }
+
+    /// Runs what is due of the program's, with no engine in hand.
+    fn run(&mut self, due: LeftOver) {
+        if !due.is_empty() {
+            self.leave_all();
+            due.run();
+        }
+    }
+
+    /// Sleeps beside the visits, without an end where `is_long`. Where one of them has to be driven soon, or the system
+    /// cannot, for a tick.
+    fn sleep(&mut self, (chime, heard): (&Chime, u64), (tick, is_long): (Duration, bool)) {
+        let Rounds { known, rest, partial, .. } = self;
+        // What comes by sockets between two ticks waits for the second one.
+        rest.prepare(is_long);
+        let (mut wakes, mut resting, mut is_restless) = (Vec::new(), Vec::new(), false);
+        for Known { visit, rests, .. } in known.values_mut() {
+            let Some(visit) = visit else { continue };
+            match visit.wakes(rest) {
+                Some(one) => {
+                    wakes.push(one);
+                    resting.push(rests);
+                }
+                None => is_restless = true,
+            }
+        }
+        let limit = if is_long { LONG } else { tick.max(LOOK_AT_ONE * count_of(wakes.len())) };
+        let has_slept = !is_restless && rest.sleep(&wakes, (heard, limit));
+        if !has_slept {
+            chime.sleep(heard, &[], tick);
+        }
+        // Flags tell of their own visits alone; all else, as deadlines, has to be looked for.
+        *partial += 1;
+        if !has_slept || chime.count() != heard || !wakes.iter().any(Wakes::is_up) || *partial > MOST_PARTIAL {
+            *partial = 0;
+        } else {
+            wakes.iter().zip(resting).for_each(|(one, rests)| *rests = !one.is_up());
+        }
+        rest.end();
+    }
+}
+
+impl Known {
+    /// Begins a visit where the program has left it alone. Whether there is one.
+    fn begin(&mut self, round: &mut Round) -> bool {
+        let Some(shared) = self.shared.upgrade().filter(|shared| shared.is_outstanding()) else { return false };
+        round.is_outstanding = true;
+        if shared.is_unattended(&mut self.beat) {
+            self.visit = Visit::begin(&shared);
+        }
+        round.is_loose |= self.visit.is_none();
+        self.visit.is_some()
+    }
+
+    /// Drives the visit, which is one of several where they `are_kept`.
+    fn drive(&mut self, round: &mut Round, are_kept: bool) {
+        let Some(visit) = &mut self.visit else { return };
+        round.is_outstanding = true;
+        if std::mem::take(&mut self.rests) {
+            return;
+        }
+        self.calls_hook = visit.calls_hook();
+        if self.calls_hook && are_kept {
+            // The next round lets go of all others first.
+            (self.visit, round.is_loose) = (None, true);
+            return;
+        }
+        match visit.drive() {
+            Drove::Over => self.visit = None,
+            Drove::Dry => {}
+            Drove::Moved => round.has_moved = true,
+            Drove::GoesOn => (round.has_moved, round.goes_on) = (true, true),
+        }
+    }
+}
+
+fn count_of(many: usize) -> u32 {
+    u32::try_from(many).unwrap_or(u32::MAX)
+}
+
+/// Where its value lies: a key that no other one has at the same time.
+fn place_of(shared: &Weak<EngineHome>) -> usize {
+    shared.as_ptr().addr()
 }
 
 /// How often the watcher looks while something is outstanding: a request that is waited for within it is never touched.
@@ -209,5 +363,9 @@ const VAIN_TICKS: u32 = 64;
 const MOST_TICKS: u32 = 5;
 /// After how many ticks without anything outstanding it parks: the next request pays for its wake.
 const QUIET_TICKS: u32 = 20;
+/// After so many rounds in which only some visits were driven comes one in which all are.
+const MOST_PARTIAL: u32 = 64;
+/// How much longer ticks are for each visit beside them, where these have to be looked at: a small part of the time.
+const LOOK_AT_ONE: Duration = Duration::from_micros(20);
 /// No duty depends on it.
 const LONG: Duration = Duration::from_secs(3600);

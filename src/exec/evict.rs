@@ -69,17 +69,17 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
 /// milliseconds, unless its process has ended or stands still. If that one goes on later, it reads what lies there by
 /// then, in a call that fails: nothing of this rank is harmed.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct OfferReader {
     process: Option<Process>,
     deadline: Deadline,
 }
 
-impl Reader {
+impl OfferReader {
     /// Asks the rank in `process`, which has taken the offer of `word`, to leave.
     #[cold]
-    pub(super) fn stop(word: Offer<'_>, process: Option<Process>) -> Reader {
+    pub(super) fn stop(word: Offer<'_>, process: Option<Process>) -> OfferReader {
         word.stop();
-        Reader { process, deadline: Deadline::after(PATIENCE) }
+        OfferReader { process, deadline: Deadline::after(PATIENCE) }
     }
 
     /// Whether it has left, or is not waited for any more.

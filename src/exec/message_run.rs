@@ -24,7 +24,7 @@ use super::message::{Direction, Message};
 use crate::device::{Average, Kernel, Pass, Store, TimedCopy, lines};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::evict::Reader;
+use crate::exec::evict::OfferReader;
 use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Shape};
@@ -59,7 +59,7 @@ struct OpenOffer {
     /// How often the sender has looked for the receiver.
     looks: u32,
     /// The receiver that was asked to leave.
-    reader: Option<Reader>,
+    reader: Option<OfferReader>,
 }
 
 impl OpenOffer {
@@ -70,7 +70,7 @@ impl OpenOffer {
             if word.withdraw() || !word.is_taken() {
                 return true;
             }
-            self.reader = Some(Reader::stop(word, self.process));
+            self.reader = Some(OfferReader::stop(word, self.process));
         }
         self.reader.as_ref().is_none_or(|reader| reader.is_out(word))
     }
@@ -79,7 +79,7 @@ impl OpenOffer {
 impl Drop for OpenOffer {
     fn drop(&mut self) {
         while !self.is_over() {
-            Reader::rest();
+            OfferReader::rest();
         }
     }
 }

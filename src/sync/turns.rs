@@ -15,7 +15,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::sync::primitive::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[cfg(test)]
 use crate::sys::cpu;
 use crate::sys::{futex, thread};
@@ -43,6 +43,13 @@ impl<T> RefUnwindSafe for Turns<T> {}
 pub struct TurnGuard<'a, T> {
     turns: &'a Turns<T>,
     by: By,
+}
+
+/// A visit of whoever stays for long: it keeps the owner of the value alive.
+pub struct KeptVisit<O, T: 'static> {
+    // Declared, and so dropped, first: it points into the owner.
+    guard: TurnGuard<'static, T>,
+    owner: Arc<O>,
 }
 
 /// By what right a thread has a turn.
@@ -288,6 +295,34 @@ impl<T> TurnGuard<'_, T> {
     }
 }
 
+impl<O, T> KeptVisit<O, T> {
+    /// [`Turns::try_visit`] of the `turns` of `owner`.
+    pub fn try_begin(owner: &Arc<O>, turns: impl FnOnce(&O) -> &Turns<T>) -> Option<KeptVisit<O, T>> {
+        let owner = Arc::clone(owner);
+        let turns: *const Turns<T> = turns(&owner);
+        // SAFETY: it is borrowed from the owner, which does not move and lives as long as `owner`, that is, longer than
+        // the guard: nobody can borrow it mutably meanwhile.
+        let guard = unsafe { &*turns }.try_visit()?;
+        Some(KeptVisit { guard, owner })
+    }
+
+    /// The owner of the value.
+    pub fn owner(&self) -> &O {
+        &self.owner
+    }
+
+    /// The value, and its owner.
+    pub fn parts(&mut self) -> (&mut T, &O) {
+        (&mut self.guard, &self.owner)
+    }
+}
+
+impl<O, T> fmt::Debug for KeptVisit<O, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptVisit").finish_non_exhaustive()
+    }
+}
+
 impl<T> Deref for TurnGuard<'_, T> {
     type Target = T;
 
@@ -343,6 +378,28 @@ impl<T: fmt::Debug> fmt::Debug for TurnGuard<'_, T> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_visit_that_is_kept_ends_before_its_owner() {
+        let owner = Arc::new((Turns::new(1), "the owner"));
+        assert!(KeptVisit::try_begin(&owner, |owner| &owner.0).is_none(), "nobody has used it yet");
+        drop(owner.0.take());
+        let mut kept = std::thread::scope(|threads| {
+            let begin = || KeptVisit::try_begin(&owner, |owner| &owner.0).is_some();
+            // Where the system has no barrier there are no visits but by a claim.
+            threads.spawn(begin).join().expect("it does not panic")
+        })
+        .then(|| KeptVisit::try_begin(&owner, |owner| &owner.0))
+        .flatten()
+        .expect("nobody has a turn");
+        *kept.parts().0 += 1;
+        assert!(owner.0.try_take().is_none() && owner.0.is_visited());
+        let turns = Arc::downgrade(&owner);
+        drop(owner);
+        assert_eq!((kept.owner().1, turns.upgrade().is_some()), ("the owner", true));
+        drop(kept);
+        assert!(turns.upgrade().is_none());
+    }
 
     /// Regression: the hook of a thread that drove by a visit made a call, and waited until its own visit was over.
     #[test]

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{Bootstrap, Sources};
+use crate::bootstrap::{Bootstrap, Listen};
 use crate::device::{Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Weak};
@@ -505,36 +505,41 @@ impl Fabric {
         (openings, ConnectionEnds { routes, links, queues, bootstrap, wait: wait.unwrap_or(at_once) })
     }
 
-    /// What may bring work to a thread that takes turns with these connections and finds nothing to do; for the rest
-    /// `chime` rings, and the flags of rings rise. `None` where there is work, or something has to be looked at.
+    /// Prepares the sleep of a thread that takes turns with these connections and finds nothing to do: from now on
+    /// `chime` rings, the flags of rings rise, or one of the descriptors that `listen` is given becomes readable where
+    /// there may be work; returns after how long there is some at the latest. `None` where there is work, or something
+    /// has to be looked at.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where no descriptor is left.
-    pub fn sources(&mut self, bootstrap: &dyn Bootstrap, chime: &Arc<Chime>) -> Result<Option<Sources>> {
+    /// Of `listen`.
+    pub fn await_work(
+        &mut self,
+        bootstrap: &dyn Bootstrap,
+        chime: &Arc<Chime>,
+        listen: Listen<'_>,
+    ) -> Result<Option<Duration>> {
         if self.openings.is_busy() {
             return Ok(None);
         }
-        let Some(mut sources) = bootstrap.await_news(chime, TAG_ASK)? else { return Ok(None) };
+        let Some(at_most) = bootstrap.await_news(chime, TAG_ASK, &mut *listen)? else { return Ok(None) };
         // Nobody else comes to the listeners, and what nobody looks at would end each sleep at once.
         let serves = self.openings.is_any() || !self.routes.outstanding().is_empty();
-        let mut found = Vec::new();
         for transport in self.routes.transports.iter().filter(|_| serves) {
             let Some(descriptors) = transport.sources() else { return Ok(None) };
-            found.extend(descriptors);
+            descriptors.into_iter().try_for_each(&mut *listen)?;
         }
-        let Some(pumps) = self.links.sources()? else { return Ok(None) };
-        let more = Sources::of(found.into_iter().chain(pumps), sources.at_most)?;
-        sources.descriptors.extend(more.descriptors);
-        Ok(Some(sources))
+        let is_quiet = self.await_pumps(listen)?;
+        Ok(is_quiet.then_some(at_most))
     }
 
-    /// What may let the pumps move; `None` as in [`Fabric::sources`].
+    /// The same of pumps alone. False: one can move now, or must be looked at.
     ///
     /// # Errors
     /// As there.
-    pub fn sources_of_pumps(&mut self) -> Result<Option<Sources>> {
-        let Some(pumps) = self.links.sources()? else { return Ok(None) };
-        Sources::of(pumps, Duration::MAX).map(Some)
+    pub fn await_pumps(&mut self, listen: Listen<'_>) -> Result<bool> {
+        let Some(pumps) = self.links.sources()? else { return Ok(false) };
+        pumps.into_iter().try_for_each(listen)?;
+        Ok(true)
     }
 
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand

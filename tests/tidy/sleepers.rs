@@ -90,7 +90,6 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("comm/several.rs", "futex::nap(", 1, TURN),
     ("comm/stand_in.rs", ".recv_timeout(", 1, SERVICE),
     ("comm/status.rs", "world.wait(", 1, DRIVEN),
-    ("comm/watcher.rs", ".park(", 1, IDLE),
     (
         "device/cuda/driver/gate.rs",
         "opened.wait(",

@@ -13,7 +13,7 @@ use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
-use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, Sources, address, socket};
+use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options, address, socket};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::Arc;
@@ -399,11 +399,12 @@ impl ControlPlane {
     }
 
     /// See [`Bootstrap::await_news`](crate::bootstrap::Bootstrap::await_news).
-    pub(super) fn await_news(&mut self, chime: &Arc<Chime>, asks: u32) -> Result<Option<Sources>> {
+    pub(super) fn await_news(&mut self, chime: &Arc<Chime>, asks: u32, listen: Listen<'_>) -> Result<Option<Duration>> {
         if !self.inbox.ring_at_news(chime, asks) {
             return Ok(None);
         }
-        Sources::of([self.poller.as_fd()], self.next_moment(clock::now(), Duration::MAX)).map(Some)
+        listen(self.poller.as_fd())?;
+        Ok(Some(self.next_moment(clock::now(), Duration::MAX)))
     }
 
     /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.

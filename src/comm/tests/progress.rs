@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
+use crate::comm::request::Pending;
 use crate::comm::{Buffers, Call, CallCount, Communicator, Home, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -179,4 +180,43 @@ fn a_wait_beside_requests_of_another_communicator_sleeps_on_what_it_waits_for() 
         others[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
         received.wait().unwrap();
     }
+}
+
+/// The receives of rank 0 of each of `worlds`, which the program leaves alone from now on.
+fn receives(worlds: &[Vec<Communicator>]) -> Vec<Pending> {
+    let receive =
+        |comms: &Vec<Communicator>| comms[0].begin_message(Message::recv(leaked(1, 9), Rank::new(1))).unwrap();
+    worlds.iter().map(receive).collect()
+}
+
+/// Regression: beside requests of several communicators the thread that moves them came at each tick.
+#[test]
+fn the_thread_stays_with_all_communicators_until_the_program_wants_one() {
+    let worlds: Vec<_> = (0..3).map(|_| Communicator::init_all(2, &patient()).unwrap()).collect();
+    let begun = receives(&worlds);
+    let is_visited = |comms: &Vec<Communicator>| comms[0].shared.home.is_visited();
+    for comms in &worlds {
+        assert!(becomes(|| worlds.iter().all(is_visited)), "it does not stay");
+        comms[0].with_engine(|_| Ok(())).unwrap();
+    }
+    for (comms, pending) in worlds.iter().zip(begun) {
+        comms[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
+        assert!(becomes(|| pending.outcome().is_set()), "nobody moves it");
+        pending.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_communicator_that_fails_leaves_the_others_to_the_same_thread() {
+    let worlds: Vec<_> = (0..3).map(|_| Communicator::init_all(2, &patient()).unwrap()).collect();
+    let begun = receives(&worlds);
+    worlds[1][0].abort_handle().abort("enough");
+    assert!(becomes(|| begun[1].outcome().is_set()), "nobody ends it");
+    assert!(!begun[0].outcome().is_set() && !begun[2].outcome().is_set());
+    for world in [2, 0] {
+        worlds[world][1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
+        assert!(becomes(|| begun[world].outcome().is_set()), "nobody moves it");
+        begun[world].wait().unwrap();
+    }
+    assert_eq!(begun[1].wait().unwrap_err().kind(), Kind::Aborted);
 }
