@@ -334,8 +334,12 @@ impl<'a> MessageRun<'a> {
 
 /// [`MessageRun::leave`] of all of them.
 pub fn leave_all<'a, 'b: 'a>(runs: impl IntoIterator<Item = &'a mut MessageRun<'b>>) -> bool {
-    // All are asked, whatever the first says.
-    runs.into_iter().fold(true, |are_out, run| run.leave() && are_out)
+    let mut are_out = true;
+    for run in runs {
+        // All are asked, whatever the first says.
+        are_out &= run.leave();
+    }
+    are_out
 }
 
 impl Task for MessageRun<'_> {

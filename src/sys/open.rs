@@ -12,7 +12,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -95,16 +95,6 @@ pub fn socket(domain: Domain, protocol: Option<Protocol>) -> io::Result<Socket> 
     let opening = ForksHeld::begin();
     let opened = Socket::new(domain, Type::STREAM.nonblocking().cloexec(), protocol)?;
     noted(&opening, opened)
-}
-
-/// A copy of a descriptor.
-///
-/// # Errors
-/// The system's.
-pub fn copy(descriptor: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let opening = ForksHeld::begin();
-    let copied = descriptor.try_clone_to_owned()?;
-    noted(&opening, copied)
 }
 
 /// The next connection of a listener, which does not block.
