@@ -1,7 +1,9 @@
-//! The thread that moves messages between kernels and ranks of other hosts.
+//! What moves messages between kernels and ranks of other hosts: one proxy for each communicator, and one thread of the
+//! process that drives all of them.
 //!
-//! A kernel works in slots in pinned memory of the host (`transport::KernelSlots`), where a pump of this thread has the
-//! other end. The thread calls no driver, so it waits for no kernel.
+//! A kernel works in slots in pinned memory of the host (`transport::KernelSlots`), where a pump of the proxy has the
+//! other end. The thread calls no driver, so it waits for no kernel; and it waits for no peer, so no communicator holds
+//! up another one: where one fails, a thread of its own tells its ranks, which may take a moment.
 //!
 //! # When it looks
 //! What comes from peers, and room for what goes to them, wakes it by the descriptors of the sockets. Kernels wake
@@ -11,7 +13,8 @@
 //! a rule that no replay escapes, and that needs no host function in the graph, which would hold up each replay. Else
 //! the thread sleeps until a descriptor is ready.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,19 +22,39 @@ use crate::device::{DeviceIdentity, StatusPage};
 use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
 use crate::sync::{Deadline, Mirror};
 use crate::sys::bell::Bell;
-use crate::sys::{clock, cpu, gpus, thread};
+use crate::sys::fork::PerProcess;
+use crate::sys::poller::{self, Interest};
+use crate::sys::{clock, cpu, futex, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
 
-/// The thread of one communicator. Dropping it waits until what kernels have published has been handed to the system:
+/// The proxy of one communicator. Dropping it waits until what kernels have published has been handed to the system:
 /// the launches have ended before. What cannot be handed over any more ends the communicator.
 #[derive(Debug)]
 pub(super) struct Proxy {
     shared: Arc<Shared>,
     status: Arc<StatusPage>,
-    thread: Option<JoinHandle<()>>,
+}
+
+/// The thread of this process, while there are proxies.
+static PROGRESS: PerProcess<Mutex<Option<Progress>>> = PerProcess::new();
+
+#[derive(Debug)]
+struct Progress {
+    post: Arc<Post>,
+    thread: JoinHandle<()>,
+    proxies: usize,
+}
+
+/// What the thread is told by.
+#[derive(Debug)]
+struct Post {
+    bell: Bell,
+    /// Proxies that the thread does not drive yet.
+    joining: Mutex<Vec<Arc<Shared>>>,
+    ends: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -41,12 +64,22 @@ struct Shared {
     /// Connections that the thread has not taken yet.
     joining: Mutex<Vec<(FarEnd, KernelSlots)>>,
     ends: AtomicBool,
+    ending: Arc<Ending>,
+    /// The thread that tells the ranks of an error.
+    failing: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether the thread drives a proxy no more, and has dropped what it had of it.
+#[derive(Debug)]
+struct Ending {
+    has_ended: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// For what the thread has to look at what kernels do. A graph may keep it for longer than the communicator lives.
 #[derive(Debug)]
 struct Wanted {
-    bell: Bell,
+    post: Arc<Post>,
     /// Launches under way that use slots of the thread.
     launches: AtomicUsize,
     /// Captured launches of graphs that exist.
@@ -60,7 +93,8 @@ pub struct Attention {
     of_graph: bool,
 }
 
-/// What the thread knows between two turns.
+/// What the thread knows of a proxy between two turns.
+#[derive(Debug)]
 struct Turns {
     pumps: Pumps,
     /// When something moved last.
@@ -70,51 +104,60 @@ struct Turns {
     /// Why it moves nothing any more. The error waits for a launch that needs the connection.
     broken: Option<Error>,
     is_broken: bool,
+    /// When what is left has to be handed over.
+    last_turns: Option<Deadline>,
 }
 
 impl Proxy {
-    /// A thread without connections, on processors near `device`. `status` is shown to this rank's kernels.
+    /// A proxy without connections. The thread is on processors near the `device` of the first. `status` is shown to
+    /// this rank's kernels.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread can be started, or no descriptor is left.
     pub fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Proxy> {
+        let mut progress = PROGRESS.get_or_init(Mutex::default).lock();
+        let running = match &mut *progress {
+            Some(running) => running,
+            none => none.insert(Progress::start(device)?),
+        };
+        running.proxies += 1;
+        let post = Arc::clone(&running.post);
         let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let wanted = Arc::new(Wanted { bell: Bell::new()?, launches, captured });
-        let (joining, ends) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { session, wanted, joining, ends });
-        let driven = Arc::clone(&shared);
-        let thread = thread::spawn("rsccl proxy", move || {
-            gpus::settle_near(device.0);
-            driven.run();
-        })?;
-        Ok(Proxy { shared, status, thread: Some(thread) })
+        let wanted = Arc::new(Wanted { post: Arc::clone(&post), launches, captured });
+        let ending = Arc::new(Ending { has_ended: Mutex::default(), changed: Condvar::new() });
+        let (joining, ends, failing) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        let shared = Arc::new(Shared { session, wanted, joining, ends, ending, failing });
+        post.joining.lock().push(Arc::clone(&shared));
+        Ok(Proxy { shared, status })
     }
 
     /// Gives a connection to the thread.
     pub fn join(&self, end: FarEnd, slots: KernelSlots) {
         self.shared.joining.lock().push((end, slots));
-        self.shared.wanted.bell.ring();
+        self.shared.wanted.post.bell.ring();
     }
 
     /// Makes the thread look at what kernels do until a launch, or a graph that keeps the value, has ended.
     pub fn attend(&self, of_graph: bool) -> Attention {
         let wanted = Arc::clone(&self.shared.wanted);
-        // Release, as all that is done to the counts: pairs with the loads in `Shared::run`.
+        // Release, as all that is done to the counts: pairs with the loads in `Shared::step`.
         wanted.count(of_graph).fetch_add(1, Ordering::Release);
-        wanted.bell.ring();
+        wanted.post.bell.ring();
         Attention { wanted, of_graph }
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Release: pairs with the load in `Shared::run`.
+        // Release: pairs with the load in `Shared::step`.
         self.shared.ends.store(true, Ordering::Release);
-        self.shared.wanted.bell.ring();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked moves nothing any more; there is nobody to tell here.
+        self.shared.wanted.post.bell.ring();
+        self.shared.ending.wait();
+        if let Some(thread) = self.shared.failing.lock().take() {
+            // One that panicked has told what it could.
             let _ended = thread.join();
         }
+        leave();
         // Relaxed: the count only says whether there is anybody to tell.
         if self.shared.wanted.captured.load(Ordering::Relaxed) > 0 {
             // Nobody serves the slots of graphs any more: what is replayed from now on must end.
@@ -127,7 +170,7 @@ impl Drop for Attention {
     fn drop(&mut self) {
         // Release: what the launch has published was published before.
         self.wanted.count(self.of_graph).fetch_sub(1, Ordering::Release);
-        self.wanted.bell.ring();
+        self.wanted.post.bell.ring();
     }
 }
 
@@ -137,50 +180,158 @@ impl Wanted {
     }
 }
 
-impl Shared {
+impl Ending {
+    fn wait(&self) {
+        let mut has_ended = self.has_ended.lock();
+        while !*has_ended {
+            has_ended = self.changed.wait(has_ended);
+        }
+    }
+
+    fn tell(&self) {
+        *self.has_ended.lock() = true;
+        self.changed.notify_one();
+    }
+}
+
+impl Progress {
+    fn start(device: DeviceIdentity) -> Result<Progress> {
+        let (bell, joining, ends) = (Bell::new()?, Mutex::default(), AtomicBool::new(false));
+        let post = Arc::new(Post { bell, joining, ends });
+        let driven = Arc::clone(&post);
+        let thread = thread::spawn("rsccl progress", move || {
+            gpus::settle_near(device.0);
+            driven.run();
+        })?;
+        Ok(Progress { post, thread, proxies: 0 })
+    }
+}
+
+/// A proxy has gone. The last one ends the thread.
+fn leave() {
+    let Some(progress) = PROGRESS.get() else { return };
+    let mut progress = progress.lock();
+    let is_last = progress.as_mut().is_some_and(|running| {
+        running.proxies -= 1;
+        running.proxies == 0
+    });
+    let last = progress.take_if(|_| is_last);
+    drop(progress);
+    if let Some(Progress { post, thread, .. }) = last {
+        // Release: pairs with the load in `Post::run`.
+        post.ends.store(true, Ordering::Release);
+        post.bell.ring();
+        // It has nothing left to drive.
+        let _ended = thread.join();
+    }
+}
+
+impl Post {
     fn run(&self) {
-        let now = clock::now();
-        let mut turns = Turns { pumps: Pumps::default(), moved: now, asked: now, broken: None, is_broken: false };
-        let mut last_turns: Option<Deadline> = None;
+        let mut all: Vec<(Arc<Shared>, Turns)> = Vec::new();
         loop {
-            // First, so that what is told from here on wakes the sleep at the end of this turn.
-            self.wanted.bell.hush();
-            // Looked at before the pumps are: all that was published by then is found.
-            // Acquire: pairs with the store in `Proxy::drop`.
+            // First, so that what is told from here on wakes the sleep at the end of this round.
+            self.bell.hush();
+            // Acquire: pairs with the store in `leave`.
             let ends = self.ends.load(Ordering::Acquire);
-            let launches = self.wanted.launches.load(Ordering::Acquire) > 0;
-            let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
-            let moved = self.turn(&mut turns);
-            let is_left_over = ends && !turns.pumps.drained();
-            if (captured || is_left_over) && !moved && !turns.is_broken {
-                self.ask_for_news(&mut turns);
-            }
-            if is_left_over {
-                let timeout = self.session.settings.timeout.time;
-                if last_turns.get_or_insert_with(|| Deadline::after(timeout)).is_over() {
-                    turns.stop(overdue(timeout));
-                }
-            }
-            // Behind all that finds an error but the rest, after which the next turn comes at once.
-            self.end_for(&mut turns, launches || captured || is_left_over);
-            if ends && (!is_left_over || turns.is_broken || self.session.abort.is_raised()) {
+            all.extend(self.joining.lock().drain(..).map(|shared| (shared, Turns::new())));
+            if ends && all.is_empty() {
                 return;
             }
-            if moved {
-                turns.moved = clock::now();
-                continue;
-            }
-            if let Err(error) = self.rest(&mut turns, (launches || ends, captured)) {
-                turns.stop(error);
+            let (mut nap, mut over) = (LONGEST_NAP, Vec::new());
+            all.retain_mut(|(shared, turns)| {
+                let step = catch_unwind(AssertUnwindSafe(|| shared.step(turns))).unwrap_or_else(|panic| {
+                    turns.stop(Error::of_panic("the proxy", &*panic));
+                    Some(Duration::ZERO)
+                });
+                nap = step.map_or(nap, |next| next.min(nap));
+                if step.is_none() {
+                    over.push(Arc::clone(&shared.ending));
+                }
+                step.is_some()
+            });
+            over.iter().for_each(|ending| ending.tell());
+            if !nap.is_zero() {
+                self.rest(&mut all, nap);
             }
         }
+    }
+
+    /// Sleeps until there may be something to do for any of them, at most `nap`.
+    fn rest(&self, all: &mut [(Arc<Shared>, Turns)], mut nap: Duration) {
+        let mut descriptors: Vec<(BorrowedFd<'_>, Interest)> = vec![(self.bell.as_fd(), Interest::Read)];
+        // The descriptors of pumps that nobody calls would wake it for nothing.
+        for (_, turns) in all.iter_mut().filter(|(shared, turns)| !shared.is_over(turns)) {
+            let Turns { pumps, broken, is_broken, .. } = turns;
+            match pumps.sources() {
+                Ok(Some(descriptor)) => descriptors.extend(descriptor.map(|descriptor| (descriptor, Interest::Read))),
+                Ok(None) => nap = nap.min(LEAST_NAP),
+                Err(error) => {
+                    (*broken, *is_broken) = (Some(error), true);
+                    nap = Duration::ZERO;
+                }
+            }
+        }
+        if poller::wait_any(&descriptors, nap).is_err() {
+            futex::nap(nap.min(LAUNCH_NAP));
+        }
+    }
+}
+
+impl Shared {
+    /// One turn. How long the thread may sleep behind it; `None` once it is over.
+    fn step(&self, turns: &mut Turns) -> Option<Duration> {
+        // Looked at before the pumps are: all that was published by then is found.
+        // Acquire: pairs with the store in `Proxy::drop`.
+        let ends = self.ends.load(Ordering::Acquire);
+        let launches = self.wanted.launches.load(Ordering::Acquire) > 0;
+        let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
+        let moved = self.turn(turns);
+        let is_left_over = ends && !turns.pumps.drained();
+        if (captured || is_left_over) && !moved && !turns.is_broken {
+            self.ask_for_news(turns);
+        }
+        if is_left_over {
+            let timeout = self.session.settings.timeout.time;
+            if turns.last_turns.get_or_insert_with(|| Deadline::after(timeout)).is_over() {
+                turns.stop(overdue(timeout));
+            }
+        }
+        self.end_for(turns, launches || captured || is_left_over);
+        if ends && (!is_left_over || self.is_over(turns)) {
+            return None;
+        }
+        if moved {
+            turns.moved = clock::now();
+            return Some(Duration::ZERO);
+        }
+        let quiet = clock::now().duration_since(turns.moved);
+        Some(match (self.is_over(turns), launches || ends, captured) {
+            (false, true, _) if quiet < SPIN => {
+                cpu::relax();
+                Duration::ZERO
+            }
+            (false, true, _) => (quiet / NAP_SHARE).clamp(LEAST_NAP, LAUNCH_NAP),
+            (false, false, true) => (quiet / NAP_SHARE).clamp(LEAST_NAP, GRAPH_NAP),
+            (false, false, false) | (true, ..) => LONGEST_NAP,
+        })
+    }
+
+    /// Whether nothing moves any more.
+    fn is_over(&self, turns: &Turns) -> bool {
+        turns.is_broken || self.session.abort.is_raised()
     }
 
     /// Ends the communicator where it `needs` a connection that has broken.
     fn end_for(&self, turns: &mut Turns, needs: bool) {
         if let Some(error) = turns.broken.take_if(|_| needs) {
-            // All ranks are told, and this rank's kernels by the flag.
-            let _told = self.session.fail(error, &|_| None);
+            // All ranks are told, and this rank's kernels by the flag. That waits a moment for a better reason, for
+            // which the other communicators do not wait.
+            let (session, told) = (Arc::clone(&self.session), error.duplicate());
+            match thread::spawn("rsccl failure", move || drop(session.fail(told, &|_| None))) {
+                Ok(thread) => *self.failing.lock() = Some(thread),
+                Err(_) => drop(self.session.fail(error, &|_| None)),
+            }
         }
     }
 
@@ -208,24 +359,6 @@ impl Shared {
             turns.stop(error);
         }
     }
-
-    /// Sleeps until there may be something to do.
-    fn rest(&self, turns: &mut Turns, (launches, captured): (bool, bool)) -> Result<()> {
-        let is_over = turns.is_broken || self.session.abort.is_raised();
-        let quiet = clock::now().duration_since(turns.moved);
-        let nap = match (is_over, launches, captured) {
-            (false, true, _) if quiet < SPIN => {
-                cpu::relax();
-                return Ok(());
-            }
-            (false, true, _) => (quiet / NAP_SHARE).clamp(LEAST_NAP, LAUNCH_NAP),
-            (false, false, true) => (quiet / NAP_SHARE).clamp(LEAST_NAP, GRAPH_NAP),
-            (false, false, false) => LONGEST_NAP,
-            // The descriptors of pumps that nobody calls would wake it for nothing.
-            (true, ..) => return Pumps::default().rest(LONGEST_NAP, Some(self.wanted.bell.as_fd())),
-        };
-        turns.pumps.rest(nap, Some(self.wanted.bell.as_fd()))
-    }
 }
 
 #[cold]
@@ -235,6 +368,11 @@ fn overdue(timeout: Duration) -> Error {
 }
 
 impl Turns {
+    fn new() -> Turns {
+        let (moved, broken) = (clock::now(), None);
+        Turns { pumps: Pumps::default(), moved, asked: moved, broken, is_broken: false, last_turns: None }
+    }
+
     fn stop(&mut self, error: Error) {
         if !self.is_broken {
             self.broken = Some(error);
@@ -312,6 +450,19 @@ mod tests {
         ended.recv_timeout(Duration::from_secs(60)).expect("each thread hears that it ends");
     }
 
+    #[test]
+    fn communicators_share_the_thread_and_fail_alone() {
+        let [(first, _), (second, _)] = [proxy(), proxy()];
+        let post = |proxy: &Proxy| Arc::clone(&proxy.shared.wanted.post);
+        assert!(Arc::ptr_eq(&post(&first), &post(&second)));
+        // One that has failed is over at once, and the other one goes on.
+        first.shared.session.abort.raise(Error::aborted("enough"));
+        let attention = second.attend(false);
+        drop(first);
+        assert!(second.shared.session.abort.check().is_ok());
+        drop((attention, second));
+    }
+
     /// Regression: the thread heard of the death, slept for an hour, and kernels of graphs polled for ever.
     #[test]
     fn the_death_of_a_peer_ends_what_graphs_replay() {
@@ -334,8 +485,7 @@ mod tests {
     fn a_connection_that_breaks_waits_for_a_launch() {
         let (proxy, _status) = proxy();
         let session = Arc::clone(&proxy.shared.session);
-        let now = clock::now();
-        let mut turns = Turns { pumps: Pumps::default(), moved: now, asked: now, broken: None, is_broken: false };
+        let mut turns = Turns::new();
         for peer in [1, 2] {
             turns.stop(Error::internal("broken").about(Rank::new(peer)));
         }
@@ -344,6 +494,7 @@ mod tests {
         proxy.shared.end_for(&mut turns, false);
         assert!(session.abort.check().is_ok());
         proxy.shared.end_for(&mut turns, true);
+        proxy.shared.failing.lock().take().expect("a thread").join().unwrap();
         assert_eq!(session.abort.check().unwrap_err().peer(), Some(1));
     }
 }

@@ -199,7 +199,7 @@ impl Pumps {
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot say.
-    pub(super) fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+    pub fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
         // What was reported already is taken: an edge that nobody has taken would end each sleep at once.
         self.look(Duration::ZERO, None)?;
         let can_move = |driven: &Driven| match driven.pump.waits() {
