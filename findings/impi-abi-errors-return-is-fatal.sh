@@ -7,10 +7,10 @@
 # handlers are exchanged in the same way. MPI_ERRORS_ARE_FATAL and handlers of the program's own work in both. MPI_Comm_get_errhandler gives back what
 # was set, so the program cannot see it. Intel's other library, libmpi.so.12, does as the names say, for the same source.
 #
-# Why it surprises: the two predefined handlers keep their names and their values, and have each other's effect. MPI_ERRORS_RETURN is what every library
-# that turns MPI's errors into its own sets first, and what a test of error paths relies on. With this file in place of the
-# other it is the job that ends. MPI_ERRORS_ABORT is chosen where going on would be wrong, and there the program goes on. A handler of the program's
-# own that does nothing is a way round it.
+# Why it surprises: the two predefined handlers keep their names and their values, and have each other's effect. MPI_ERRORS_RETURN is what every
+# library that turns MPI's errors into its own sets first, and what a test of error paths relies on. With this file in place of the other it is the
+# job that ends. MPI_ERRORS_ABORT is chosen where going on would be wrong, and there the program goes on. A handler of the program's own that does
+# nothing is a way round it.
 #
 # Needs cc. Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described (or the script was skipped), 1 it is not, 2 the packages could not be had.

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Intel MPI 2021.18.1 (PyPI impi-rt==2021.18.1, with mpi4py==4.1.2): MPI_Cart_sub that keeps no dimension gives MPI_COMM_NULL to all but one rank.
 #
-# What happens: four ranks form a Cartesian grid of 2 x 2 and call MPI_Cart_sub with no dimension to remain. Rank 0 gets a communicator of
-# one rank and no dimension, and the other three get MPI_COMM_NULL, without an error. So it is for grids of 4, of 4 x 1 and of 2 x 2 x 1. If a dimension of
-# size 1 remains, all four ranks get a communicator of one rank and one dimension. MPICH 5.0.2 and Open MPI 5.0.11 give each rank a
-# communicator of one rank in both cases. MPI_Cart_create with no dimension gives a communicator to rank 0 alone, and MPI_COMM_NULL to the others,
-# in all three libraries.
+# What happens: four ranks form a Cartesian grid of 2 x 2 and call MPI_Cart_sub with no dimension to remain. Rank 0 gets a communicator of one rank
+# and no dimension, and the other three get MPI_COMM_NULL, without an error. So it is for grids of 4, of 4 x 1 and of 2 x 2 x 1. If a dimension of
+# size 1 remains, all four ranks get a communicator of one rank and one dimension. MPICH 5.0.2 and Open MPI 5.0.11 give each rank a communicator of
+# one rank in both cases. MPI_Cart_create with no dimension gives a communicator to rank 0 alone, and MPI_COMM_NULL to the others, in all three
+# libraries.
 #
 # Why it surprises: MPI_Cart_sub cuts a grid into slices, and without a dimension there are as many slices as ranks, each with its one rank: no rank
-# is left over, other than in MPI_Cart_create, whose answer this is. A program that makes one communicator for each direction of a grid, and
-# has a grid or a solver without such a direction, uses MPI_COMM_NULL on every rank but one: the rank that one looks at works.
+# is left over, other than in MPI_Cart_create, whose answer this is. A program that makes one communicator for each direction of a grid, and has a
+# grid or a solver without such a direction, uses MPI_COMM_NULL on every rank but one: the rank that one looks at works.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

@@ -2,15 +2,15 @@
 # Intel MPI 2021.18.1 (PyPI impi-rt==2021.18.1, with mpi4py==4.1.2): persistent collectives pair by the order of MPI_Start, and mix their data.
 #
 # What happens: two ranks make two persistent all-reduces A and B with MPI_Allreduce_init, in the same order. Rank 0 starts A, then B, and rank 1
-# starts B, then A. Each rank's A gets its own part of A plus the other's part of B: with 1 and 2 in A and 1000 and 2000 in B, rank 0 has 2001
-# in A and 1002 in B, and rank 1 has 1002 and 2001. MPI_Bcast_init sends one broadcast into the buffer of the other, and MPI_Allgather_init
-# mixes the blocks. Counts are 1 and 100,000 here; no error is returned. MPI_Comm_get_info says that the communicator has
-# mpi_assert_strict_persistent_collective_ordering=false: nobody has promised to start them in one order. MPICH 5.0.2 and Open MPI 5.0.11
-# give 3 and 3000 on both ranks.
+# starts B, then A. Each rank's A gets its own part of A plus the other's part of B: with 1 and 2 in A and 1000 and 2000 in B, rank 0 has 2001 in A
+# and 1002 in B, and rank 1 has 1002 and 2001. MPI_Bcast_init sends one broadcast into the buffer of the other, and MPI_Allgather_init mixes the
+# blocks. Counts are 1 and 100,000 here; no error is returned. MPI_Comm_get_info says that the communicator has
+# mpi_assert_strict_persistent_collective_ordering=false: nobody has promised to start them in one order. MPICH 5.0.2 and Open MPI 5.0.11 give 3 and
+# 3000 on both ranks.
 #
-# Why it surprises: the library says that it is MPI 4.1. By that standard the calls of MPI_Allreduce_init are matched, in their order, and each rank may
-# start the requests in any order; the info key above is there to give that freedom up. A solver that starts each field's reduction
-# when the field is ready runs under two libraries, and has the norm of another field under this one.
+# Why it surprises: the library says that it is MPI 4.1. By that standard the calls of MPI_Allreduce_init are matched, in their order, and each rank
+# may start the requests in any order; the info key above is there to give that freedom up. A solver that starts each field's reduction when the field
+# is ready runs under two libraries, and has the norm of another field under this one.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

@@ -2,16 +2,15 @@
 # MPICH 5.0.2 and Intel MPI 2021.18.1 (PyPI mpich, impi-rt), libmpi_abi.so.1: MPI_Error_string of a class is the text of another class.
 #
 # What happens: a program that was compiled for the standard's binary interface (MPICH's mpicc_abi) asks MPI_Error_string for each of the 62 error
-# classes that the header names. MPI_ERR_TRUNCATE is "Other MPI error", MPI_ERR_ROOT is "Invalid group", MPI_ERR_NO_SUCH_FILE is "Error in
-# spawn call", and MPI_ERR_SESSION is "Unknown error class". 52 have a text that is not theirs, and no call fails. Both libraries give the
-# same texts. The code of a broadcast with a root that is not there has the class MPI_ERR_ROOT, and its text begins with "Invalid group"
-# as well; only further down does it say "Invalid root". Compiled for MPICH's own interface (libmpi.so.12), the same source gets the right
-# text for each class from MPICH.
+# classes that the header names. MPI_ERR_TRUNCATE is "Other MPI error", MPI_ERR_ROOT is "Invalid group", MPI_ERR_NO_SUCH_FILE is "Error in spawn
+# call", and MPI_ERR_SESSION is "Unknown error class". 52 have a text that is not theirs, and no call fails. Both libraries give the same texts. The
+# code of a broadcast with a root that is not there has the class MPI_ERR_ROOT, and its text begins with "Invalid group" as well; only further down
+# does it say "Invalid root". Compiled for MPICH's own interface (libmpi.so.12), the same source gets the right text for each class from MPICH.
 #
 # Why it surprises: the interface renumbered the classes (MPI_ERR_TRUNCATE is 15, and was 14 in MPICH). What MPI_Error_class gives is renumbered, what
-# MPI_Error_string takes is not. So the class that a program branches on is right, and the first line that it prints for a reader sends
-# him after another mistake. The first six classes (buffer, count, type, tag, communicator, rank) have one number in both, so a short test
-# passes. A program that looks for "truncated" in the text no longer finds it there, and finds it for MPI_ERR_UNKNOWN.
+# MPI_Error_string takes is not. So the class that a program branches on is right, and the first line that it prints for a reader sends him after
+# another mistake. The first six classes (buffer, count, type, tag, communicator, rank) have one number in both, so a short test passes. A program
+# that looks for "truncated" in the text no longer finds it there, and finds it for MPI_ERR_UNKNOWN.
 #
 # Needs cc. Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described (or the script was skipped), 1 it is not, 2 the packages could not be had.

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # MPICH 5.0.2, Open MPI 5.0.11, Intel MPI 2021.18.1 (PyPI, with mpi4py==4.1.2): blocks of length zero have an extent, and three libraries have three.
 #
-# What happens: MPI_Type_vector of 3 blocks of 0 ints with a stride of 5 has the extent 40 in MPICH, 0 in Open MPI and 4 in Intel MPI; its size is
-# 0 in all. MPI_Type_create_indexed_block of length 0 at 3 and 9 has the lower bound 12 and the extent 24 in MPICH, 0 and 0 in Open MPI, and
-# 12 and 28 in Intel MPI. MPI_Type_indexed with two lengths of 0 at the same places has 0 and 0 everywhere. In a struct such a block moves the
-# data: of two structs of (that vector, an int at byte 8) a message takes the second int from byte 48 in MPICH, and from byte 20 in the
-# others. Of two structs of (0 doubles, a char at byte 1) it takes the second char from byte 9 in Intel MPI, and from byte 2 in the others.
-# MPI_Type_get_true_extent of a darray's part that has no element gives the lower bound 2^63 - 1 in Open MPI, and 0 in the others.
+# What happens: MPI_Type_vector of 3 blocks of 0 ints with a stride of 5 has the extent 40 in MPICH, 0 in Open MPI and 4 in Intel MPI; its size is 0
+# in all. MPI_Type_create_indexed_block of length 0 at 3 and 9 has the lower bound 12 and the extent 24 in MPICH, 0 and 0 in Open MPI, and 12 and 28
+# in Intel MPI. MPI_Type_indexed with two lengths of 0 at the same places has 0 and 0 everywhere. In a struct such a block moves the data: of two
+# structs of (that vector, an int at byte 8) a message takes the second int from byte 48 in MPICH, and from byte 20 in the others. Of two structs of
+# (0 doubles, a char at byte 1) it takes the second char from byte 9 in Intel MPI, and from byte 2 in the others. MPI_Type_get_true_extent of a
+# darray's part that has no element gives the lower bound 2^63 - 1 in Open MPI, and 0 in the others.
 #
-# Why it surprises: the bounds of a type are defined by the entries of its type map, and a block of length zero has none. A halo of width 0, or an array of
-# length 0 in a record, is an ordinary end case of code that builds its types from numbers, and with a count of 1 all is well. With a count of
-# 2, or in MPI_Gather, which places by the extent, other bytes are sent and overwritten than with the next library.
+# Why it surprises: the bounds of a type are defined by the entries of its type map, and a block of length zero has none. A halo of width 0, or an
+# array of length 0 in a record, is an ordinary end case of code that builds its types from numbers, and with a count of 1 all is well. With a count
+# of 2, or in MPI_Gather, which places by the extent, other bytes are sent and overwritten than with the next library.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder. One process for each library, without a launcher.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

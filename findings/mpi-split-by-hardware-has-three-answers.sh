@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # MPICH 5.0.2, Open MPI 5.0.11, Intel MPI 2021.18.1 (PyPI): ranks of one socket, split by socket, are all of them, each alone, or none.
 #
-# What happens: two ranks on one host, bound to no processor, call MPI_Comm_split_type with MPI_COMM_TYPE_HW_GUIDED and the info
-# mpi_hw_resource_type. For "core", "socket" and "numanode" alike, MPICH gives MPI_COMM_NULL, Open MPI gives each rank a communicator of its own,
-# and Intel MPI gives one of both ranks. For a name that nothing has ("no-such-thing"), MPICH and Open MPI give MPI_COMM_NULL, and Intel MPI
-# once more both ranks: a name that it does not know is something that all of them share. All three agree on "mpi_shared_memory" alone.
-# MPI_Get_hw_resource_info lists no type in MPICH and in Intel MPI, and Open MPI has no such call.
+# What happens: two ranks on one host, bound to no processor, call MPI_Comm_split_type with MPI_COMM_TYPE_HW_GUIDED and the info mpi_hw_resource_type.
+# For "core", "socket" and "numanode" alike, MPICH gives MPI_COMM_NULL, Open MPI gives each rank a communicator of its own, and Intel MPI gives one of
+# both ranks. For a name that nothing has ("no-such-thing"), MPICH and Open MPI give MPI_COMM_NULL, and Intel MPI once more both ranks: a name that it
+# does not know is something that all of them share. All three agree on "mpi_shared_memory" alone. MPI_Get_hw_resource_info lists no type in MPICH and
+# in Intel MPI, and Open MPI has no such call.
 #
-# Why it surprises: since MPI 4.0 this is the portable way to one leader for each socket or NUMA node, with MPI_COMM_NULL for "there is no such
-# thing here", so a program tests for that and falls back to the host. Intel MPI never says so: a mistyped name gives one leader for
-# the host. Under Open MPI, ranks that were started with --bind-to none, or that are more than the cores and so are not bound, are each the
-# leader of nobody else, also on a host with one socket. There they are one group as soon as they are bound, so the groups
-# of one program change with its number of ranks.
+# Why it surprises: since MPI 4.0 this is the portable way to one leader for each socket or NUMA node, with MPI_COMM_NULL for "there is no such thing
+# here", so a program tests for that and falls back to the host. Intel MPI never says so: a mistyped name gives one leader for the host. Under Open
+# MPI, ranks that were started with --bind-to none, or that are more than the cores and so are not bound, are each the leader of nobody else, also on
+# a host with one socket. There they are one group as soon as they are bound, so the groups of one program change with its number of ranks.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

