@@ -4,8 +4,8 @@
 # What happens: a program is compiled once, by MPICH 5.0.2's mpicc_abi (PyPI mpich==5.0.2) with the header of the standard's binary interface, and
 # runs with either library's libmpi_abi.so.1. It sets an error handler on MPI_COMM_WORLD and sends to a rank that is not there. With MPI_ERRORS_RETURN
 # MPICH returns MPI_ERR_RANK, and Intel MPI ends the job. With MPI_ERRORS_ABORT MPICH ends the job, and Intel MPI returns MPI_ERR_RANK. A window's
-# handlers are exchanged in the same way. MPI_ERRORS_ARE_FATAL and handlers of the program's own work in both. MPI_Comm_get_errhandler gives back what
-# was set, so the program cannot see it. Intel's other library, libmpi.so.12, does as the names say, for the same source.
+# handlers are exchanged in the same way. MPI_ERRORS_ARE_FATAL and handlers of the program's own do what they should. MPI_Comm_get_errhandler gives
+# back what was set, so the program cannot see it. Intel's other library, libmpi.so.12, does as the names say, for the same source.
 #
 # Why it surprises: the two predefined handlers keep their names and their values, and have each other's effect. MPI_ERRORS_RETURN is what every
 # library that turns MPI's errors into its own sets first, and what a test of error paths relies on. With this file in place of the other it is the
