@@ -14,6 +14,7 @@ mod engine_home;
 mod exchange_counts;
 mod group;
 mod init;
+mod job;
 mod last_words;
 mod launched;
 mod long_rest;

@@ -2,9 +2,9 @@
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::{Steps, check_message, check_messages};
+use crate::comm::job::Job;
 use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::request::Pending;
-use crate::comm::requests::Job;
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::comm::{Communicator, Home};

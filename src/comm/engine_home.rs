@@ -7,8 +7,9 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use crate::comm::job::Job;
 use crate::comm::outcome::{self, Outcome, Promise};
-use crate::comm::requests::{Job, Left, Requests};
+use crate::comm::requests::{Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
 use crate::engine::Engine;

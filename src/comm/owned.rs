@@ -13,9 +13,9 @@ use std::task::{Context, Poll};
 
 use crate::comm::Communicator;
 use crate::comm::group::{Calls, Member, check_messages};
+use crate::comm::job::Job;
 use crate::comm::outcome::{Kept, Promise};
 use crate::comm::request::Pending;
-use crate::comm::requests::Job;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
 

@@ -10,10 +10,10 @@ use std::fmt;
 
 use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Calls, Member, Step, Steps, check_messages, run_part};
+use crate::comm::job::Job;
 use crate::comm::outcome::{Outcome, Promise};
 use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
-use crate::comm::requests::Job;
 use crate::comm::{Buffer, Communicator, Message};
 use crate::device::Home;
 use crate::engine::{Engine, Prepared};

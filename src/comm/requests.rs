@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::comm::group::{Step, Steps, run_calls};
+use crate::comm::job::Job;
 use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{Outcome, Promise, is_own};
 use crate::comm::panics::as_error;
@@ -56,33 +57,6 @@ pub(super) struct Requests {
 }
 
 type Collective = Resumable<(Box<Engine>, Result<()>)>;
-
-impl Job<'_> {
-    /// How much its messages or its largest call move, about.
-    pub(super) fn bytes(&self) -> usize {
-        let of_messages = |messages: &[Message<'_>]| messages.iter().map(Message::bytes).max().unwrap_or(0);
-        match self {
-            Job::Message(message) => message.bytes(),
-            Job::Messages(messages) => of_messages(messages),
-            Job::Collective(call) => call.bytes(),
-            Job::Group(messages, steps) => of_messages(messages).max(steps.bytes()),
-        }
-    }
-}
-
-/// What a request is.
-#[derive(Debug)]
-pub(super) enum Job<'a> {
-    /// One message, to another rank.
-    Message(Message<'a>),
-    /// Messages that run side by side, as those of a `send_recv`, which may go to the own rank.
-    Messages(Vec<Message<'a>>),
-    /// One collective.
-    Collective(Call<'a>),
-    /// The calls of a group: messages side by side, then collectives one after the other. Each works on what those
-    /// before it have written.
-    Group(Vec<Message<'a>>, Steps<'a>),
-}
 
 /// A group that has not ended.
 #[derive(Debug)]

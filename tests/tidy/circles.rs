@@ -114,7 +114,10 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
             ("comm/on_stream", "comm/collectives"),
         ],
     ),
-    ("requests run the calls of groups, which are begun as requests", &[("comm/requests", "comm/group")]),
+    (
+        "requests run the calls of groups, which are begun as requests",
+        &[("comm/requests", "comm/group"), ("comm/job", "comm/group")],
+    ),
     ("the watcher visits the engines whose programs wake it", &[("comm/engine_home", "comm/watcher")]),
     ("`BARRIER_SCRATCH`", &[("plan/mesh", "plan/build")]),
     ("`Mesh`, which the inbox of threads is too", &[("bootstrap/collective", "bootstrap/inbox")]),
