@@ -19,6 +19,7 @@ mod faults {
     mod jobs;
     mod kills;
     mod leavers;
+    mod many;
     #[cfg(feature = "cuda")]
     mod own_faults;
     mod programs;

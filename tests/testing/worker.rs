@@ -56,6 +56,9 @@
 //! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
 //! rounds KIND COUNT FOLDER  so many rounds of making, using and ending something: `rounds.rs`
+//! many COUNT             makes so many children, of 2 ranks, each with a receive that goes on
+//! end_many               lets all of these end                            → how many there were
+//! burden                 threads of the library, open files, resident KiB, sleeps of these threads
 //! held                   what this process holds: open files, threads, mappings, bytes of the heap
 //! idle                   forks a child that does nothing
 //! workers COUNT FOLDER   forks so many children, which make a communicator that meets in the folder; waits for them
@@ -74,6 +77,7 @@
 //! each such line follows a mark, since the test runner writes to the same stream.
 
 mod forked;
+mod many;
 #[cfg(feature = "cuda")]
 mod replay;
 mod rounds;
@@ -159,6 +163,7 @@ struct Worker {
     stream: Option<DeviceStream>,
     /// The receives that `post` has begun, in their order, and their communicator.
     posted: VecDeque<OwnedRequest<Vec<f32>>>,
+    many: many::Many,
 }
 
 impl Worker {
@@ -335,6 +340,12 @@ impl Worker {
                 rounds::run(self.comm(), kind, number(count), folder.as_ref(), stream).map(|()| String::new())
             }
             ["held"] => Ok(rounds::held()),
+            ["many", count] => {
+                let comm = self.comms.last().expect("a communicator");
+                self.many.open(comm, number(count)).map(|()| String::new())
+            }
+            ["end_many"] => self.many.end().map(|count| count.to_string()),
+            ["burden"] => Ok(many::burden()),
             ["workers", count, folder] => {
                 forked::workers(number(count), folder.as_ref(), || Ok(())).map(|()| String::new())
             }

@@ -1,0 +1,82 @@
+//! Many communicators of one pair of processes, each with a request that does not end: the threads, memory and
+//! descriptors that they take, that nothing wakes while nothing moves, and that each goes on when its message comes.
+
+use std::time::Duration;
+
+use crate::{NET, SHM, with};
+use rsccl::internals::sys::poller;
+use testing::random;
+use testing::ranks::{Job, Rank, until};
+
+/// What a process has.
+#[derive(Debug, Clone, Copy)]
+struct Burden {
+    /// Of the library.
+    threads: u64,
+    files: u64,
+    resident_kib: u64,
+    /// How often the library's threads have slept.
+    sleeps: u64,
+}
+
+impl Burden {
+    fn of(rank: &mut Rank) -> Burden {
+        let text = rank.must("burden");
+        let numbers: Vec<u64> = text.split(' ').map(|word| word.parse().unwrap()).collect();
+        let [threads, files, resident_kib, sleeps] = numbers[..] else { panic!("{text}") };
+        Burden { threads, files, resident_kib, sleeps }
+    }
+
+    fn of_all(job: &mut Job) -> Vec<Burden> {
+        job.ranks.iter_mut().map(Burden::of).collect()
+    }
+}
+
+/// The thread that moves requests, and the one that hears their sockets.
+const MOST_THREADS: u64 = 2;
+/// Of the process's own memory, for each communicator.
+const MOST_RESIDENT_KIB: u64 = 64;
+/// For each communicator: the listener, the connection to the other rank and the poller of what ranks say to each other;
+/// between hosts the listener for data, a socket for each way, and the poller of these.
+const MOST_FILES: u64 = 7;
+/// A part of what is measured comes at once: an allocator takes memory in pieces.
+const LOOSE_KIB: u64 = 1024;
+const AT_ONCE: usize = 50;
+
+/// Opens so many communicators and lets nothing happen for so long.
+fn many(transport: &[(&str, &str)], count: usize, idle: Duration) {
+    let variables = with(transport, &[("NCCL_DEBUG", "WARN"), ("RSCCL_TIMEOUT_MS", "600000")]);
+    let mut job = Job::joined(2, &variables);
+    // What the first request of a process makes is made.
+    job.must("many 1");
+    let before = Burden::of_all(&mut job);
+    for first in (0..count).step_by(AT_ONCE) {
+        job.must(&format!("many {}", AT_ONCE.min(count - first)));
+    }
+    let after = Burden::of_all(&mut job);
+    for (rank, (after, before)) in after.iter().zip(&before).enumerate() {
+        println!("rank {rank}, {count} communicators: {before:?}, {after:?}");
+        let count = count as u64;
+        assert!(after.threads <= MOST_THREADS, "{after:?}");
+        assert!(after.files - before.files <= MOST_FILES * count, "{before:?}, {after:?}");
+        let grown = after.resident_kib.saturating_sub(before.resident_kib);
+        assert!(grown <= MOST_RESIDENT_KIB * count + LOOSE_KIB, "{before:?}, {after:?}");
+    }
+    // What was begun last may take a moment to come to rest.
+    until("no thread wakes", || {
+        let before = Burden::of_all(&mut job);
+        poller::pause(idle);
+        let after = Burden::of_all(&mut job);
+        after.iter().zip(&before).all(|(after, before)| after.sleeps == before.sleeps)
+    });
+    job.must("end_many");
+}
+
+#[test]
+fn many_communicators_share_two_threads_that_sleep_while_nothing_moves() {
+    let count = random::how_many("RSCCL_TEST_COMMUNICATORS", 40, 1000);
+    let idle = Duration::from_millis(if count < 1000 { 100 } else { 10_000 });
+    many(NET, count, idle);
+    // One system call waits for 127 flags: of more the thread looks at the others now and then.
+    many(SHM, count.min(100), idle);
+}
