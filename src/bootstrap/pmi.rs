@@ -13,8 +13,8 @@
 //! cmd=finalize                              ->  cmd=finalize_ack
 //! ```
 //!
-//! The process has one such conversation, which is MPI's in a process of MPI. It ends when the process does: a rank that
-//! leaves without `finalize` has died, in the eyes of the process manager.
+//! The process has one such conversation, which is MPI's in a process of MPI. It ends when the process does: a rank
+//! that leaves without `finalize` has died, in the eyes of the process manager.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -50,13 +50,13 @@ struct Conversation {
     unanswered: Option<&'static str>,
 }
 
-/// Gives the id that rank 0 has `made`, or the reason why it has none, to all ranks of `world`. All ranks call this, with
-/// one key for each communicator; the others pass `None`.
+/// Gives the id that rank 0 has `made`, or the reason why it has none, to all ranks of `world`. All ranks call this,
+/// with one key for each communicator; the others pass `None`.
 ///
 /// # Errors
 /// The one of `made`, on all ranks; [`Kind::InvalidUsage`] if `descriptor` is not a process manager's socket;
-/// [`Kind::Timeout`] at the deadline of `wait`; [`Kind::System`] if the process manager has gone or does not understand;
-/// [`Kind::Mismatch`] if rank 0 was told of another world.
+/// [`Kind::Timeout`] at the deadline of `wait`; [`Kind::System`] if the process manager has gone or does not
+/// understand; [`Kind::Mismatch`] if rank 0 was told of another world.
 pub(crate) fn share_id(
     descriptor: u32,
     key: &str,
@@ -125,7 +125,8 @@ impl Conversation {
         let socket = given::socket(descriptor).map_err(|error| {
             Error::invalid_usage(format!(
                 "PMI_FD={descriptor} is not the process manager's socket ({error}): the variable is left over, or a \
-                 program between the launcher and this one has closed it; set RSCCL_STORE, or MASTER_ADDR and MASTER_PORT"
+                 program between the launcher and this one has closed it; set RSCCL_STORE, or MASTER_ADDR and \
+                 MASTER_PORT"
             ))
         })?;
         let prepared = socket.set_read_timeout(Some(LOOK)).and_then(|()| socket.set_write_timeout(Some(WRITE_LIMIT)));
@@ -157,6 +158,7 @@ impl Conversation {
             return Ok(None);
         }
         let digits = field(&answer, "value").filter(|digits| digits.is_ascii() && digits.len() % 2 == 0);
+        // What is no number is told below.
         let pair = |pair: &str| u8::from_str_radix(pair, 16).ok();
         let bytes =
             digits.and_then(|digits| (0..digits.len()).step_by(2).map(|at| pair(&digits[at..at + 2])).collect());

@@ -46,8 +46,8 @@ pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> 
     }
 }
 
-/// Listens at a free port of `chosen`, one of `ports` if they are limited. A new IPv6 address cannot be used while the kernel looks whether another host
-/// has it, which takes a second or two: this call waits for that.
+/// Listens at a free port of `chosen`, one of `ports` if they are limited. A new IPv6 address cannot be used while the
+/// kernel looks whether another host has it, which takes a second or two: this call waits for that.
 ///
 /// # Errors
 /// As [`socket::listen_in`].

@@ -30,7 +30,8 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     bound(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
 }
 
-/// Listens at `address`; where its port is 0, at the first free one of `ports`, or any free one if they are not limited.
+/// Listens at `address`; where its port is 0, at the first free one of `ports`, or any free one if they are not
+/// limited.
 ///
 /// # Errors
 /// As [`listen`]. If all of `ports` are taken, the message says what the processes of a host need.

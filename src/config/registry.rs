@@ -197,7 +197,8 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "GRAPH_DUMP_FILE" => graph_dump_file: Kind::Path,
         "where rank 0, or rsccl topo, writes the channels as a graph file"),
     // Before the network that it judges.
-    variable!(Own "NET_STRICT" => net_strict: Kind::Flag, "1: NCCL_NET with a network that rsccl does not have is an error"),
+    variable!(Own "NET_STRICT" => net_strict: Kind::Flag,
+        "1: NCCL_NET with a network that rsccl does not have is an error"),
     variable!(Nccl "NET" => net: Kind::Text, "the network to use: Socket, also in place of others, with a warning"),
     variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag,
         "0: one host maps its memory at set-up; the rest connects when needed"),

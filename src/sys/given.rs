@@ -6,21 +6,17 @@ use std::os::fd::OwnedFd;
 
 use socket2::Socket;
 
+use crate::sys::open;
+
 /// A copy of the socket that this process was started with under this number. The number's own descriptor stays open.
 ///
 /// # Errors
 /// The system's, if the number is no open descriptor, or not that of a socket.
 pub fn socket(number: u32) -> io::Result<Socket> {
     let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
-    // Not one of the standard streams: see `open`.
-    const LEAST: i32 = 3;
-    // SAFETY: it copies a descriptor, and fails for a number that is none.
-    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, LEAST) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the system has just made the descriptor for this call.
-    let socket = Socket::from(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(copy) });
+    // SAFETY: it copies a descriptor, and fails for a number that is none; the copy is this call's alone.
+    let copy: OwnedFd = unsafe { open::own(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0)) }?;
+    let socket = Socket::from(copy);
     socket.r#type()?;
     Ok(socket)
 }
