@@ -14,8 +14,10 @@ use crate::sys::open;
 /// The system's, if the number is no open descriptor, or not that of a socket.
 pub fn socket(number: u32) -> io::Result<Socket> {
     let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
-    // SAFETY: it copies a descriptor, and fails for a number that is none; the copy is this call's alone.
-    let copy: OwnedFd = unsafe { open::own(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0)) }?;
+    // SAFETY: it copies a descriptor, and fails for a number that is none.
+    let copied = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    // SAFETY: the copy is this call's alone.
+    let copy: OwnedFd = unsafe { open::own(copied) }?;
     let socket = Socket::from(copy);
     socket.r#type()?;
     Ok(socket)
