@@ -183,6 +183,8 @@ pub static VARIABLES: &[Variable] = &[
         "where the rank stands, as 0-3,8; unset: the processors it may run on"),
     variable!(Own "TUNE_FILE" => tune_file: Kind::Path,
         "measured costs of these machines, written by rsccl tune"),
+    variable!(Own "RECORD_DIR" => record_dir: Kind::Path,
+        "a folder for what ranks were doing when a deadline passes; rsccl status --explain reads it"),
     variable!(Own "TEAM_RANKS" => team_ranks: count(1, 1024),
         "ranks of a host that work as one team; unset: 64, and 32 on larger hosts"),
     variable!(Nccl "TOPO_DUMP_FILE" => topo_dump_file: Kind::Path,

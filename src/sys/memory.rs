@@ -7,6 +7,7 @@
 //! peer may still write, [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind
 //! it are other pages.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
@@ -279,8 +280,37 @@ pub(super) fn is_sealed(file: &OwnedFd) -> bool {
 
 /// A memfd of `bytes`, sealed.
 pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
-    // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
-    let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let file = unsealed_file(c"rsccl", bytes)?;
+    seal(&file, SEALS)?;
+    Ok(file)
+}
+
+/// Memory behind a descriptor of this name, which others may read, and which nobody can write or map for writing but
+/// this process, by the mapping that is returned.
+///
+/// # Errors
+/// [`Kind::System`] where the system refuses; kernels before 5.1 know no such seal.
+pub(super) fn written_by_me(name: &CStr, bytes: usize) -> Result<(SharedMemory, OwnedFd)> {
+    let file = unsealed_file(name, bytes)?;
+    let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
+    // From here on the mapping has an owner.
+    let memory = SharedMemory::new(base, bytes, Backing::Private);
+    seal(&file, SEALS | libc::F_SEAL_FUTURE_WRITE)?;
+    Ok((memory, file))
+}
+
+fn seal(file: &OwnedFd, seals: libc::c_int) -> Result<()> {
+    // SAFETY: a plain call on a descriptor that we own.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::last_os("sealing a memfd"));
+    }
+    Ok(())
+}
+
+/// A memfd of `bytes` that can be sealed.
+fn unsealed_file(name: &CStr, bytes: usize) -> Result<OwnedFd> {
+    // SAFETY: the name ends with a NUL; the call has no other precondition.
+    let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     // SAFETY: it is what the call has just returned.
     let file = unsafe { open::own(raw) }.map_err(no_memfd)?;
     let length = libc::off_t::try_from(bytes)
@@ -292,10 +322,6 @@ pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
     });
     let named = |error| limits::with_remedy(Error::system(format!("shared memory of {bytes} bytes"), error));
     lengthened.map_err(named)?;
-    // SAFETY: a plain call on a descriptor that we own.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
-        return Err(Error::last_os("sealing a memfd"));
-    }
     Ok(file)
 }
 
