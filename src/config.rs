@@ -179,6 +179,9 @@ pub struct Config {
     /// theirs passes its deadline; `rsccl status --explain` says where the ranks differ. `RSCCL_RECORD_DIR`; nothing is
     /// written.
     pub record_dir: Option<PathBuf>,
+    /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
+    /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
+    pub record_at_sigterm: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -282,6 +285,7 @@ impl Default for Config {
             processors: None,
             tune_file: None,
             record_dir: None,
+            record_at_sigterm: false,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -625,6 +629,8 @@ setters! {
     with_tune_file => tune_file: impl Into<PathBuf>, some;
     /// Sets [`Config::record_dir`].
     with_record_dir => record_dir: impl Into<PathBuf>, some;
+    /// Sets [`Config::record_at_sigterm`].
+    with_record_at_sigterm => record_at_sigterm: bool;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].

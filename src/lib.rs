@@ -135,7 +135,7 @@ pub mod internals {
     }
     pub mod session {
         pub mod page_view {
-            pub use crate::session::page_view::{ProcessView, Unread};
+            pub use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
         }
         pub mod settings {
             pub use crate::session::settings::{check, ways};

@@ -9,7 +9,7 @@ pub mod culprit;
 pub(crate) mod elsewhere;
 pub mod failure_watch;
 mod filters;
-mod flight_record;
+pub(crate) mod flight_record;
 pub mod page;
 pub mod page_view;
 pub mod peer_status;
@@ -384,7 +384,7 @@ impl Session {
         if error.kind() == Kind::Timeout
             && let Some(folder) = &self.settings.record_dir
         {
-            flight_record::write(folder, &self.page.memory(), &error, self.world.rank);
+            flight_record::write(folder, &error.to_string(), self.world.rank);
         }
         self.publish_failure(&error);
         self.comes_back(stall::GAVE_UP);

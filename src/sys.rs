@@ -46,6 +46,7 @@ pub mod rank_page;
 pub mod rank_page;
 pub mod region;
 mod room;
+pub mod termination;
 pub mod text_file;
 pub mod thread;
 pub mod unanswered;

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rsccl::internals::sys::process::{Group, Signal, wait_ready};
+use rsccl::internals::sys::process::{Exit, Group, Signal, wait_ready};
 use rsccl::{Communicator, ReduceOp, Result};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -126,7 +126,7 @@ impl Job {
             command.args(["rank", "--exact", "--ignored", "--test-threads=1"]).env_clear();
             let limit = if role == "deadline" { "1500" } else { "100000" };
             command.env(ROLE, role).env("RSCCL_TIMEOUT_MS", limit).env("RSCCL_INIT_TIMEOUT_MS", "100000");
-            command.env("RSCCL_RECORD_DIR", folder.path().join("at-deadline"));
+            command.env("RSCCL_RECORD_DIR", folder.path().join("records")).env("RSCCL_RECORD_SIGTERM", "1");
             command.env("RSCCL_RANK", rank.to_string()).env("RSCCL_WORLD_SIZE", size.to_string());
             command.env("RSCCL_STORE", format!("file://{}", folder.path().join("store").display()));
             command.env("NCCL_SOCKET_IFNAME", "lo");
@@ -142,6 +142,13 @@ impl Job {
 
     fn pid(&self, place: usize) -> u32 {
         self.ranks[place].id()
+    }
+
+    /// Whether a rank has written what it was doing.
+    fn has_record(&self, place: usize) -> bool {
+        let files = std::fs::read_dir(self.folder.path().join("records")).into_iter().flatten();
+        let name = format!("-{}.json", self.pid(place));
+        files.map(|file| file.unwrap().file_name()).any(|file| file.to_string_lossy().ends_with(&name))
     }
 
     /// Runs `rsccl status` about this job.
@@ -300,17 +307,31 @@ fn ranks_in_different_collectives_are_told_apart() {
 #[test]
 fn ranks_whose_deadline_passes_leave_records_that_say_who_is_missing() {
     let job = Job::whole("deadline", 3);
-    let records = job.folder.path().join("at-deadline");
-    let name = |place: usize| format!("-{}.json", job.pid(place));
-    let are_there = |_: &Told| {
-        let files = std::fs::read_dir(&records).into_iter().flatten();
-        let names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        [0, 1].iter().all(|place| names.iter().any(|file| file.ends_with(&name(*place))))
-    };
-    job.until("records", are_there);
+    let records = job.folder.path().join("records");
+    job.until("records", |_| [0, 1].iter().all(|place| job.has_record(*place)));
     let told = status(&["--explain".to_owned(), records.to_string_lossy().into_owned()]);
     assert_eq!(told.code, Some(3), "{}", told.text);
     assert!(told.text.contains(": 2 collectives on each rank; no record of rank 2"), "{}", told.text);
+}
+
+#[test]
+fn a_process_that_sigterm_ends_leaves_a_record_and_ends_by_the_signal() {
+    let mut job = Job::whole("well", 2);
+    job.goes_well(2);
+    job.ranks[1].signal(Signal::TERMINATE).unwrap();
+    let mut exit = None;
+    for _ in 0..TURNS {
+        exit = job.ranks[1].exit().unwrap();
+        if exit.is_some() {
+            break;
+        }
+        wait_ready(&[], Some(PAUSE)).unwrap();
+    }
+    assert_eq!(exit, Some(Exit::Signal(Signal::TERMINATE)));
+    assert!(job.has_record(1) && !job.has_record(0));
+    let records = job.folder.path().join("records").to_string_lossy().into_owned();
+    let told = status(&["--explain".to_owned(), records]);
+    assert!(told.text.contains(": 1 collective on each rank; no record of rank 0"), "{}", told.text);
 }
 
 #[test]

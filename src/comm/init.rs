@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::plan::Layout;
 use crate::session::Session;
+use crate::session::flight_record;
 use crate::session::page::{OwnPage, Phase};
 use crate::session::seats::{self, HostSeats};
 use crate::session::settings::Settings;
@@ -169,6 +170,7 @@ pub(super) fn make(
     let mut times = Times::begin();
     let name = settings.name.clone();
     let page = OwnPage::of_beginning(world, origin.shown(), &name);
+    flight_record::expect_sigterm(&settings, world.rank);
     let made = join(abort, limit).and_then(|bootstrap| {
         times.bootstrap = times.lap();
         page.begins(Phase::Telling);

@@ -185,6 +185,8 @@ pub static VARIABLES: &[Variable] = &[
         "measured costs of these machines, written by rsccl tune"),
     variable!(Own "RECORD_DIR" => record_dir: Kind::Path,
         "a folder for what ranks were doing when a deadline passes; rsccl status --explain reads it"),
+    variable!(Own "RECORD_SIGTERM" => record_at_sigterm: Kind::Flag,
+        "1: a process writes it to RSCCL_RECORD_DIR when SIGTERM ends it, too"),
     variable!(Own "TEAM_RANKS" => team_ranks: count(1, 1024),
         "ranks of a host that work as one team; unset: 64, and 32 on larger hosts"),
     variable!(Nccl "TOPO_DUMP_FILE" => topo_dump_file: Kind::Path,

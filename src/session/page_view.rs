@@ -16,6 +16,9 @@ use crate::sys::rank_page::process_head::{HIDDEN, HOST, HOST_WORDS, MAGIC_AT, PR
 use crate::sys::rank_page::{HEAD_WORDS, LABEL_WORDS, LABELS, MAGIC, MOST_PAGES, PAGE_WORDS};
 use crate::types::{Algorithm, Collective, Rank};
 
+/// The version of the documents that hold [`ProcessView::as_json`]: their `rsccl_status`.
+pub const DOCUMENT_VERSION: u64 = 1;
+
 /// What the pages of a process say at a moment.
 #[derive(Debug)]
 pub struct ProcessView {
@@ -409,7 +412,7 @@ mod tests {
                 // Small numbers now and then, so that more is taken for valid.
                 _ => {
                     let mixed = (index as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-                    if mixed % 3 == 0 { mixed % 7 } else if index == HEAD_WORDS { known } else { mixed }
+                    if mixed.is_multiple_of(3) { mixed % 7 } else if index == HEAD_WORDS { known } else { mixed }
                 }
             };
             let text = ProcessView::read(&word, seed).unwrap().as_json(LABELS);

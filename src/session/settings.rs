@@ -80,6 +80,8 @@ pub(crate) struct Settings {
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
     pub(crate) record_dir: Option<PathBuf>,
+    /// Whether one is written when SIGTERM ends the process.
+    pub(crate) record_at_sigterm: bool,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -149,6 +151,7 @@ impl Settings {
             standing: Standing::read(config)?,
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
+            record_at_sigterm: config.record_at_sigterm,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,

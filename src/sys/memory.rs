@@ -70,7 +70,7 @@ impl SharedMemory {
     /// # Errors
     /// [`Kind::System`] where the system refuses.
     pub fn memfd(bytes: usize) -> Result<SharedMemory> {
-        let file = sealed_file(bytes)?;
+        let file = sealed_file(ARENA_NAME, bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
         let file = Arc::new(file);
         Ok(SharedMemory::new(base, bytes, Backing::Shared { _promise: None, file }))
@@ -82,7 +82,7 @@ impl SharedMemory {
     /// [`Kind::System`] where the system refuses, or has no room for the pages.
     pub fn for_program(bytes: usize) -> Result<SharedMemory> {
         room::check(bytes)?;
-        let file = sealed_file(bytes)?;
+        let file = sealed_file(BUFFER_NAME, bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
         Ok(SharedMemory::new(base, bytes, Backing::promised(file, bytes)))
     }
@@ -243,7 +243,7 @@ impl Keep for SharedMemory {
         let mut backing = self.lock();
         if self.is_detached() {
             room::check(self.bytes)?;
-            let shared = sealed_file(self.bytes)?;
+            let shared = sealed_file(BUFFER_NAME, self.bytes)?;
             let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
             // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
             unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
@@ -278,9 +278,9 @@ pub(super) fn is_sealed(file: &OwnedFd) -> bool {
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
-/// A memfd of `bytes`, sealed.
-pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
-    let file = unsealed_file(c"rsccl", bytes)?;
+/// A memfd of this name and `bytes`, sealed.
+pub(super) fn sealed_file(name: &CStr, bytes: usize) -> Result<OwnedFd> {
+    let file = unsealed_file(name, bytes)?;
     seal(&file, SEALS)?;
     Ok(file)
 }
@@ -348,6 +348,10 @@ fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>
     Ok(NonNull::new(base.cast()).expect("mmap never yields null without MAP_FIXED"))
 }
 
+/// How memory is called in `/proc/PID/maps`, where `rsccl status` counts it: what ranks of a host share, and buffers of
+/// the program.
+const ARENA_NAME: &CStr = c"rsccl-arena";
+const BUFFER_NAME: &CStr = c"rsccl-buffer";
 /// No machine has smaller pages.
 const LEAST_PAGE_BYTES: usize = 4096;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

@@ -73,7 +73,7 @@ use process_head::{HIDDEN, HOST, HOST_WORDS, MADE_AT, MAGIC_AT, PROCESS, USED};
 const WORD_BYTES: usize = size_of::<u64>();
 const _: () = assert!(size_of::<PageWords>() == PAGE_WORDS * WORD_BYTES && align_of::<PageWords>() == WORD_BYTES);
 /// A page begins where a page of memory does, so that those that nobody has taken take no memory.
-const _: () = assert!(HEAD_WORDS * WORD_BYTES % 4096 == 0 && size_of::<PageWords>() % 4096 == 0);
+const _: () = assert!((HEAD_WORDS * WORD_BYTES).is_multiple_of(4096) && size_of::<PageWords>().is_multiple_of(4096));
 
 /// The page of one rank. Copies are the same page, which is free again when the last is dropped.
 #[derive(Clone)]
@@ -90,32 +90,29 @@ unsafe impl Sync for RankPage {}
 impl RankPage {
     /// A page, in which every word is 0.
     pub fn take() -> RankPage {
-        match pages().and_then(|pages| Arc::clone(&pages).take_place().map(|index| (pages, index))) {
-            Ok((pages, index)) => {
+        // Where it cannot be seen from outside, the rank works all the same.
+        let Ok(pages) = pages() else { return RankPage::hidden() };
+        let birthplace = Birthplace::here();
+        match pages.take_place() {
+            Ok(index) => {
                 let words = pages.page(index);
-                RankPage { words, place: Arc::new(Place::Shown { pages, index, birthplace: Birthplace::here() }) }
+                RankPage { words, place: Arc::new(Place::Shown { pages, index, birthplace }) }
             }
-            // Nothing needs to be seen from outside.
-            Err(_) => RankPage::hidden(),
+            Err(_) => {
+                pages.head()[HIDDEN].fetch_add(1, Ordering::Relaxed);
+                RankPage::beside(Some((pages, birthplace)))
+            }
         }
     }
 
     /// Words that nobody sees from outside.
     pub fn hidden() -> RankPage {
-        let words: Arc<[AtomicU64]> = (0..PAGE_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let first = NonNull::from(&*words).cast();
-        RankPage { words: first, place: Arc::new(Place::Hidden(words)) }
+        RankPage::beside(None)
     }
 
-    /// A word of all pages of this process, as those who look from outside find it; 0 where this page is hidden.
-    pub fn process_word(&self, index: usize) -> u64 {
-        let Place::Shown { pages, .. } = &*self.place else { return 0 };
-        if index >= ALL_WORDS {
-            return 0;
-        }
-        let word: NonNull<AtomicU64> = pages.memory.at(index * WORD_BYTES, WORD_BYTES).cast();
-        // SAFETY: `at` looks that it is inside the mapping, which is aligned for words; touched as atomics only.
-        unsafe { word.as_ref() }.load(Ordering::Relaxed)
+    fn beside(counted: Option<(Arc<ProcessPages>, Birthplace)>) -> RankPage {
+        let words: Arc<[AtomicU64]> = (0..PAGE_WORDS).map(|_| AtomicU64::new(0)).collect();
+        RankPage { words: NonNull::from(&*words).cast(), place: Arc::new(Place::Hidden { _words: words, counted }) }
     }
 
     /// Whether it can be seen from outside.
@@ -147,18 +144,19 @@ impl fmt::Debug for RankPage {
 enum Place {
     /// In the memory that can be seen from outside.
     Shown { pages: Arc<ProcessPages>, index: usize, birthplace: Birthplace },
-    /// In memory of its own.
-    #[expect(dead_code, reason = "it owns the words")]
-    Hidden(Arc<[AtomicU64]>),
+    /// In memory of its own; `counted` where the process has pages and none of them was left.
+    Hidden { _words: Arc<[AtomicU64]>, counted: Option<(Arc<ProcessPages>, Birthplace)> },
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         // A forked child shares the memory with its parent, whose rank goes on.
-        if let Place::Shown { pages, index, birthplace } = self
-            && birthplace.is_here()
-        {
-            pages.give_back(*index);
+        match self {
+            Place::Shown { pages, index, birthplace } if birthplace.is_here() => pages.give_back(*index),
+            Place::Hidden { counted: Some((pages, birthplace)), .. } if birthplace.is_here() => {
+                pages.head()[HIDDEN].fetch_sub(1, Ordering::Relaxed);
+            }
+            Place::Shown { .. } | Place::Hidden { .. } => {}
         }
     }
 }
@@ -174,6 +172,27 @@ struct ProcessPages {
 
 /// That of this process, while a rank has a page in it.
 static PAGES: PerProcess<Mutex<Weak<ProcessPages>>> = PerProcess::new();
+
+/// All pages of this process, as those who look from outside find them.
+#[derive(Debug)]
+pub struct OwnPages(Arc<ProcessPages>);
+
+impl OwnPages {
+    /// Those that there are now.
+    pub fn find() -> Option<OwnPages> {
+        PAGES.get()?.lock().upgrade().map(OwnPages)
+    }
+
+    /// The word of this number; 0 behind the end.
+    pub fn word(&self, index: usize) -> u64 {
+        if index >= ALL_WORDS {
+            return 0;
+        }
+        let word: NonNull<AtomicU64> = self.0.memory.at(index * WORD_BYTES, WORD_BYTES).cast();
+        // SAFETY: `at` looks that it is inside the mapping, which is aligned for words; touched as atomics only.
+        unsafe { word.as_ref() }.load(Ordering::Relaxed)
+    }
+}
 
 /// The memory of this process's pages, made anew where it has none.
 fn pages() -> Result<Arc<ProcessPages>> {
@@ -203,7 +222,8 @@ impl ProcessPages {
 
     /// Has memory for these words, so that a touch cannot fail.
     fn fill(&self, first: usize, words: usize) -> Result<()> {
-        let (from, bytes) = ((first * WORD_BYTES) as libc::off_t, (words * WORD_BYTES) as libc::off_t);
+        let bytes_of = |words: usize| libc::off_t::try_from(words * WORD_BYTES).expect("all pages are a few megabytes");
+        let (from, bytes) = (bytes_of(first), bytes_of(words));
         let filled = writing::without_signal(|| {
             // SAFETY: a plain call on a descriptor that we own.
             let status = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, from, bytes) };
@@ -227,13 +247,11 @@ impl ProcessPages {
     ///
     /// # Errors
     /// Where there is none, or no memory for it.
-    fn take_place(self: Arc<ProcessPages>) -> Result<usize> {
+    fn take_place(&self) -> Result<usize> {
         let mut taken = self.taken.lock();
         let found = taken.iter().position(|taken| !taken).ok_or_else(|| Error::internal("more ranks than pages"));
-        let found = found.and_then(|index| self.fill(HEAD_WORDS + index * PAGE_WORDS, PAGE_WORDS).map(|()| index));
-        let index = found.inspect_err(|_| {
-            self.head()[HIDDEN].fetch_add(1, Ordering::Relaxed);
-        })?;
+        let index = found?;
+        self.fill(HEAD_WORDS + index * PAGE_WORDS, PAGE_WORDS)?;
         taken[index] = true;
         // SAFETY: a page of our mapping, touched as atomics only.
         let words = unsafe { self.page(index).as_ref() };
@@ -268,7 +286,7 @@ mod tests {
     fn index_of(page: &RankPage) -> usize {
         match &*page.place {
             Place::Shown { index, .. } => *index,
-            Place::Hidden(_) => panic!("it is hidden"),
+            Place::Hidden { .. } => panic!("it is hidden"),
         }
     }
 
@@ -329,7 +347,10 @@ mod tests {
             let hidden = all.iter().filter(|page| !page.is_shown()).count();
             all[MOST_PAGES].labels[1][1].store(5, Ordering::Relaxed);
             let seen = ForeignPages::open(&path_of(&all[0])).unwrap();
+            let counted = seen.word(HIDDEN);
+            drop(RankPage::take());
             hidden == 3
+                && counted == 3
                 && seen.word(HIDDEN) == 3
                 && seen.word(USED) == MOST_PAGES as u64
                 && all[MOST_PAGES].labels[1][1].load(Ordering::Relaxed) == 5

@@ -45,11 +45,6 @@ impl RankPage {
     pub fn hidden() -> RankPage {
         RankPage::take()
     }
-
-    /// No page is seen from outside.
-    pub fn process_word(&self, _: usize) -> u64 {
-        0
-    }
 }
 
 impl Deref for RankPage {
@@ -57,5 +52,21 @@ impl Deref for RankPage {
 
     fn deref(&self) -> &PageWords {
         &self.0
+    }
+}
+
+/// No page is seen from outside.
+#[derive(Debug)]
+pub struct OwnPages;
+
+impl OwnPages {
+    /// There are none.
+    pub fn find() -> Option<OwnPages> {
+        None
+    }
+
+    /// Nothing.
+    pub fn word(&self, _: usize) -> u64 {
+        0
     }
 }

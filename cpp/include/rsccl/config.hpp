@@ -112,6 +112,9 @@ struct Config {
     /// A folder in which each process writes what its ranks were doing when a call of theirs passes its deadline; the command
     /// `rsccl status --explain` says where the ranks differ. `RSCCL_RECORD_DIR`; nothing is written.
     std::optional<std::string> record_dir = {};
+    /// Whether a process writes that too when SIGTERM ends it. A program that handles the signal itself is left alone.
+    /// `RSCCL_RECORD_SIGTERM`; false.
+    std::optional<bool> record_at_sigterm = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};

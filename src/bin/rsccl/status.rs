@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rsccl::internals::session::page_view::DOCUMENT_VERSION;
 use rsccl::internals::sys::{poller, rank_page};
 use rsccl::{Error, Result};
 use serde_json::{Value, json};
@@ -177,7 +178,8 @@ fn record(arguments: &Arguments, folder: &Path) -> Result<ExitCode> {
         let pid = process["pid"].as_u64().unwrap_or(0);
         let safe: String = host.chars().map(|letter| if letter.is_alphanumeric() { letter } else { '-' }).collect();
         let path = folder.join(format!("rsccl-{safe}-{pid}.json"));
-        let one = json!({ "rsccl_status": find::VERSION, "host": host, "reason": "asked for", "processes": [process] });
+        let one =
+            json!({ "rsccl_status": DOCUMENT_VERSION, "host": host, "reason": "asked for", "processes": [process] });
         fs::write(path, format!("{one:#}\n")).map_err(named)?;
     }
     let text = format!("{} records in {}\n", processes.len(), folder.display());

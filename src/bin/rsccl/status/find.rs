@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use rsccl::internals::session::page_view::{ProcessView, Unread};
+use rsccl::internals::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
 use rsccl::internals::sys::foreign_pages::ForeignPages;
 use rsccl::internals::sys::{clock, host, rank_page};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub(crate) fn document(latest: usize) -> Value {
     let beside = beside(&found, &all);
     let closed: Vec<Value> = closed.iter().map(|(number, name)| json!({ "pid": number, "command": name })).collect();
     json!({
-        "rsccl_status": VERSION,
+        "rsccl_status": DOCUMENT_VERSION,
         "host": host::hostname().unwrap_or_default(),
         "processes": found,
         "missing": others,
@@ -56,9 +56,6 @@ pub(crate) fn document(latest: usize) -> Value {
         "not_dumpable": closed,
     })
 }
-
-/// The version of the documents.
-pub(crate) const VERSION: u64 = 1;
 
 /// Leaves in a document what belongs to the jobs of the processes `wanted`; of none, everything.
 pub(crate) fn only_jobs_of(document: &mut Value, wanted: &[u64]) {
@@ -124,6 +121,7 @@ fn described(process: &Process, mut document: Value) -> Value {
     document["command"] = json!(process.name);
     document["state"] = json!(state_name(process.state));
     document["memory_kib"] = process.memory.clone();
+    document["mapped_kib"] = mapped(process.number);
     document["threads"] = json!(thread_names(process.number));
     document
 }
@@ -196,6 +194,20 @@ fn process(number: u64, me: u32) -> Option<Process> {
         state: if matches!(state, 'S' | 'D') && has_running_thread(number) { 'R' } else { state },
         memory: Value::Object(memory),
     })
+}
+
+/// What a process has mapped of the library's memory, its own and its peers', in KiB by kind.
+fn mapped(number: u64) -> Value {
+    let maps = fs::read_to_string(format!("/proc/{number}/maps")).unwrap_or_default();
+    let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
+    for line in maps.lines() {
+        let Some((range, name)) = line.split_once(' ').zip(line.split_once("/memfd:rsccl-")) else { continue };
+        let kind = name.1.split(' ').next().unwrap_or_default().to_owned();
+        let address = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
+        let bytes = range.0.split_once('-').map_or(0, |(from, to)| address(to).saturating_sub(address(from)));
+        *kinds.entry(kind).or_default() += bytes >> 10;
+    }
+    json!(kinds)
 }
 
 /// Its first threads are looked at: enough for any that works.

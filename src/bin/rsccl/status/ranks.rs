@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use rsccl::internals::session::page_view::DOCUMENT_VERSION;
 use serde_json::Value;
 
 /// A process with ranks.
@@ -97,7 +98,7 @@ impl World {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn add(&mut self, document: &Value) -> Result<(), String> {
-        if document["rsccl_status"].as_u64() != Some(super::find::VERSION) {
+        if document["rsccl_status"].as_u64() != Some(DOCUMENT_VERSION) {
             return Err("it is no document of `rsccl status --json`, or of another version".to_owned());
         }
         let host = text(&document["host"]);

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rsccl::internals::sys::rank_page;
+
 use super::ranks::{Awaited, Rank, World};
 use super::verdict::{Finding, time};
 
@@ -10,9 +12,10 @@ pub(crate) fn text(world: &World, findings: &[Finding], most_rows: usize) -> Str
     let mut text = String::new();
     let jobs = jobs(world);
     let processes = world.processes.len();
-    let (ranks, many) =
-        (world.ranks.len(), if jobs.len() == 1 { "1 job".to_owned() } else { format!("{} jobs", jobs.len()) });
-    text.push_str(&format!("{many}, {processes} processes with {ranks} ranks of communicators.\n"));
+    let counted = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+    let (jobs_here, processes) = (counted(jobs.len(), "job", "jobs"), counted(processes, "process", "processes"));
+    let ranks = counted(world.ranks.len(), "rank", "ranks");
+    text.push_str(&format!("{jobs_here}, {processes} with {ranks} of communicators.\n"));
     for finding in findings {
         text.push_str(&format!("! {}\n", finding.text));
     }
@@ -24,7 +27,10 @@ pub(crate) fn text(world: &World, findings: &[Finding], most_rows: usize) -> Str
     }
     let hidden: u64 = world.processes.iter().map(|process| process.hidden).sum();
     if hidden > 0 {
-        text.push_str(&format!("{hidden} more ranks are not shown: a process has pages for 256.\n"));
+        text.push_str(&format!(
+            "{hidden} more ranks are not shown: a process has pages for {}.\n",
+            rank_page::MOST_PAGES
+        ));
     }
     text
 }
@@ -64,7 +70,7 @@ pub(crate) fn jobs(world: &World) -> Vec<BTreeSet<usize>> {
 fn of_job(world: &World, number: usize, members: &BTreeSet<usize>, most_rows: usize) -> String {
     let names: BTreeSet<&str> = members.iter().map(|process| &*world.processes[*process].command).collect();
     let names: Vec<&str> = names.into_iter().take(4).collect();
-    let mut text = format!("\nJob {number}: {} processes of {}\n", members.len(), names.join(", "));
+    let mut text = format!("\nJob {number}, of {}\n", names.join(", "));
     let mut rows = vec![HEADER.map(str::to_owned)];
     let mut ranks: Vec<&Rank> = world.ranks.iter().filter(|rank| members.contains(&rank.process)).collect();
     ranks.sort_by_key(|rank| (rank.size, &rank.communicator, rank.rank));

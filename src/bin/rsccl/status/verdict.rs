@@ -531,3 +531,79 @@ pub(crate) fn time(seconds: f64) -> String {
 
 /// Ranks of which nothing is known that are named.
 const MOST_MISSING: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank of communicator c, in a process of its own, which runs.
+    fn rank(rank: u64, size: u64, more: Value) -> Value {
+        let mut shown = json!({
+            "communicator": "c", "rank": rank, "size": size, "state": "ready", "hosts": 1, "begun": 1, "thread": 16,
+            "parent": "0000000000000000", "unique_id": "0000000000000000",
+            "processes": (0..size).map(|rank| [rank, 100 + rank]).collect::<Vec<_>>(),
+        });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            shown[name] = value.clone();
+        }
+        json!({ "pid": 100 + rank, "process": 100 + rank, "host": "a", "state": "running", "ranks": [shown] })
+    }
+
+    fn waits_for(peer: u64) -> Value {
+        let message = json!({ "peer": peer, "text": format!("recv #0 from rank {peer}") });
+        json!({ "wait": { "kind": "messages", "waited_s": 5.0, "messages": [message] } })
+    }
+
+    fn found(processes: Vec<Value>, missing: Value) -> Vec<Finding> {
+        let mut world = World::default();
+        let document = json!({ "rsccl_status": 1, "host": "a", "processes": processes, "missing": missing });
+        world.add(&document).unwrap();
+        findings(&world, 1.0)
+    }
+
+    #[test]
+    fn the_end_of_a_chain_is_named_and_who_is_behind_whom_is_counted() {
+        let chain = vec![rank(0, 3, waits_for(1)), rank(1, 3, waits_for(2)), rank(2, 3, json!({}))];
+        let found = found(chain, json!([]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        let text = "rank 1 waits for rank 2 (host a, pid 102) in recv #0 from rank 2 for 5.0 s; 1 rank waits in it, 1 \
+                    more behind it; rank 2 computes (not in rsccl)";
+        assert_eq!((&*found[0].text, found[0].rank, found[0].waiting), (text, Some(2), 2));
+    }
+
+    #[test]
+    fn messages_in_a_circle_are_told_as_one() {
+        let ring = (0..4).map(|me| rank(me, 4, waits_for((me + 1) % 4))).collect();
+        let found = found(ring, json!([]));
+        assert_eq!((found.len(), found[0].kind, found[0].waiting), (1, "circle", 4), "{found:?}");
+        assert_eq!(found[0].text.matches("waits in recv #0 from rank").count(), 4, "{found:?}");
+    }
+
+    #[test]
+    fn what_became_of_a_rank_that_shows_nothing_is_told() {
+        let of = |fate: Value| found(vec![rank(0, 2, waits_for(1))], json!([{ "pid": 101, "fate": fate }]));
+        for (fate, kind) in [("ended", "dead"), ("not dumpable", "hidden"), ("without pages", "left")] {
+            assert_eq!(of(fate.into())[0].kind, kind);
+        }
+        let mut elsewhere = waits_for(1);
+        elsewhere["processes"] = json!([[0, 100]]);
+        elsewhere["hosts"] = json!(2);
+        let found = found(vec![rank(0, 2, elsewhere)], json!([]));
+        assert_eq!((found[0].kind, found[0].pid), ("elsewhere", None), "{found:?}");
+    }
+
+    #[test]
+    fn documents_of_strangers_are_read_as_far_as_they_make_sense() {
+        for more in
+            [json!({ "size": 1u64 << 60 }), json!({ "rank": 7 }), json!({ "size": null }), json!({ "rank": -1 })]
+        {
+            assert!(found(vec![rank(0, 2, more)], json!([])).is_empty());
+        }
+        let wait = json!({ "kind": "messages", "waited_s": 1e308, "messages": [7, {}, { "peer": 99 }] });
+        let odd = json!({ "wait": wait, "name": "\u{1b}[2J" });
+        let found = found(vec![rank(0, 2, odd), json!(7), json!({ "ranks": 7 })], json!(null));
+        assert!(found.iter().all(|finding| !finding.text.contains('\u{1b}')), "{found:?}");
+        let mut world = World::default();
+        assert!(world.add(&json!({ "rsccl_status": 2 })).is_err() && world.add(&json!([])).is_err());
+    }
+}
