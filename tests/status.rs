@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rsccl::internals::sys::process::{Exit, Group, Signal, wait_ready};
-use rsccl::{Communicator, ReduceOp, Result};
+use rsccl::{Communicator, Progress, ReduceOp, Result};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -55,6 +55,22 @@ fn play(role: &str) -> Result<()> {
         ("sleeps", _) => {
             comm.barrier()?;
             comm.split(Some(0), 0)?;
+        }
+        ("hook", rank) => {
+            let other = comm.by_color(0, 0)?;
+            match rank {
+                // It tells rank 0 that it is there, and never ends.
+                1 => comm.set_progress(Some(Progress::new(move || {
+                    other.send(&[1u8], 0)?;
+                    loop {
+                        spin_loop();
+                    }
+                })))?,
+                0 => other.recv(&mut [0u8], 1)?,
+                _ => {}
+            }
+            comm.barrier()?;
+            comm.barrier()?;
         }
         ("calls", _) => while comm.barrier().is_ok() {},
         ("differ", 3) => drop(comm.broadcast(&mut sum, 1).expect_err("the others reduce")),
@@ -274,6 +290,15 @@ fn a_stopped_process_is_looked_at_and_named() {
     job.is_told(&[&stopped, " barrier #", "; 3 ranks wait in it; rank 1 is stopped (SIGSTOP)"]);
     job.ranks[1].signal(Signal::CONTINUE).unwrap();
     job.goes_well(4);
+}
+
+#[test]
+fn a_rank_whose_hook_does_not_return_is_in_a_call() {
+    let job = Job::whole("hook", 3);
+    let late = format!("rank 1 (host {}, pid {}) has not entered barrier #1 for ", host(), job.pid(1));
+    let does = "; 2 ranks wait in it; rank 1 is in a call of rsccl, runs (its last collective is barrier #0)";
+    let told = job.is_told(&[&late, does]);
+    assert!(!told.text.contains("not in rsccl"), "{}", told.text);
 }
 
 #[test]
