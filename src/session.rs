@@ -381,14 +381,15 @@ impl Session {
     pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         let error = self.cause(error, first_difference).at(self.world.rank);
         self.page.fails(&error.to_string());
+        self.publish_failure(&error);
+        self.comes_back(stall::GAVE_UP);
+        self.abort.raise(error.duplicate());
+        // When the others know: a folder on a network may take its time.
         if error.kind() == Kind::Timeout
             && let Some(folder) = &self.settings.record_dir
         {
             flight_record::write(folder, &error.to_string(), self.world.rank);
         }
-        self.publish_failure(&error);
-        self.comes_back(stall::GAVE_UP);
-        self.abort.raise(error.duplicate());
         error
     }
 
