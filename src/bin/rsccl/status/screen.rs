@@ -48,7 +48,7 @@ pub(crate) fn jobs(world: &World) -> Vec<BTreeSet<usize>> {
     for rank in &world.ranks {
         let process = &world.processes[rank.process];
         let mut names = vec![&rank.communicator, &rank.parent, &rank.unique_id];
-        names.retain(|name| name.trim_matches('0') != "");
+        names.retain(|name| !name.trim_matches('0').is_empty());
         // In an init without an id: those that one process has started.
         let started = format!("{} {} {} {}", rank.origin, rank.size, process.host, process.parent);
         if names.is_empty() {

@@ -40,6 +40,15 @@ enum Target {
     Missing(usize, u64),
 }
 
+/// The ranks that wait because of another one.
+struct Behind {
+    /// That one.
+    end: Target,
+    all: BTreeSet<usize>,
+    /// Those of them that wait for it directly.
+    before: BTreeSet<usize>,
+}
+
 /// All waits of a world, and who is behind them.
 struct Waits<'a> {
     world: &'a World,
@@ -157,9 +166,7 @@ impl<'a> Waits<'a> {
         let lasting = world.ranks.iter().enumerate();
         let lasting = lasting.filter(|(_, rank)| rank.wait.as_ref().is_some_and(|wait| wait.seconds >= least));
         let lasting: Vec<usize> = lasting.map(|(place, _)| place).collect();
-        // Whoever stands in the way, the ranks that wait for it, and those of them that wait for it alone.
-        let mut behind: BTreeMap<(Option<usize>, u64, String), (Target, BTreeSet<usize>, BTreeSet<usize>)> =
-            BTreeMap::new();
+        let mut behind: BTreeMap<Target, Behind> = BTreeMap::new();
         let mut circling = Vec::new();
         for place in lasting {
             let ends = self.ends(place);
@@ -168,29 +175,32 @@ impl<'a> Waits<'a> {
             }
             let is_anything_known = ends.keys().any(|end| matches!(end, Target::Known(_)));
             for (end, before) in ends {
-                let key = match end {
-                    Target::Known(end) => (Some(end), 0, String::new()),
-                    // Ranks of other hosts are not seen here.
-                    Target::Missing(of, _) if is_anything_known && self.is_elsewhere(end) => {
-                        let _seen_elsewhere = of;
-                        continue;
-                    }
-                    Target::Missing(of, rank) => (None, rank, world.ranks[of].communicator.clone()),
-                };
-                let entry = behind.entry(key).or_insert_with(|| (end, BTreeSet::new(), BTreeSet::new()));
-                entry.1.insert(place);
-                entry.2.insert(before);
+                // Ranks of other hosts are not seen here.
+                if is_anything_known && self.is_elsewhere(end) {
+                    continue;
+                }
+                let none = || Behind { end, all: BTreeSet::new(), before: BTreeSet::new() };
+                let entry = behind.entry(self.same_for_all(end)).or_insert_with(none);
+                entry.all.insert(place);
+                entry.before.insert(before);
             }
         }
-        let mut found: Vec<Finding> =
-            behind.into_values().map(|(end, all, before)| self.held_by(end, &all, &before)).collect();
+        let mut found: Vec<Finding> = behind.into_values().map(|behind| self.held_by(&behind)).collect();
         found.sort_by_key(|finding| std::cmp::Reverse(finding.waiting));
         found.extend(self.circles(&circling));
         found
     }
 
-    fn held_by(&self, end: Target, all: &BTreeSet<usize>, before: &BTreeSet<usize>) -> Finding {
-        let world = self.world;
+    /// A rank of which nothing is known as the first known rank of its communicator would name it.
+    fn same_for_all(&self, end: Target) -> Target {
+        let Target::Missing(of, rank) = end else { return end };
+        let communicator = &*self.world.ranks[of].communicator;
+        let first = self.places.range((communicator, 0)..).next().map_or(of, |(_, place)| *place);
+        Target::Missing(first, rank)
+    }
+
+    fn held_by(&self, Behind { end, all, before }: &Behind) -> Finding {
+        let (world, end) = (self.world, *end);
         let waited = |place: &usize| world.ranks[*place].wait.as_ref().map_or(0.0, |wait| wait.seconds);
         let longest = before.iter().copied().max_by(|one, other| waited(one).total_cmp(&waited(other)));
         let Some(longest) = longest else { return Finding::of("late", String::new()) };
