@@ -175,6 +175,13 @@ pub struct Config {
     /// ranks. It rules inside a host too, for calls on host memory that are longer than one slot of a small call;
     /// without a file these are direct on a host of up to 64 ranks. `RSCCL_TUNE_FILE`; usual costs of present servers.
     pub tune_file: Option<PathBuf>,
+    /// A folder in which each process writes what its ranks were doing, with their latest collectives, when a call of
+    /// theirs passes its deadline; `rsccl status --explain` says where the ranks differ. `RSCCL_RECORD_DIR`; nothing is
+    /// written.
+    pub record_dir: Option<PathBuf>,
+    /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
+    /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
+    pub record_at_sigterm: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -285,6 +292,8 @@ impl Default for Config {
             switch_file: None,
             processors: None,
             tune_file: None,
+            record_dir: None,
+            record_at_sigterm: false,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -663,6 +672,10 @@ setters! {
     with_processors => processors: impl Into<String>, some;
     /// Sets [`Config::tune_file`].
     with_tune_file => tune_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::record_dir`].
+    with_record_dir => record_dir: impl Into<PathBuf>, some;
+    /// Sets [`Config::record_at_sigterm`].
+    with_record_at_sigterm => record_at_sigterm: bool;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].

@@ -51,7 +51,7 @@ pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
 pub use drive::{Blocked, FlagWait, Progress, Task, drive, drive_one, drive_pair};
 pub use fuse::{fused_prefix, fuses, run_fused};
-pub use history::{History, mismatch};
+pub use history::{History, foreign_label, mismatch};
 pub use last_call::{Accepted, LastCall};
 pub use lent::Keeper;
 #[cfg(feature = "cuda")]

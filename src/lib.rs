@@ -137,14 +137,17 @@ pub mod internals {
         }
     }
     pub mod session {
+        pub mod page_view {
+            pub use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
+        }
         pub mod settings {
             pub use crate::session::settings::{check, ways};
         }
     }
     pub mod sys {
         pub use crate::sys::{
-            clock, cpu, devices, float_mode, host, limits, numa, nvml, open, poller, process, quota, random, text_file,
-            thread, writing,
+            clock, cpu, devices, float_mode, foreign_pages, host, limits, numa, nvml, open, poller, process, quota,
+            random, rank_page, text_file, thread, writing,
         };
     }
     pub mod topo {

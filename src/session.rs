@@ -9,6 +9,9 @@ pub mod culprit;
 pub(crate) mod elsewhere;
 pub mod failure_watch;
 mod filters;
+pub(crate) mod flight_record;
+pub mod page;
+pub mod page_view;
 pub mod peer_status;
 pub mod seats;
 pub mod settings;
@@ -23,11 +26,13 @@ use crate::exec::History;
 use crate::log;
 use crate::session::culprit::Culprit;
 use crate::session::elsewhere::OwnRank;
+use crate::session::page::OwnPage;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
 use crate::session::seats::HostSeats;
 use crate::session::settings::Settings;
 use crate::session::stall::{BegunMessages, ElsewhereStall, Stall};
-use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, Weak};
+use crate::sync::primitive::mapped::AtomicU64;
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Ordering, Weak};
 use crate::sync::{AbortFlag, AwaitedMessage, Deadline, HookSlot, NoteReader, Wait};
 use crate::sys::alive::Process;
 use crate::sys::{clock, futex, thread};
@@ -54,11 +59,9 @@ pub(crate) struct Session {
     pub(crate) hook: HookSlot,
     /// The processes of the other ranks that this one can see.
     processes: Vec<(Rank, Process)>,
-    /// The number of the thread that has begun the latest operation, or has made this. Relaxed: that thread alone
-    /// finds its own number, and nothing is published by it.
-    user: AtomicU64,
-    /// Collectives begun. All ranks count alike.
-    collectives: Count,
+    /// What this rank shows from outside. It has the number of the thread that has begun the latest operation, or has
+    /// made this, and the number of collectives begun, which all ranks count alike.
+    pub(crate) page: OwnPage,
     /// Messages begun with each peer. The two ranks of a pair count alike.
     messages: Box<[MessageCounts]>,
     /// The clock of the call that is under way.
@@ -122,49 +125,48 @@ struct ToldStall {
     begun: Vec<BegunMessages>,
 }
 
-/// A number that one thread counts up and any thread may read.
-#[derive(Debug, Default)]
-struct Count(AtomicU64);
-
-impl Count {
-    // Relaxed in all three: nothing else is published by the number.
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// The number before, for what is counted now.
-    fn next(&self) -> u64 {
-        let number = self.get();
-        self.0.store(number + 1, Ordering::Relaxed);
-        number
-    }
+/// Counts up a number that one thread counts up and any thread may read; the number before, for what is counted now.
+#[inline]
+fn count_up(number: &AtomicU64) -> u64 {
+    // Relaxed, here and where it is read: nothing else is published by the number.
+    let before = number.load(Ordering::Relaxed);
+    number.store(before + 1, Ordering::Relaxed);
+    before
 }
 
 /// Messages begun with one peer.
 #[derive(Debug, Default)]
 struct MessageCounts {
-    sent: Count,
-    received: Count,
+    sent: AtomicU64,
+    received: AtomicU64,
 }
 
 impl Session {
+    /// One that nobody sees from outside.
+    #[cfg(test)]
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
+        Session::on(OwnPage::hidden(), bootstrap, settings, abort)
+    }
+
+    /// One that shows itself on this page.
+    pub(crate) fn on(page: OwnPage, bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
         let world = bootstrap.world();
         let hook = HookSlot::new(settings.progress.clone());
+        let history = History::on(page.memory());
+        page.user().store(thread::number(), Ordering::Relaxed);
         Session {
             world,
             settings,
             hook,
             bootstrap,
             abort,
-            history: History::default(),
+            history,
             peers: Mutex::new(PeerStatus::new(world)),
             told: Mutex::default(),
             spans_hosts: false,
             seats: HostSeats::default(),
             processes: Vec::new(),
-            user: AtomicU64::new(thread::number()),
-            collectives: Count::default(),
+            page,
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
         }
@@ -205,39 +207,40 @@ impl Session {
 
     /// The number of the thread that has begun the latest operation.
     pub(crate) fn user(&self) -> u64 {
-        self.user.load(Ordering::Relaxed)
+        // Relaxed, as below: that thread alone finds its own number, and nothing is published by it.
+        self.page.user().load(Ordering::Relaxed)
     }
 
     /// Notes that the latest operation was begun for the thread of this number.
     #[inline]
     pub(crate) fn used_by(&self, user: u64) {
-        self.user.store(user, Ordering::Relaxed);
+        self.page.user().store(user, Ordering::Relaxed);
     }
 
     /// Collectives that this rank has begun.
     pub(crate) fn collectives(&self) -> u64 {
-        self.collectives.get()
+        self.page.begun().load(Ordering::Relaxed)
     }
 
     /// The number of a collective that begins now.
     #[inline]
     pub(crate) fn next_collective(&self) -> u64 {
         self.use_here();
-        self.collectives.next()
+        count_up(self.page.begun())
     }
 
     /// The number, among the messages to `peer`, of a send that begins now.
     #[inline]
     pub(crate) fn next_send(&self, peer: Rank) -> u64 {
         self.use_here();
-        self.messages[peer.index()].sent.next()
+        count_up(&self.messages[peer.index()].sent)
     }
 
     /// The number, among the messages from `peer`, of a receive that begins now.
     #[inline]
     pub(crate) fn next_receive(&self, peer: Rank) -> u64 {
         self.use_here();
-        self.messages[peer.index()].received.next()
+        count_up(&self.messages[peer.index()].received)
     }
 
     /// A call of this rank begins: its waits have one deadline.
@@ -341,7 +344,7 @@ impl Session {
         let wanted = self.peers().wanted_of(self.world.rank);
         let begun = wanted.into_iter().map(|AwaitedMessage { peer, number, sends, .. }| {
             let counts = &self.messages[peer.index()];
-            let count = if sends { counts.sent.get() } else { counts.received.get() };
+            let count = if sends { &counts.sent } else { &counts.received }.load(Ordering::Relaxed);
             (count > number).then_some(BegunMessages { peer, sends, count })
         });
         let mut begun: Vec<BegunMessages> = begun.flatten().collect();
@@ -352,6 +355,7 @@ impl Session {
 
     /// Tells the others that this rank goes on, if it has told that it is stuck.
     pub(crate) fn goes_on(&self) {
+        self.page.goes_on();
         if self.told().stall.take().is_some() {
             self.bootstrap.publish(stall::GOES_ON);
         }
@@ -376,9 +380,16 @@ impl Session {
     /// peer's flat slots say of the first call that differs.
     pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         let error = self.cause(error, first_difference).at(self.world.rank);
+        self.page.fails(&error.to_string());
         self.publish_failure(&error);
         self.comes_back(stall::GAVE_UP);
         self.abort.raise(error.duplicate());
+        // When the others know: a folder on a network may take its time.
+        if error.kind() == Kind::Timeout
+            && let Some(folder) = &self.settings.record_dir
+        {
+            flight_record::write(folder, &error.to_string(), self.world.rank);
+        }
         error
     }
 
@@ -452,6 +463,7 @@ impl Session {
 
     /// Says goodbye.
     pub(crate) fn leave(&self) {
+        self.page.leaves();
         self.bootstrap.leave(self.collectives());
         let (World { rank, size }, id) = (self.world, self.bootstrap.id());
         log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");

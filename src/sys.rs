@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod descriptor;
 pub mod devices;
 pub mod float_mode;
+pub mod foreign_pages;
 pub mod fork;
 #[cfg(not(all(loom, test)))]
 pub mod futex;
@@ -31,6 +32,7 @@ pub mod note;
 pub mod numa;
 pub mod nvml;
 pub mod open;
+pub mod page_text;
 pub mod peer_memory;
 pub mod poller;
 pub mod ports;
@@ -38,8 +40,14 @@ pub mod prefetch;
 pub mod process;
 pub mod quota;
 pub mod random;
+#[cfg(not(all(loom, test)))]
+pub mod rank_page;
+#[cfg(all(loom, test))]
+#[path = "sys/rank_page_model.rs"]
+pub mod rank_page;
 pub mod region;
 mod room;
+pub mod termination;
 pub mod text_file;
 pub mod thread;
 pub mod unanswered;

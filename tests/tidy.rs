@@ -219,6 +219,9 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Device", "a kind of memory; a GPU in topology, twice"),
     ("Mutex", "a lock that recovers; the lock under it that a sanitizer sees"),
     ("Condvar", "of such locks; under it, as above"),
+    ("RankPage", "a rank's page in memory; the same under the model checker"),
+    ("PageWords", "its words; the same, as above"),
+    ("OwnPages", "all pages of this process; the same, as above"),
     // To be renamed by whoever works on these files next.
     ("Choice", "of the tuner; of a GPU for a rank"),
     ("Event", "of the bootstrap: a peer died, left, or published; of a device's queue"),

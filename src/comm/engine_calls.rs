@@ -54,7 +54,12 @@ impl EngineHome {
             return Err(self.fail_heard(&mut home, None));
         }
         let result = match &mut *home {
-            Home::Ready(engine) => body(engine),
+            Home::Ready(engine) => {
+                engine.session.page.enters_call();
+                let result = body(engine);
+                engine.session.page.leaves_call();
+                result
+            }
             home => self.beside(home, body).unwrap_or_else(|| Err(Error::internal("no engine"))),
         };
         match result {

@@ -426,7 +426,12 @@ impl EngineHome {
         let Home::Busy(requests) = home else { return None };
         self.beat();
         requests.go_beside();
-        let value = requests.engine().map(body);
+        let value = requests.engine().map(|engine| {
+            engine.session.page.enters_call();
+            let value = body(engine);
+            engine.session.page.leaves_call();
+            value
+        });
         requests.return_from_beside();
         value
     }

@@ -16,6 +16,8 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::plan::Layout;
 use crate::session::Session;
+use crate::session::flight_record;
+use crate::session::page::{OwnPage, Phase};
 use crate::session::seats::{self, HostSeats};
 use crate::session::settings::Settings;
 use crate::session::settings::bootstrap_options;
@@ -167,16 +169,20 @@ pub(super) fn make(
     origin.log_start(world);
     let mut times = Times::begin();
     let name = settings.name.clone();
+    let page = OwnPage::of_beginning(world, origin.shown(), &name);
+    flight_record::expect_sigterm(&settings, world.rank);
     let made = join(abort, limit).and_then(|bootstrap| {
         times.bootstrap = times.lap();
-        assemble(bootstrap, (settings, seats), (abort, limit), &mut times)
+        page.begins(Phase::Telling);
+        assemble((page, bootstrap), (settings, seats), (abort, limit), &mut times)
     });
-    if let (Err(_), Origin::Launcher { number }) = (&made, origin) {
+    if let (Err(_), Origin::Launcher { number, .. }) = (&made, origin) {
         launched::give_back(*number);
     }
     let engine = made.map_err(|error| limits::with_remedy(error).during(origin.call()).at(world.rank))?;
     let (local_ranks, hosts) = engine.census();
     let id = engine.session.bootstrap.id();
+    engine.session.page.is_ready((local_ranks, hosts));
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }
@@ -226,7 +232,7 @@ impl fmt::Display for Times {
 
 /// Gathers what ranks must know of each other and builds the engine.
 fn assemble(
-    bootstrap: Box<dyn Bootstrap>,
+    (page, bootstrap): (OwnPage, Box<dyn Bootstrap>),
     (settings, seats): (Settings, Option<HostSeats>),
     (abort, limit): (&AbortFlag, TimeLimit),
     times: &mut Times,
@@ -246,7 +252,9 @@ fn assemble(
     let early = !settings.connect_late;
     // The smallest number of any rank, so that all ranks choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
-    let mut session = Session::new(bootstrap, settings, abort.clone());
+    page.know((bootstrap.id(), settings.timeout.time), mine, &peers);
+    page.begins(Phase::Connecting);
+    let mut session = Session::on(page, bootstrap, settings, abort.clone());
     session.watch_processes(mine, &peers);
     session.seats = seats;
     let mut engine = Engine::new(session, fabric, (layout, patience, cores));

@@ -64,8 +64,9 @@ impl Communicator {
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let stand_in = StandIn::find(&launch, &options, &environment);
         let mark = RankMark::set(&launch, &options, &environment);
+        let job = shown_job(&launch, number);
         let meeting = LaunchMeeting::new(&launch, options, number).inspect_err(|_| give_back(number))?;
-        Communicator::begin_init(world, settings, Origin::Launcher { number }, move |abort, limit| {
+        Communicator::begin_init(world, settings, Origin::Launcher { number, job }, move |abort, limit| {
             let watch = stand_in.as_ref().and_then(StandIn::watch);
             let joined = meeting.join(&limit.wait(abort));
             drop(watch);
@@ -77,6 +78,18 @@ impl Communicator {
             Ok(Box::new(bootstrap))
         })
     }
+}
+
+/// By what those who look from outside know the ranks of one call: a hash of where they meet and of what the launcher says
+/// of the job; 0 where nothing is known of either.
+fn shown_job(launch: &Launch, number: u64) -> u64 {
+    let (store, job) = (launch.store.as_ref().map(ToString::to_string), launch.job.as_ref().map(|job| &job.key));
+    if store.is_none() && job.is_none() {
+        return 0;
+    }
+    let hash = blake3::hash(format!("{store:?} {job:?} {number}").as_bytes());
+    let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+    u64::from_le_bytes(*first)
 }
 
 /// Gives the number of a call that has failed back, unless a later call has begun: its ranks may try again, and a rank that

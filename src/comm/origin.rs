@@ -24,6 +24,8 @@ pub(crate) enum Origin {
     Launcher {
         /// The number of the call, among those that this process has made.
         number: u64,
+        /// What those who look from outside know the ranks of the call by; 0 where nothing is known.
+        job: u64,
     },
     /// Threads of one process.
     Threads,
@@ -53,6 +55,16 @@ impl Origin {
             Origin::Split { .. } => "split",
             Origin::Shrink { .. } => "shrink",
         }
+    }
+
+    /// As a rank's page shows it: the call, the number of the unique id, the number of the parent; 0 for none.
+    pub(super) fn shown(&self) -> (&'static str, u64, u64) {
+        let (id, parent) = match self {
+            Origin::UniqueId(number) | Origin::Launcher { job: number, .. } => (*number, 0),
+            Origin::Threads => (0, 0),
+            Origin::Split { parent, .. } | Origin::Shrink { parent } => (0, *parent),
+        };
+        (self.call(), id, parent)
     }
 
     /// Logs that the making begins. Rank 0 logs the version first.

@@ -19,6 +19,7 @@ use crate::log;
 use crate::plan::Layout;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
+use crate::session::page::CallWayShown;
 use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
@@ -172,6 +173,7 @@ impl Engine {
         let ended = match way {
             // What the others do not wait for comes once they have what they wait for.
             PreparedWay::Flat(reads) if host.has_room() => {
+                session.page.goes(CallWayShown::Flat.code());
                 let reads = || {
                     session.history.begin_as(label, 0);
                     reads
@@ -207,6 +209,7 @@ impl Engine {
             call_log::of_collective(session, &host.chooser, (&call, &operation));
         }
         session.history.begin_as(label, 0);
+        session.page.goes(CallWayShown::Flat.code());
         let mut announced =
             AnnouncedCall { call, operation, label, kernel, lengths, reads, number: 0, has_waited: false };
         announced.number = host.announce(given, &announced.begun(session.world))?;
@@ -241,6 +244,7 @@ impl Engine {
     #[cold]
     fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
         let (_, device, given) = self.parts();
+        given.session.page.goes(CallWayShown::Device.code());
         let of = (begun.call.buffers.home(), begun.operation.sequence);
         device_collectives::run(&mut device.enter(given, of, (order, background))?, begun)
     }

@@ -18,6 +18,7 @@ use crate::exec::{
 use crate::plan::Windows;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
+use crate::session::page::CallWayShown;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
@@ -58,6 +59,18 @@ pub(super) enum CallWay {
     Path(Path),
 }
 
+/// How a rank's page shows it.
+#[inline(always)]
+fn shown(way: CallWay) -> u64 {
+    match way {
+        CallWay::Messages => CallWayShown::Messages.code(),
+        CallWay::Alone => CallWayShown::Alone.code(),
+        CallWay::Path(Path::Flat) => CallWayShown::Flat.code(),
+        CallWay::Path(Path::Plan(PlanPath::Windows(choice))) => CallWayShown::Windows.by(choice.algorithm),
+        CallWay::Path(Path::Plan(PlanPath::Slots(choice))) => CallWayShown::Slots.by(choice.algorithm),
+    }
+}
+
 impl HostSide {
     pub(super) fn new(chooser: HostChooser, flat: Flat) -> HostSide {
         let scratch = Box::new([0; SMALL_SCRATCH]);
@@ -87,6 +100,7 @@ impl HostSide {
         (begun, way): (&Begun<'_>, CallWay),
         background: &mut dyn Background,
     ) -> Result<()> {
+        given.session.page.goes(shown(way));
         match way {
             CallWay::Messages => run_messages(given, begun, background),
             CallWay::Alone => exec::alone::run(begun),

@@ -9,69 +9,70 @@ use crate::error::Error;
 use crate::exec::operation::{Operation, SEQUENCE, describe_in, is_send, same_call, sequence};
 use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::ring::Label;
+use crate::sys::rank_page::{LABELS, RankPage};
 use crate::types::Rank;
 
-/// The collectives that a rank has begun. One thread begins them, and any thread may compare.
+/// The collectives that a rank has begun. One thread begins them, and any thread may compare, also of another process
+/// that looks at this one's pages.
 #[derive(Debug)]
 pub struct History {
-    /// The latest collectives; number n is at index n mod [`REMEMBERED`].
-    labels: Box<[Remembered; REMEMBERED]>,
+    /// Has the labels of the latest collectives; number n is at index n mod [`REMEMBERED`].
+    page: RankPage,
     hash: AtomicU64,
     /// Whether a mismatch was found whose cause is an earlier call, of which this rank does not have the peer's label.
     is_unnamed: AtomicBool,
 }
 
-/// A label that one thread replaces while others read it. The writer clears the number first and writes it last. So a
-/// reader that finds the same number before and after has read one label, and not parts of two.
-#[derive(Debug)]
-struct Remembered {
-    call: AtomicU64,
-    count: AtomicU64,
-    number: AtomicU64,
-    /// What the count is mixed with: [`Operation::windows`](crate::exec::Operation::windows).
-    windows: AtomicU64,
-}
+/// The words of a label that one thread replaces while others read it: call, count, one more than the number with its
+/// past (0: no label), and what the count is mixed with: [`Operation::windows`](crate::exec::Operation::windows).
+///
+/// The writer clears the number first and writes it last. So a reader that finds the same number before and after has
+/// read one label, and not parts of two.
+struct Remembered<'a>(&'a [AtomicU64; 4]);
 
-impl Remembered {
-    fn nothing() -> Remembered {
-        let [call, count, number] = NO_CALL.map(AtomicU64::new);
-        Remembered { call, count, number, windows: AtomicU64::new(0) }
-    }
-
+impl Remembered<'_> {
     #[inline]
-    fn set(&self, [call, count, number]: Label, windows: u64) {
-        self.number.store(NO_CALL[2], Ordering::Relaxed);
+    fn set(&self, label: Label, windows_sum: u64) {
+        let [call, count, number, windows] = self.0;
+        number.store(0, Ordering::Relaxed);
         // Pairs with the acquire fence in `get`: a reader that finds one of the new words finds the number gone.
         fence(Ordering::Release);
-        self.call.store(call, Ordering::Relaxed);
-        self.count.store(count, Ordering::Relaxed);
-        self.windows.store(windows, Ordering::Relaxed);
+        call.store(label[0], Ordering::Relaxed);
+        count.store(label[1], Ordering::Relaxed);
+        windows.store(windows_sum, Ordering::Relaxed);
         // Pairs with the acquire in `get`: a reader that finds the number finds the words that belong to it.
-        self.number.store(number, Ordering::Release);
+        number.store(label[2].wrapping_add(1), Ordering::Release);
     }
 
     /// The label; `None` if there is none yet, or if another one was set meanwhile.
     fn get(&self) -> Option<(Label, u64)> {
-        let number = self.number.load(Ordering::Acquire);
-        let (call, count) = (self.call.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
-        let windows = self.windows.load(Ordering::Relaxed);
+        let [call, count, number, windows] = self.0;
+        let found = number.load(Ordering::Acquire);
+        let (call, count) = (call.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+        let windows = windows.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        let is_whole = self.number.load(Ordering::Relaxed) == number && number != NO_CALL[2];
-        is_whole.then_some(([call, count, number], windows))
+        let is_whole = number.load(Ordering::Relaxed) == found && found != 0;
+        is_whole.then_some(([call, count, found.wrapping_sub(1)], windows))
     }
 }
 
 impl Default for History {
     fn default() -> History {
-        History {
-            labels: Box::new(std::array::from_fn(|_| Remembered::nothing())),
-            hash: AtomicU64::new(0),
-            is_unnamed: AtomicBool::new(false),
-        }
+        History::on(RankPage::hidden())
     }
 }
 
 impl History {
+    /// That of a rank whose page it is; no collective yet.
+    pub fn on(page: RankPage) -> History {
+        History { page, hash: AtomicU64::new(0), is_unnamed: AtomicBool::new(false) }
+    }
+
+    #[inline(always)]
+    fn label(&self, number: u64) -> Remembered<'_> {
+        Remembered(&self.page.labels[place(number)])
+    }
+
     /// A hash of all collectives so far, for the label of the next one. Two ranks whose calls differ have the same hash
     /// with probability 1/65,536, at each call that follows.
     #[inline]
@@ -89,7 +90,7 @@ impl History {
     /// [`History::begin`] of an operation with this label.
     #[inline]
     pub fn begin_as(&self, label: Label, windows: u64) {
-        self.labels[place(sequence(label))].set(label, windows);
+        self.label(sequence(label)).set(label, windows);
         let call = label[0] ^ label[1].rotate_left(32);
         let hash = (self.hash.load(Ordering::Relaxed).rotate_left(5) ^ call).wrapping_mul(SPREAD);
         self.hash.store(hash, Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl History {
     }
 
     fn remembered(&self, number: u64) -> Option<(Label, u64)> {
-        self.labels[place(number)].get().filter(|(label, _)| sequence(*label) == number)
+        self.label(number).get().filter(|(label, _)| sequence(*label) == number)
     }
 
     /// The error for a peer whose label is not `mine`. If the label is of an earlier collective, that is the call in
@@ -132,10 +133,18 @@ impl History {
     /// The labels of the latest `most` collectives, the oldest first.
     pub fn latest(&self, most: usize) -> Vec<Label> {
         let mut latest: Vec<Label> =
-            self.labels.iter().filter_map(|label| label.get().map(|(label, _)| label)).collect();
+            self.page.labels.iter().filter_map(|words| Remembered(words).get().map(|(label, _)| label)).collect();
         latest.sort_unstable_by_key(|label| sequence(*label));
         latest.split_off(latest.len().saturating_sub(most))
     }
+}
+
+/// The label in four words of a page of another process, of which `word` reads the one of a number: as
+/// [`Remembered::get`] finds it in this one's.
+pub fn foreign_label(word: impl Fn(usize) -> u64) -> Option<Label> {
+    let found = word(2);
+    let label = [word(0), word(1), found.wrapping_sub(1)];
+    (found != 0 && word(2) == found).then_some(label)
 }
 
 /// The error for a peer that called another operation.
@@ -159,9 +168,8 @@ fn place(number: u64) -> usize {
     usize::try_from(number % REMEMBERED as u64).expect("below a few hundred")
 }
 
-const NO_CALL: Label = [u64::MAX; 3];
 /// Collectives that a rank can compare with a peer's.
-const REMEMBERED: usize = 256;
+const REMEMBERED: usize = LABELS;
 /// An odd number whose bits have no pattern: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -239,14 +247,15 @@ mod models {
     #[test]
     fn a_reader_finds_a_whole_label_or_none() {
         model(Membarrier::Works, || {
-            let remembered = Arc::new(Remembered::nothing());
+            let remembered: Arc<[AtomicU64; 4]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
             let written = Arc::clone(&remembered);
-            let writer = loom::thread::spawn(move || [1, 2].into_iter().for_each(|word| written.set([word; 3], word)));
-            if let Some(([call, count, number], windows)) = remembered.get() {
+            let set = move |word| Remembered(&written).set([word; 3], word);
+            let writer = loom::thread::spawn(move || [1, 2].into_iter().for_each(set));
+            if let Some(([call, count, number], windows)) = Remembered(&remembered).get() {
                 assert_eq!((call, count, windows), (number, number, number));
             }
             writer.join().expect("loom ends the model before a panic comes here");
-            assert_eq!(remembered.get(), Some(([2; 3], 2)));
+            assert_eq!(Remembered(&remembered).get(), Some(([2; 3], 2)));
         });
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct FailureWatch<'a> {
     next_telling: Duration,
     /// What this rank does about what it has told, when the watch ends.
     at_end: AtEnd,
+    /// Whether the rank's page says that it waits, which the end of the watch takes back.
+    is_shown: bool,
 }
 
 /// What a watch tells the other ranks when it ends.
@@ -46,7 +48,16 @@ impl<'a> FailureWatch<'a> {
     pub(crate) fn new(session: &'a Session, waiting_for: WaitingFor<'a>) -> FailureWatch<'a> {
         let limit = session.settings.timeout;
         let (next_telling, at_end) = (STALL, AtEnd::Nothing);
-        FailureWatch { session, waiting_for, limit, since: None, is_of_call: false, next_telling, at_end }
+        FailureWatch {
+            session,
+            waiting_for,
+            limit,
+            since: None,
+            is_of_call: false,
+            next_telling,
+            at_end,
+            is_shown: false,
+        }
     }
 
     /// The same with another time-out.
@@ -149,8 +160,19 @@ impl<'a> FailureWatch<'a> {
         if self.waited(now) >= self.limit.time {
             return Err(self.overdue(waiting));
         }
+        self.show(waiting, now);
         self.tell(waiting, now);
         Ok(())
+    }
+
+    /// Shows on the rank's page that it waits, if the wait has lasted.
+    fn show(&mut self, waiting: &dyn Waiting, now: Instant) {
+        let waited = self.waited(now);
+        if waited >= SHOWN_AFTER {
+            self.session.page.waits(waited, self.stall(waiting).as_ref(), &waiting.words());
+            // Who waits in turns calls `goes_on`.
+            self.is_shown = self.at_end != AtEnd::Never;
+        }
     }
 
     /// How long the wait has lasted at `now`, which may be its beginning.
@@ -193,10 +215,14 @@ impl Drop for FailureWatch<'_> {
     fn drop(&mut self) {
         if self.at_end == AtEnd::GoesOn {
             self.session.goes_on();
+        } else if self.is_shown {
+            self.session.page.goes_on();
         }
     }
 }
 
+/// How long a wait lasts before the rank's page shows it: each look from then on costs a microsecond or two.
+const SHOWN_AFTER: Duration = Duration::from_millis(100);
 /// How long a wait lasts before it tells the others in which call it is stuck.
 const STALL: Duration = Duration::from_millis(500);
 

@@ -5,6 +5,7 @@ pub mod searching;
 pub mod standing;
 pub mod tuning;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::bootstrap::address::HostPort;
@@ -77,6 +78,10 @@ pub(crate) struct Settings {
     pub(crate) standing: Standing,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
+    /// Where records of passed deadlines go.
+    pub(crate) record_dir: Option<PathBuf>,
+    /// Whether one is written when SIGTERM ends the process.
+    pub(crate) record_at_sigterm: bool,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -146,6 +151,8 @@ impl Settings {
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
             searching: Searching::read(config)?,
+            record_dir: config.record_dir.clone(),
+            record_at_sigterm: config.record_at_sigterm,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,

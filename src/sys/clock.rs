@@ -23,6 +23,15 @@ pub fn now() -> Instant {
     if lost.is_zero() { now } else { now.checked_sub(lost).unwrap_or(now) }
 }
 
+/// The monotonic clock of this host in nanoseconds, which processes can compare.
+pub fn monotonic_nanoseconds() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a live timespec; a clock that fails leaves it as it is.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let (seconds, rest) = (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
+}
+
 /// This thread begins to wait, or comes back from work of the program's.
 #[inline(never)]
 pub(crate) fn begin_wait() {

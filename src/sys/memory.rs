@@ -7,6 +7,7 @@
 //! peer may still write, [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind
 //! it are other pages.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
@@ -69,7 +70,7 @@ impl SharedMemory {
     /// # Errors
     /// [`Kind::System`] where the system refuses.
     pub fn memfd(bytes: usize) -> Result<SharedMemory> {
-        let file = sealed_file(bytes)?;
+        let file = sealed_file(ARENA_NAME, bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
         let file = Arc::new(file);
         Ok(SharedMemory::new(base, bytes, Backing::Shared { _promise: None, file }))
@@ -81,7 +82,7 @@ impl SharedMemory {
     /// [`Kind::System`] where the system refuses, or has no room for the pages.
     pub fn for_program(bytes: usize) -> Result<SharedMemory> {
         room::check(bytes)?;
-        let file = sealed_file(bytes)?;
+        let file = sealed_file(BUFFER_NAME, bytes)?;
         let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
         Ok(SharedMemory::new(base, bytes, Backing::promised(file, bytes)))
     }
@@ -242,7 +243,7 @@ impl Keep for SharedMemory {
         let mut backing = self.lock();
         if self.is_detached() {
             room::check(self.bytes)?;
-            let shared = sealed_file(self.bytes)?;
+            let shared = sealed_file(BUFFER_NAME, self.bytes)?;
             let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
             // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
             unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
@@ -277,10 +278,39 @@ pub(super) fn is_sealed(file: &OwnedFd) -> bool {
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
-/// A memfd of `bytes`, sealed.
-pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
-    // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
-    let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+/// A memfd of this name and `bytes`, sealed.
+pub(super) fn sealed_file(name: &CStr, bytes: usize) -> Result<OwnedFd> {
+    let file = unsealed_file(name, bytes)?;
+    seal(&file, SEALS)?;
+    Ok(file)
+}
+
+/// Memory behind a descriptor of this name, which others may read, and which nobody can write or map for writing but
+/// this process, by the mapping that is returned.
+///
+/// # Errors
+/// [`Kind::System`] where the system refuses; kernels before 5.1 know no such seal.
+pub(super) fn written_by_me(name: &CStr, bytes: usize) -> Result<(SharedMemory, OwnedFd)> {
+    let file = unsealed_file(name, bytes)?;
+    let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
+    // From here on the mapping has an owner.
+    let memory = SharedMemory::new(base, bytes, Backing::Private);
+    seal(&file, SEALS | libc::F_SEAL_FUTURE_WRITE)?;
+    Ok((memory, file))
+}
+
+fn seal(file: &OwnedFd, seals: libc::c_int) -> Result<()> {
+    // SAFETY: a plain call on a descriptor that we own.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::last_os("sealing a memfd"));
+    }
+    Ok(())
+}
+
+/// A memfd of `bytes` that can be sealed.
+fn unsealed_file(name: &CStr, bytes: usize) -> Result<OwnedFd> {
+    // SAFETY: the name ends with a NUL; the call has no other precondition.
+    let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     // SAFETY: it is what the call has just returned.
     let file = unsafe { open::own(raw) }.map_err(no_memfd)?;
     let length = libc::off_t::try_from(bytes)
@@ -292,10 +322,6 @@ pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
     });
     let named = |error| limits::with_remedy(Error::system(format!("shared memory of {bytes} bytes"), error));
     lengthened.map_err(named)?;
-    // SAFETY: a plain call on a descriptor that we own.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
-        return Err(Error::last_os("sealing a memfd"));
-    }
     Ok(file)
 }
 
@@ -322,6 +348,10 @@ fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>
     Ok(NonNull::new(base.cast()).expect("mmap never yields null without MAP_FIXED"))
 }
 
+/// How memory is called in `/proc/PID/maps`, where `rsccl status` counts it: what ranks of a host share, and buffers of
+/// the program.
+const ARENA_NAME: &CStr = c"rsccl-arena";
+const BUFFER_NAME: &CStr = c"rsccl-buffer";
 /// No machine has smaller pages.
 const LEAST_PAGE_BYTES: usize = 4096;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

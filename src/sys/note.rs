@@ -32,7 +32,7 @@ impl LentNote {
     /// # Errors
     /// [`Kind::System`] where the system has no memory or descriptor for it.
     pub fn new(bytes: &[u8; NOTE_BYTES]) -> Result<LentNote> {
-        let file = File::from(memory::sealed_file(NOTE_BYTES)?);
+        let file = File::from(memory::sealed_file(c"rsccl-note", NOTE_BYTES)?);
         let written = writing::without_signal(|| file.write_all_at(bytes, 0));
         written.map_err(|error| Error::system("writing a note for other processes", error))?;
         Ok(LentNote { file })

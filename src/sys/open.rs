@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -58,6 +59,14 @@ pub unsafe fn own(raw: libc::c_int) -> io::Result<OwnedFd> {
 /// The system's.
 pub fn file(path: &Path) -> io::Result<File> {
     above_streams(File::open(path)?)
+}
+
+/// [`file`] of what may be a pipe, for whose other end it does not wait.
+///
+/// # Errors
+/// The system's.
+pub fn file_at_once(path: &Path) -> io::Result<File> {
+    above_streams(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
 
 /// Opens `path` as `options` say.

@@ -122,12 +122,12 @@ mod tests {
     fn memory_is_read_as_far_as_there_is_some() {
         let data: Vec<u8> = (0..10_000u32).map(|at| at.to_le_bytes()[0]).collect();
         assert_eq!(copied(witness(), data.as_ptr().addr() as u64, data.len()).unwrap(), data);
-        assert_eq!(copied(witness(), data.as_ptr().addr() as u64, 0).unwrap(), []);
+        assert!(copied(witness(), data.as_ptr().addr() as u64, 0).unwrap().is_empty());
         let memory = SharedMemory::anonymous(8192).unwrap().into_region();
         let page = memory.base().as_ptr().addr() as u64;
         assert_eq!(copied(witness(), page, 8192).unwrap().len(), 8192);
         drop(memory);
-        assert_eq!(copied(witness(), page, 8192).unwrap(), []);
+        assert!(copied(witness(), page, 8192).unwrap().is_empty());
     }
 
     #[test]

@@ -666,7 +666,11 @@ fn scribble(seed: u64, anywhere: bool) {
     let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").expect("a process's own memory");
     for turn in 0u64.. {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("a process's own maps");
-        let shared: Vec<(u64, u64)> = maps.lines().filter(|line| line.contains("/memfd:rsccl")).map(range).collect();
+        let shared: Vec<(u64, u64)> = maps
+            .lines()
+            .filter(|line| line.contains("/memfd:rsccl-arena") || line.contains("/memfd:rsccl-buffer"))
+            .map(range)
+            .collect();
         for _ in 0..if shared.is_empty() { 0 } else { luck.below(200) } {
             let (start, end) = *luck.pick(&shared);
             let reach = if anywhere && luck.one_in(4) { end - start } else { CONTROL_BYTES.min(end - start) };

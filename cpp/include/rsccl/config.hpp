@@ -109,6 +109,12 @@ struct Config {
     /// ranks. It rules inside a host too, for calls on host memory that are longer than one slot of a small call; without a file these
     /// are direct on a host of up to 64 ranks. `RSCCL_TUNE_FILE`; usual costs.
     std::optional<std::string> tune_file = {};
+    /// A folder in which each process writes what its ranks were doing when a call of theirs passes its deadline; the command
+    /// `rsccl status --explain` says where the ranks differ. `RSCCL_RECORD_DIR`; nothing is written.
+    std::optional<std::string> record_dir = {};
+    /// Whether a process writes that too when SIGTERM ends it. A program that handles the signal itself is left alone.
+    /// `RSCCL_RECORD_SIGTERM`; false.
+    std::optional<bool> record_at_sigterm = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};

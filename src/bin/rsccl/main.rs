@@ -5,6 +5,7 @@ mod perf;
 mod print;
 mod run;
 mod sim;
+mod status;
 mod topo;
 mod tune;
 
@@ -34,6 +35,8 @@ enum Command {
     /// Runs a collective's plans on the links of a modelled system: time, bandwidth, busiest links, traffic of each
     /// connection
     Sim(sim::Arguments),
+    /// Says what running jobs of this user do on this host, and who holds them up
+    Status(status::Arguments),
     /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
     Topo(topo::Arguments),
     /// Measures what copies, flags and messages cost here, and writes the file for RSCCL_TUNE_FILE
@@ -61,6 +64,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),
         Command::Sim(arguments) => sim::execute(&arguments),
+        Command::Status(arguments) => status::execute(&arguments),
         Command::Topo(arguments) => topo::execute(&arguments),
         Command::Tune(arguments) => tune::execute(&arguments),
     }

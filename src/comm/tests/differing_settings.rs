@@ -61,6 +61,9 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_SWITCH_FILE", "{switches}", Own),
     ("RSCCL_PROCESSORS", "1", Own),
     ("RSCCL_TUNE_FILE", "{tune}", EqualFile),
+    ("RSCCL_RECORD_DIR", "/none/records", Own),
+    // Without a folder nothing is done about the signal.
+    ("RSCCL_RECORD_SIGTERM", "1", Own),
     ("RSCCL_TEAM_RANKS", "2", Equal),
     ("NCCL_TOPO_DUMP_FILE", "/none/topo", Own),
     ("NCCL_GRAPH_FILE", "/none/of.xml", Own),
