@@ -227,8 +227,8 @@ impl Membership {
         let GridShape { blocks, threads } = active.shape(meets.bring, copy.bytes);
         let (primary, function, none) = (active.primary(), meets.bring.handle, std::ptr::null_mut());
         let parameters = parameters.as_mut_ptr();
-        // SAFETY: the function is loaded, and takes `BringArguments`, which the call copies; the page stays while a part
-        // of the launch keeps it, and the caller vouches for the places.
+        // SAFETY: the function is loaded, and takes `BringArguments`, which the call copies; the page stays while a
+        // part of the launch keeps it, and the caller vouches for the places.
         let launched = unsafe {
             call!(primary, cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream.0, parameters, none))
         };

@@ -192,11 +192,11 @@ fn a_member_with_several_calls_in_its_stream_takes_part_in_each() {
     let mut member = Member::of(&led, 3);
     let first = member.label();
     let ends: Vec<Arc<dyn Event>> = (0..3).map(|_| member.launch(&led)).collect();
-    for (call, end) in ends.iter().enumerate() {
+    for (call, (value, end)) in (1_u8..).zip(&ends).enumerate() {
         wait(&*led.launch_call([first[0], first[1], first[2] + call as u64]));
         wait(&**end);
         assert_eq!((led.status.fault(), member.status.fault()), (None, None));
-        assert!(member.output(&led, call) == [call as u8 + 1; BYTES], "call {call}");
+        assert!(member.output(&led, call) == [value; BYTES], "call {call}");
     }
 }
 
