@@ -281,6 +281,7 @@ main() {
         echo "skipped: the public interface is compared where features cpp and mpi can be built"
     fi
     step run_examples
+    step tests/recipes --built "$built" ${everything:+--all}
     # What has failed ahead does so again, and says why.
     [[ -z $ahead ]] || wait "$ahead" || true
     ahead=

@@ -258,6 +258,59 @@ fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
     assert!(error.to_string().contains("cannot be reached in 3 tries"), "{error}");
 }
 
+/// A file with these bytes and this mode.
+fn secret_file(folder: &std::path::Path, (name, bytes): (&str, &[u8]), mode: u32) -> std::path::PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_tcp_store_takes_its_secret_from_a_file_that_only_its_owner_can_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8], mode: u32| secret_file(folder.path(), (name, bytes), mode);
+    let refused = |path: &std::path::Path| StoreConfig::default().with_secret_file(path).unwrap_err();
+    let absent = refused(&folder.path().join("absent"));
+    assert!(absent.kind() == Kind::System && absent.to_string().contains("absent"), "{absent}");
+    for mode in [0o640, 0o604] {
+        let open = refused(&file("open", b"a secret of the test", mode));
+        assert!(open.kind() == Kind::InvalidArgument && open.to_string().contains("chmod 600"), "{open}");
+    }
+    for (name, length) in [("empty", 0), ("long", 4097)] {
+        assert_eq!(refused(&file(name, &vec![b'x'; length], 0o600)).kind(), Kind::InvalidArgument, "{name}");
+    }
+    // The newline that an editor leaves is no part of it: this is the secret of `config`.
+    let server = TcpStore::serve(loopback(), &config()).unwrap();
+    let place = server.address().unwrap().to_string();
+    server.set("key", b"value", &soon()).unwrap();
+    let by = |path: std::path::PathBuf| TcpStore::connect(&place, &config().with_secret_file(path).unwrap()).unwrap();
+    assert_eq!(by(file("same", b"a secret of the test\n", 0o600)).get("key", &soon()).unwrap(), b"value");
+    let error = by(file("other", b"a secret of another test", 0o600)).get("key", &soon()).unwrap_err();
+    assert!(error.kind() == Kind::Remote && error.to_string().contains("rejected this rank"), "{error}");
+}
+
+#[test]
+fn a_tcp_store_refuses_processes_of_another_job_by_its_name() {
+    let of_job = |name: &str, key: &str| config().with_job(name, key);
+    let server = TcpStore::serve(loopback(), &of_job("night run", "7 of group 2")).unwrap();
+    let place = server.address().unwrap().to_string();
+    server.set("key", b"value", &soon()).unwrap();
+    let get = |config: &StoreConfig| TcpStore::connect(&place, config).unwrap().get("key", &soon());
+    // The key tells jobs apart, and the name does not; who says nothing of its job is let in.
+    for friend in [of_job("night run", "7 of group 2"), of_job("by another name", "7 of group 2"), config()] {
+        assert_eq!(get(&friend).unwrap(), b"value");
+    }
+    let error = get(&of_job("night run", "8 of group 2").with_retries(0, Duration::ZERO)).unwrap_err();
+    assert!(error.to_string().contains("night run"), "{error}");
+    // And a store of no job lets every job in.
+    let server = TcpStore::serve(loopback(), &config()).unwrap();
+    let place = server.address().unwrap().to_string();
+    let client = TcpStore::connect(&place, &of_job("day run", "1")).unwrap();
+    client.set("key", b"value", &soon()).unwrap();
+    assert_eq!(server.get("key", &soon()).unwrap(), b"value");
+}
+
 #[test]
 fn a_client_may_come_before_the_server() {
     // A port that is free: it was just ours.

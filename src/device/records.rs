@@ -303,7 +303,8 @@ pub struct Across {
     pub absent: Vec<LaunchPart>,
 }
 
-/// A copy between a user's buffer and a stage. Addresses are those of the device in this process.
+/// A copy between a user's buffer and a stage. Addresses are those of the device in this process. Kernels take it.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageCopy {
     /// Where the bytes are.

@@ -8,7 +8,7 @@ use crate::engine::programs::Programs;
 use crate::error::{Error, Result};
 use crate::exec::lower::MessageWay;
 use crate::exec::{Call, Message, Program};
-use crate::plan::{Layout, Windows};
+use crate::plan::{self, Layout, Windows};
 use crate::reach::channel_search::JoinedGpus;
 use crate::reach::line_ways::LineWays;
 use crate::sync::primitive::Arc;
@@ -22,9 +22,9 @@ pub(super) struct DeviceChooser {
     /// The layout on which calls are planned: the communicator's, with the channels that were searched for.
     layout: Arc<Layout>,
     programs: Programs,
-    /// Some ranks' devices reach each other's memory, and some do not: long calls follow channels, which pass along
-    /// links, and do not work in scratch, which lies in the host's memory then.
-    partly_staged: bool,
+    /// Long calls follow the channels that were searched for, which pass along links: some ranks' devices do not reach
+    /// each other's memory, so that scratch would lie in the host's, or all are joined by links between their hosts.
+    by_channels: bool,
     /// The protocols by which ranks can send to each other.
     line_ways: LineWays,
     /// Of the ranks for which this one launches, by rank.
@@ -39,7 +39,7 @@ impl DeviceChooser {
     pub(super) fn new(
         grounds: &Arc<Grounds>,
         found: Option<JoinedGpus>,
-        partly_staged: bool,
+        by_channels: bool,
         line_ways: LineWays,
     ) -> Result<DeviceChooser> {
         let layout = match found {
@@ -49,7 +49,7 @@ impl DeviceChooser {
             None => Arc::clone(&grounds.layout),
         };
         let (grounds, programs, led) = (Arc::clone(grounds), Programs::default(), HashMap::new());
-        Ok(DeviceChooser { grounds, layout, programs, partly_staged, line_ways, led })
+        Ok(DeviceChooser { grounds, layout, programs, by_channels, line_ways, led })
     }
 
     /// The program of a call. Unless the user's filters forbid it, ranks of a host send small calls as lines
@@ -67,10 +67,15 @@ impl DeviceChooser {
     fn path(&self, asked: Question<'_>) -> Result<PlanPath> {
         let direct = self.grounds.settings.algorithms.allows(asked.collective, Algorithm::Direct)
             && self.grounds.one_host()
-            && !(self.partly_staged && self.grounds.longest_block_bytes(asked) > MOST_STAGED_BYTES);
+            && !(self.by_channels && self.grounds.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let protocols = match self.protocol(asked, self.grounds.world.size)? {
-            // A file has costs of processors and their memory: between GPUs of a host they count for nothing.
-            Protocol::Simple => return self.grounds.path_by_simple(asked, direct, false),
+            Protocol::Simple => {
+                if let Some(choice) = self.along_channels(asked) {
+                    return Ok(PlanPath::Slots(choice));
+                }
+                // A file has costs of processors and their memory: between GPUs of a host they count for nothing.
+                return self.grounds.path_by_simple(asked, direct, false);
+            }
             Protocol::LowLatency => &[Protocol::LowLatency],
             Protocol::LowLatency128 => &[Protocol::LowLatency128],
         };
@@ -84,6 +89,29 @@ impl DeviceChooser {
         let query = Query { protocols, ..self.grounds.query(asked, false) };
         let filters = Filters { protocols: Filter::default(), ..self.grounds.filters.clone() };
         self.grounds.choose(&query, &filters).map(PlanPath::Slots)
+    }
+
+    /// The choice of a long call that follows the channels; `None` for other calls, where no channels were found, and
+    /// where the collective or the user's filters leave no algorithm that follows them. Costs are not asked: those of a
+    /// communicator are of processors, their memory and TCP. By them all ranks would send to all, over links that other
+    /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of so many ranks is deeper than
+    /// its connections have slots.
+    fn along_channels(&self, asked: Question<'_>) -> Option<Choice> {
+        let (grounds, collective) = (&self.grounds, asked.collective);
+        let ranks = u64::from(grounds.world.size);
+        let blocks = if plan::each_has_blocks(collective) { ranks } else { 1 };
+        let bytes = grounds.longest_block_bytes(asked).saturating_mul(blocks);
+        let is_ordered = grounds.settings.reproducible && collective.reduces();
+        if !self.by_channels || is_ordered || bytes <= ranks * MOST_RANK_BYTES_OFF_CHANNELS {
+            return None;
+        }
+        let follows = |algorithm: &Algorithm| {
+            self.layout.lanes_of(*algorithm).is_some()
+                && plan::algorithms(collective).contains(algorithm)
+                && grounds.settings.algorithms.allows(collective, *algorithm)
+        };
+        let algorithm = [Algorithm::Ring, Algorithm::Tree].into_iter().find(follows)?;
+        Some(Choice { algorithm, protocol: Protocol::Simple, channels: tune::channels(grounds.settings.channels) })
     }
 
     /// Those of the protocols `possible` that the user leaves for all of these collectives.
@@ -223,3 +251,7 @@ impl DeviceChooser {
 
 /// Up to here latency counts for more than the way that data takes.
 const MOST_STAGED_BYTES: u64 = 64 << 10;
+/// The same of all blocks together, for each rank, where calls may follow channels: by simulations, a ring of the 8
+/// GPUs of a mesh is as fast as an exchange of all with all at 1 MiB, and one of the 72 of a rack overtakes rails
+/// between hosts from 8 MiB on.
+const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;

@@ -53,8 +53,9 @@ pub struct ForeseenGpus {
     pub orders: Option<ChannelOrders>,
     /// The rail of each rank's nearest NIC.
     pub rails: Vec<Option<u32>>,
-    /// Whether some reach each other's memory, and some do not.
-    pub partly_staged: bool,
+    /// Whether long calls follow the channels: some reach each other's memory, and some do not, or links join those of
+    /// all hosts.
+    pub by_channels: bool,
     /// The protocols by which all can send to all.
     pub protocols: Vec<Protocol>,
 }
@@ -104,11 +105,11 @@ impl Foreseen {
     /// # Errors
     /// As [`Foreseen::on_processors`]; for channels of other ranks.
     pub fn on_gpus(ranks: ForeseenRanks<'_>, gpus: ForeseenGpus) -> Result<Foreseen> {
-        let ForeseenGpus { orders, rails, partly_staged, protocols } = gpus;
+        let ForeseenGpus { orders, rails, by_channels, protocols } = gpus;
         let grounds = grounds(ranks)?;
         let found = orders.map(|orders| JoinedGpus::described(orders, rails));
         let line_ways = LineWays { all: protocols, ..LineWays::simple(grounds.world.size) };
-        let side = ForeseenSide::Device(DeviceChooser::new(&grounds, found, partly_staged, line_ways)?);
+        let side = ForeseenSide::Device(DeviceChooser::new(&grounds, found, by_channels, line_ways)?);
         Ok(Foreseen { grounds, side, registered: ranks.registered })
     }
 

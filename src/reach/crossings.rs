@@ -183,6 +183,13 @@ impl Crossings {
         self.peers_of(rank).binary_search(&peer).is_ok()
     }
 
+    /// Whether ranks of different hosts all reach each other's memory; not where all are on one host.
+    pub fn join_all(&self) -> bool {
+        let near = |rank: usize| self.hosts.iter().filter(|host| **host == self.hosts[rank]).count();
+        let ranks = self.hosts.len();
+        (0..ranks).all(|rank| near(rank) < ranks && near(rank) + self.peers[rank].len() == ranks)
+    }
+
     /// The ranks of other hosts whose memory `rank` reaches, and they its, in order.
     pub(super) fn peers_of(&self, rank: Rank) -> &[Rank] {
         &self.peers[rank.index()]
@@ -371,5 +378,15 @@ mod tests {
         found.devices = vec![found.devices[0]; 4];
         found.join();
         assert!(found.peers_of(a).is_empty() && why(&found, a, c).contains("one GPU"));
+    }
+
+    #[test]
+    fn all_are_joined_where_each_reaches_all_other_hosts() {
+        let devices = [1, 2, 3].map(|number| DeviceIdentity([number; 16]));
+        let joined =
+            |hosts: [usize; 3], cliques: [u32; 3]| Crossings::of_cliques(&devices, &hosts, &cliques.map(Ok)).join_all();
+        assert!(joined([0, 0, 1], [7; 3]) && joined([0, 1, 2], [7; 3]));
+        assert!(!joined([0, 0, 1], [7, 8, 7]), "rank 1 goes by the network");
+        assert!(!joined([0; 3], [7; 3]), "nothing crosses");
     }
 }

@@ -255,10 +255,12 @@ impl Meeting {
         &self.staged
     }
 
-    /// Whether some ranks of different devices reach each other's memory, and some do not.
-    pub fn is_partly_staged(&self) -> bool {
+    /// Whether long calls do better along channels than otherwise: where some ranks of different devices reach each
+    /// other's memory, and some do not, and where links join the devices of all hosts. The same on all ranks.
+    pub fn follows_channels(&self) -> bool {
         let of = |rank: Rank| (self.hosts[rank.index()], self.devices[rank.index()]);
-        self.staged.is_partial(|rank, other| of(rank) == of(other) || of(rank).0 != of(other).0)
+        let is_partial = self.staged.is_partial(|rank, other| of(rank) == of(other) || of(rank).0 != of(other).0);
+        is_partial || self.crossings.join_all()
     }
 
     /// The ranks of other processes with which this one works in the memory of devices.

@@ -218,13 +218,13 @@ impl Modelled {
     }
 
     /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its
-    /// ports and what each rank sends inside must both have gone.
+    /// ports and what leaves each rank by its links must both have gone.
     pub fn all_reduce_bound(&self) -> f64 {
         let domains = self.terrain.domains();
         let seats = domains.iter().map(Vec::len).min().unwrap_or(1);
         let [seats, hosts, ranks] = [seats, domains.len(), domains.iter().map(Vec::len).sum::<usize>()].map(float);
         let bus = (ranks - 1.0) / ranks;
-        let inside = if seats > 1.0 { self.terrain.egress() * seats / (seats - 1.0) } else { f64::INFINITY };
+        let inside = if seats > 1.0 { self.terrain.link_egress() * seats / (seats - 1.0) } else { f64::INFINITY };
         let between = if hosts > 1.0 { self.terrain.network() * hosts / (hosts - 1.0) } else { f64::INFINITY };
         bus * inside.min(between)
     }

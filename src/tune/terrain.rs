@@ -235,6 +235,12 @@ impl Terrain {
         self.classes.iter().map(DomainLinks::egress).fold(f64::INFINITY, f64::min)
     }
 
+    /// Bytes that a rank can send in a microsecond, to whichever peers of its domain: what its links carry that lead
+    /// away from it, on the average of a domain, in the domain with the least. No collective makes all ranks send more.
+    pub fn link_egress(&self) -> f64 {
+        self.classes.iter().map(DomainLinks::link_egress).fold(f64::INFINITY, f64::min)
+    }
+
     /// Bytes that all ports of a domain send in a microsecond, in the domain with the least.
     pub fn network(&self) -> f64 {
         self.classes.iter().map(|class| class.network_bytes_per_us).fold(f64::INFINITY, f64::min)
@@ -397,6 +403,18 @@ impl DomainLinks {
         let each =
             self.bytes_per_us.iter().zip(&loads).filter(|(_, load)| **load > 0.0).map(|(width, load)| width / load);
         each.fold(f64::INFINITY, f64::min)
+    }
+
+    /// What the first links of a seat's ways carry together, on the average of the seats; infinite where none is known.
+    fn link_egress(&self) -> f64 {
+        let of_seat = |ways: &[Course]| {
+            let mut firsts: Vec<usize> = ways.iter().filter_map(|way| Some(way.links.first()?.0)).collect();
+            firsts.sort_unstable();
+            firsts.dedup();
+            firsts.iter().map(|link| self.bytes_per_us[*link]).sum::<f64>()
+        };
+        let all: f64 = self.near.chunks(self.seats.max(1)).map(of_seat).sum();
+        if all > 0.0 { all / f64::from(u32::try_from(self.seats).unwrap_or(u32::MAX)) } else { f64::INFINITY }
     }
 
     fn way(

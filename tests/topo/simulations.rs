@@ -52,6 +52,26 @@ fn a_simulation_has_the_rings_of_communicators() {
     assert!(notes.contains("GPUDirect RDMA are not built; ranks send by TCP over one interface"), "{notes}");
 }
 
+/// Regression: where links do not join each pair of GPUs, and where they join several hosts, long calls went by what
+/// processors and TCP cost: an exchange of all with all over links that other pairs use (39 GB/s of 120), and rails between
+/// hosts on two lanes (12 of 722).
+#[test]
+fn long_calls_follow_the_channels_of_a_mesh_and_of_a_rack() {
+    let run = |machine: &str, more: &[&str]| -> serde_json::Value {
+        let output = sim(&[&["all_reduce", "--json", "--topo", machine, "-b", "1G"], more].concat());
+        assert!(output.status.success(), "{machine}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    for name in ["dgx1v", "nvl72"] {
+        let [chosen, ring] = [&[][..], &["--algo", "Ring"]].map(|more| run(&machine(name), more));
+        let busbw = |shown: &serde_json::Value| shown["runs"][0]["busbw_gbps"].as_f64().expect("a number");
+        let most = chosen["all_reduce_bound_gbps"].as_f64().expect("a bound");
+        let told = format!("{name}: {:.1} GB/s, by Ring {:.1}, at most {most:.1}", busbw(&chosen), busbw(&ring));
+        println!("{told}");
+        assert!(busbw(&chosen) >= busbw(&ring) && busbw(&chosen) > 0.6 * most && busbw(&chosen) <= most, "{told}");
+    }
+}
+
 /// What is played is what communicators choose, by their own functions: inside a host the direct plan whatever links
 /// cost, by lines where the call is small; over connections where GPUs reach each other in part; between hosts by usual
 /// costs, or those of a file. What is not as it is there is said.
@@ -83,7 +103,10 @@ fn a_simulation_plays_what_communicators_choose() {
     assert_eq!(way(&h100, &["-b", "1K"], &[("NCCL_PROTO", "Simple")]), ["Direct", "Simple", "scratch"]);
     assert_eq!(way(&h100, &["-b", "64M", "--algo", "Ring"], &[]), ["Ring", "Simple", "none"]);
     assert_eq!(way(&dgx1v, &["-b", "1K"], &[]), ["Direct", "LL", "none"]);
-    assert_eq!(way(&dgx1v, &["-b", "64M"], &[])[1..], ["Simple", "none"], "some pairs have no way: over connections");
+    assert_eq!(way(&dgx1v, &["-b", "64K"], &[("NCCL_PROTO", "Simple")]), ["Direct", "Simple", "scratch"]);
+    assert_eq!(way(&dgx1v, &["-b", "64M"], &[]), ["Ring", "Simple", "none"], "some pairs have no link");
+    assert_eq!(way(&dgx1v, &["-b", "64M", "--algo", "Direct"], &[]), ["Direct", "Simple", "none"], "filters bind");
+    assert_eq!(way(&dgx1v, &["-b", "64M"], &[("RSCCL_REPRODUCIBLE", "1")])[0], "Direct", "the order of ranks binds");
     assert_eq!(way(&h100, &["-b", "64M", "--hosts", "2"], &[]), ["Ring", "Simple", "scratch"]);
     assert_eq!(way(&h100, &["-b", "64M", "--hosts", "2"], &[("NCCL_SHM_DISABLE", "1")])[2], "none");
     assert_eq!(way(&cpu, &["-b", "64M"], &[]), ["Direct", "Simple", "scratch"]);

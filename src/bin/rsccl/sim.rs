@@ -200,7 +200,7 @@ impl There<'_> {
         let described = ForeseenGpus {
             orders: if is_whole { self.orders(found, (&system, &gpus), &mut Vec::new())? } else { None },
             rails: channels::rails(&system, &gpus),
-            partly_staged: reach.is_staged && reach.is_reached,
+            by_channels: (reach.is_staged && reach.is_reached) || (reach.is_joined && all.len() == 1),
             protocols,
         };
         Foreseen::on_gpus(standing(&hosts, cores), described)

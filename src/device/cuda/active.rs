@@ -15,7 +15,7 @@ use super::driver::result::call;
 use super::driver::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use super::launch::arguments::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::launch::graphs::{Captures, GraphKeep};
-use super::launch::kernels::{EntryPoint, Kernels, Meets};
+use super::launch::kernels::{EntryPoint, Kernels, LoadedKernel, Meets};
 use super::launch::polling::Polling;
 use super::launch::tables::Tables;
 use super::launch::walks::Walks;
@@ -331,6 +331,11 @@ impl Active {
             && ends.iter().all(|end| matches!(end.is_done(), Ok(true)))
     }
 
+    /// Blocks and threads of a kernel's launch that moves `bytes`.
+    pub(super) fn shape(&self, function: LoadedKernel, bytes: u64) -> GridShape {
+        GridShape::of(bytes, function.blocks.saturating_mul(self.multiprocessors))
+    }
+
     /// Launches a kernel on all steps, each of which moves at most `bytes`. The context must be current.
     ///
     /// # Safety
@@ -343,7 +348,7 @@ impl Active {
         bytes: u64,
     ) -> Result<()> {
         let function = self.kernels.function(entry);
-        let shape = GridShape::of(bytes, function.blocks.saturating_mul(self.multiprocessors));
+        let shape = self.shape(function, bytes);
         let start = |mut arguments: Arguments| {
             let mut used = arguments.bytes();
             let parameters = arguments.as_mut_ptr().cast();

@@ -42,15 +42,17 @@ pub struct KnownOfTwo {
     pub lines: Vec<String>,
 }
 
-/// What the ways between ranks of one host mean for collectives.
+/// What the ways between ranks mean for collectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescribedReach {
-    /// Whether some do not reach each other's memory.
+    /// Whether some ranks of one host do not reach each other's memory.
     pub is_staged: bool,
     /// Whether some do.
     pub is_reached: bool,
-    /// Whether NVLinks join all of them, which reach each other.
+    /// Whether NVLinks join all ranks of each host, which reach each other.
     pub is_linked: bool,
+    /// Whether there are several hosts, and NVLinks lead from each rank to all of the others.
+    pub is_joined: bool,
 }
 
 /// Nothing is known of the driver.
@@ -96,9 +98,15 @@ impl<'a> Described<'a> {
             }
     }
 
-    /// What the ways between ranks of one host mean for collectives.
+    /// What the ways between ranks mean for collectives.
     pub fn reach(&self) -> DescribedReach {
-        let mut found = DescribedReach { is_staged: false, is_reached: false, is_linked: true };
+        let far = || {
+            let pairs = ranks(&self.gpus).flat_map(|(one, _)| ranks(&self.gpus).map(move |(other, _)| (one, other)));
+            pairs.filter(|(one, other)| self.is_far(*one, *other))
+        };
+        let is_joined =
+            far().next().is_some() && far().all(|(one, other)| self.way(one, other).way == PeerWay::Crossing);
+        let mut found = DescribedReach { is_staged: false, is_reached: false, is_linked: true, is_joined };
         for (one, _) in ranks(&self.gpus) {
             let near = ranks(&self.gpus).filter(|(other, _)| *other != one && !self.is_far(one, *other));
             for (other, _) in near {
@@ -410,6 +418,13 @@ mod tests {
     fn hosts_of_one_clique_reach_each_other_and_others_do_not() {
         let usual = WaySettings::default();
         assert_eq!(first("nvl72", (0, 71), usual), "P2P/MNNVL");
+        let joined = |name: &str, settings: WaySettings| {
+            let system = system(name);
+            let hosts: Vec<u32> = system.gpus().iter().map(|gpu| system.node(*gpu).host).collect();
+            Described::of(&system, (settings, &no_driver), &hosts).reach().is_joined
+        };
+        assert!(joined("nvl72", usual) && !joined("h100x8", usual));
+        assert!(!joined("nvl72", WaySettings { no_mnnvl: true, ..usual }));
         let never = WaySettings { no_mnnvl: true, ..usual };
         assert!(first("nvl72", (0, 71), never).starts_with("NET/Socket/0"));
         let (machine, _) = xml::parse("h100x8", machines::text("h100x8")).unwrap();

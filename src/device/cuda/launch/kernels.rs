@@ -127,9 +127,9 @@ static INTERPRETER_IMAGES: [Image; INTERPRETERS] = images! {
 };
 
 /// The entry points of [`Meets`].
-const MEETS: [&CStr; 2] = [c"meet", c"leave"];
+const MEETS: [&CStr; 3] = [c"bring", c"meet", c"leave"];
 
-/// What the leader of a GPU that processes share runs around a call.
+/// What processes that share a GPU run around a call.
 static MEET_IMAGES: [Image; 1] = images! {
     "meet": &MEETS;
 };
@@ -205,6 +205,8 @@ impl Interpreters {
 /// The kernels around a call of several processes, in one context.
 #[derive(Debug)]
 pub(in crate::device::cuda) struct Meets {
+    /// Copies a member's input to its stage.
+    pub(super) bring: LoadedKernel,
     /// Compares the calls.
     pub(super) meet: CUfunction,
     /// Lets the members go on.
@@ -222,8 +224,10 @@ impl Meets {
     /// Loads them for a GPU of this compute capability.
     pub(in crate::device::cuda) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Meets> {
         let (functions, _modules) = load(primary, &MEET_IMAGES, capability)?;
-        let [meet, leave] = functions[..] else { return Err(Error::internal("the module meet has two functions")) };
-        Ok(Meets { meet: meet.handle, leave: leave.handle, _modules })
+        let [bring, meet, leave] = functions[..] else {
+            return Err(Error::internal("the module meet has three functions"));
+        };
+        Ok(Meets { bring, meet: meet.handle, leave: leave.handle, _modules })
     }
 }
 

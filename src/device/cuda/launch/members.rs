@@ -8,18 +8,21 @@
 //!
 //! | stream of | does |
 //! |---|---|
-//! | a member | copies; writes its label and `arrived`, waits for `done`, makes it 0 again, all by memory operations; copies |
-//! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); works; writes `done` |
+//! | a member | copies (`bring`, kernels/meet.cu); writes its label and `arrived`, waits for `done`, makes it 0 again, all by memory operations; copies |
+//! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`meet`); works; writes `done` |
 //!
 //! All values are the same in each call, and all words come back to 0, so that a captured call replays with no host in
 //! between. A wait for a process that has died is let go on by the host ([`StatusPage`]), which has said so on the
 //! leader's page before: the programs behind the meeting ask for that, because ranks of other GPUs would take what they
 //! make of a stage that nobody has filled. Folds ask for nothing: what they make stays on this GPU, in calls that fail.
+//! A member that was told to stop may have further calls in its stream, which goes on: so it brings nothing more to its
+//! stage, on which the leader may still work, and the leader stops where it finds the fault on the member's page.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys::CUfunction;
 
+use super::arguments::GridShape;
 use super::kernels::Meets;
 use super::levels::LevelLaunch;
 use super::polling::{self, Seats, differ};
@@ -69,6 +72,16 @@ struct MeetArguments {
 }
 
 const _: () = assert!(size_of::<MeetArguments>() == 40 + 8 * MOST_RANKS && DeviceRanks::LEADER == 0);
+
+/// `BringArguments`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct BringArguments {
+    page: u64,
+    copy: StageCopy,
+}
+
+const _: () = assert!(size_of::<BringArguments>() == 32);
 
 /// The status page of a rank, one of `pages`. For set-up: it loads kernels.
 ///
@@ -171,8 +184,9 @@ pub(in crate::device::cuda) unsafe fn launch(
         }
     };
     let _nothing_is_freed = active.primary().gate().launch();
+    let mut before = acrosses.iter().flat_map(|across| &across.before);
     // SAFETY: the caller's contract, for these copies too.
-    acrosses.iter().flat_map(|across| &across.before).try_for_each(|copy| unsafe { put(active, stream, copy) })?;
+    before.try_for_each(|copy| unsafe { members.bring(active, stream, copy) })?;
     members.arrive(active, stream, label)?;
     match work {
         Work::Waits => {}
@@ -195,6 +209,30 @@ impl Membership {
     /// Whether a collective begins with a meeting of processes.
     pub(super) fn meets_others(&self) -> bool {
         self.meets.is_some()
+    }
+
+    /// Copies to a stage; a member that was told to stop does not.
+    ///
+    /// # Safety
+    /// Until it is done, both places are good for its bytes.
+    unsafe fn bring(&self, active: &Arc<Active>, stream: StreamHandle, copy: &StageCopy) -> Result<()> {
+        let me = self.ranks.me;
+        let Some(meets) = self.meets.as_ref().filter(|_| me != DeviceRanks::LEADER) else {
+            // Its stage is worked on in this stream alone.
+            // SAFETY: the caller's contract.
+            return unsafe { put(active, stream, copy) };
+        };
+        let mut arguments = BringArguments { page: word(self.pages, me, 0), copy: *copy };
+        let mut parameters: [*mut c_void; 1] = [(&raw mut arguments).cast()];
+        let GridShape { blocks, threads } = active.shape(meets.bring, copy.bytes);
+        let (primary, function, none) = (active.primary(), meets.bring.handle, std::ptr::null_mut());
+        let parameters = parameters.as_mut_ptr();
+        // SAFETY: the function is loaded, and takes `BringArguments`, which the call copies; the page stays while a
+        // part of the launch keeps it, and the caller vouches for the places.
+        let launched = unsafe {
+            call!(primary, cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream.0, parameters, none))
+        };
+        launched.map_err(|failure| primary.error(failure))
     }
 
     /// The leader waits for the members and compares the calls; a member says that it has come, and waits for the

@@ -38,8 +38,12 @@ pub(super) unsafe fn symbol<F: Copy>(name: &CStr) -> F {
 }
 
 pub(super) fn wait(event: &dyn Event) {
+    until(|| event.is_done().unwrap());
+}
+
+pub(super) fn until(mut is_so: impl FnMut() -> bool) {
     let deadline = Deadline::after(LONGEST);
-    while !event.is_done().unwrap() {
+    while !is_so() {
         assert!(!deadline.passed(clock::now()), "the work ends");
         std::thread::yield_now();
     }
