@@ -79,6 +79,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_SECRET_FILE", config.secret_file);
     lay(*made, "RSCCL_STORE", config.store);
     lay(*made, "NCCL_SOCKET_IFNAME", config.socket_interfaces);
+    lay(*made, "RSCCL_RAILS", config.rails);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
     lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);

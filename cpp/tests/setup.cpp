@@ -476,6 +476,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"RSCCL_TEAM_RANKS", [](Config& c) { c.team_ranks = 8; }, [](Config& c) { c.team_ranks = 0; }},
         {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net = "Pigeon"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
+        {"RSCCL_RAILS", [](Config& c) { c.rails = "eth0=0"; }, [](Config& c) { c.rails = "eth0"; }},
         {"NCCL_SOCKET_FAMILY", [](Config& c) { c.socket_family = "AF_INET"; }, [](Config& c) { c.socket_family = "AF_UNIX"; }},
         {"NCCL_SOCKET_NTHREADS", [](Config& c) { c.socket_threads = 1; }, [](Config& c) { c.socket_threads = 1000; }},
         {"NCCL_NSOCKS_PERTHREAD", [](Config& c) { c.sockets_per_thread = 2; }, [](Config& c) { c.sockets_per_thread = 1000; }},

@@ -24,8 +24,19 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// # Errors
 /// [`crate::error::Kind::System`] if the address is taken or does not belong to this machine.
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    listen_as(address, |_| Ok(()))
+}
+
+/// [`listen`] of a socket that was given its options by `tune`.
+///
+/// # Errors
+/// As there, and of `tune`.
+pub(crate) fn listen_as(
+    address: SocketAddr,
+    tune: impl FnOnce(&Socket) -> io::Result<()>,
+) -> Result<(TcpListener, SocketAddr)> {
     check_loopback(address)?;
-    bound(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
+    bound(address, tune).map_err(|error| Error::system(format!("listening at {address}"), error))
 }
 
 /// Listens at `port` of every address that this machine has or gets, of both families if it has IPv6.

@@ -1,5 +1,6 @@
 //! What the engine needs of the configuration, read and checked once.
 
+pub(crate) mod data_interfaces;
 pub mod differing;
 pub mod searching;
 pub mod standing;
@@ -23,6 +24,7 @@ use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
+use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
 use standing::Standing;
@@ -75,6 +77,8 @@ pub(crate) struct Settings {
     pub(crate) team_ranks: Option<usize>,
     /// By what the rank's place on its host is found.
     pub(crate) standing: Standing,
+    /// Which interfaces carry data.
+    pub(crate) data_interfaces: DataInterfaces,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// What things cost, where it was measured.
@@ -104,7 +108,8 @@ impl Settings {
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
-            sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
+            sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
+                .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
             send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
         };
@@ -144,6 +149,7 @@ impl Settings {
             asked_protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
+            data_interfaces: DataInterfaces::read(config)?,
             searching: Searching::read(config)?,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,

@@ -37,14 +37,14 @@ NVLS: not built, reductions in NVLink switches
     assert_eq!(same.lines().count(), 1, "{same}");
 }
 
-/// What is not built is not said to run: PXN, rails, GPUDirect RDMA.
+/// What is not built is not said to run: PXN, GPUDirect RDMA.
 #[test]
 fn why_says_what_is_not_built_between_gpus_and_nics() {
     let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
     for line in [
         "GPUDirect RDMA: not built, and PHB is beyond NCCL_NET_GDR_LEVEL=PXB",
         "PXN: not built, though GPU 1 is near that NIC, and NVLink leads there\n",
-        "rails: not built, ranks send by TCP over one interface of their host",
+        "rails: ranks send by TCP over all interfaces that one subnet joins",
         "SHARP: not built",
     ] {
         assert!(shown.contains(line), "{line}: {shown}");

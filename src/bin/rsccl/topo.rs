@@ -141,8 +141,8 @@ pub(crate) fn graphs_of_file(
 }
 
 /// What channels between hosts promise and nobody has built.
-pub(crate) const UNBUILT: &str = "channels are those that the links would carry; several NICs, rails, PXN and \
-                                  GPUDirect RDMA are not built";
+pub(crate) const UNBUILT: &str = "channels are those that the links would carry; PXN and GPUDirect RDMA are \
+                                  not built";
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.

@@ -74,6 +74,7 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_SECRET_FILE", "{secret}", Own),
     ("RSCCL_STORE", "tcp://127.0.0.1:1", Own),
     ("NCCL_SOCKET_IFNAME", "=lo", Own),
+    ("RSCCL_RAILS", "lo=3", Own),
     ("NCCL_SOCKET_FAMILY", "AF_INET6", Own),
     ("NCCL_SOCKET_NTHREADS", "2", Equal),
     ("NCCL_NSOCKS_PERTHREAD", "3", Equal),

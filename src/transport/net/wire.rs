@@ -81,8 +81,9 @@ pub(super) fn cut_off(peer: Rank) -> Error {
 }
 
 pub(super) const HEADER_BYTES: usize = 32;
-/// Parts of less are not worth a socket of their own.
-pub(super) const LEAST_PART: usize = 64 << 10;
+/// Parts of less are not worth a socket of their own. Each of four rails has a part of the pieces of collectives, which
+/// have 128 KiB.
+pub(super) const LEAST_PART: usize = 32 << 10;
 /// Bytes that are read ahead of need: a small message and its header, in one call. They are copied once more.
 pub(super) const AHEAD_BYTES: usize = 4096;
 
