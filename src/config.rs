@@ -207,14 +207,22 @@ pub struct Config {
     pub secret_file: Option<PathBuf>,
     /// The store where the ranks of `from_env()` meet. `RSCCL_STORE`.
     pub store: Option<StoreAddress>,
-    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts take
-    /// all that a network joins (rails). `NCCL_SOCKET_IFNAME`; all but loopback and those of containers, bridges and
-    /// tunnels.
+    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts
+    /// take all that a network joins (rails). `NCCL_SOCKET_IFNAME`; all but loopback and those of containers, bridges
+    /// and tunnels.
     pub socket_interfaces: Option<String>,
     /// Which interface is on which network, as `eth0=0,eth1=1`: interfaces of two hosts with one number send data to
     /// each other. Each host names its own; the numbers count where both hosts of a pair have some. `RSCCL_RAILS`;
     /// interfaces with addresses in one subnet do.
     pub rails: Option<String>,
+    /// For how long the other end of a data connection may answer nothing, not even the system's probes, until the
+    /// call fails, in whole seconds from 2 on. A peer that computes or is stopped answers: its system does. Each rank
+    /// has its own. `RSCCL_NIC_TIMEOUT`; 10 s.
+    pub nic_timeout: Duration,
+    /// The congestion control of data sockets, by the kernel's name for it: reno, cubic, bbr, dctcp. BBR paces what is
+    /// sent, and costs between hosts what `docs/from-nccl.md` says. Each rank has its own. `RSCCL_TCP_CONGESTION`; the
+    /// system's (`net.ipv4.tcp_congestion_control`), and inside a host reno in place of BBR.
+    pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
@@ -299,6 +307,8 @@ impl Default for Config {
             store: None,
             socket_interfaces: None,
             rails: None,
+            nic_timeout: Duration::from_secs(10),
+            tcp_congestion: None,
             socket_family: None,
             socket_threads: None,
             sockets_per_thread: None,
@@ -654,6 +664,10 @@ setters! {
     with_socket_interfaces => socket_interfaces: impl Into<String>, some;
     /// Sets [`Config::rails`].
     with_rails => rails: impl Into<String>, some;
+    /// Sets [`Config::nic_timeout`].
+    with_nic_timeout => nic_timeout: Duration;
+    /// Sets [`Config::tcp_congestion`].
+    with_tcp_congestion => tcp_congestion: impl Into<String>, some;
     /// Sets [`Config::socket_family`].
     with_socket_family => socket_family: SocketFamily, some;
     /// Sets [`Config::socket_threads`].

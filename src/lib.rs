@@ -135,7 +135,7 @@ pub mod internals {
     }
     pub mod session {
         pub mod settings {
-            pub use crate::session::settings::{check, ways};
+            pub use crate::session::settings::{check, nics_here, ways};
         }
     }
     pub mod sys {

@@ -80,6 +80,8 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_STORE", config.store);
     lay(*made, "NCCL_SOCKET_IFNAME", config.socket_interfaces);
     lay(*made, "RSCCL_RAILS", config.rails);
+    lay(*made, "RSCCL_NIC_TIMEOUT", config.nic_timeout);
+    lay(*made, "RSCCL_TCP_CONGESTION", config.tcp_congestion);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
     lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);

@@ -477,6 +477,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net = "Pigeon"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
         {"RSCCL_RAILS", [](Config& c) { c.rails = "eth0=0"; }, [](Config& c) { c.rails = "eth0"; }},
+        {"RSCCL_NIC_TIMEOUT", [](Config& c) { c.nic_timeout = std::chrono::seconds(3); }, [](Config& c) { c.nic_timeout = std::chrono::seconds(1); }},
+        {"RSCCL_TCP_CONGESTION", [](Config& c) { c.tcp_congestion = "reno"; }, [](Config& c) { c.tcp_congestion = "no such control"; }},
         {"NCCL_SOCKET_FAMILY", [](Config& c) { c.socket_family = "AF_INET"; }, [](Config& c) { c.socket_family = "AF_UNIX"; }},
         {"NCCL_SOCKET_NTHREADS", [](Config& c) { c.socket_threads = 1; }, [](Config& c) { c.socket_threads = 1000; }},
         {"NCCL_NSOCKS_PERTHREAD", [](Config& c) { c.sockets_per_thread = 2; }, [](Config& c) { c.sockets_per_thread = 1000; }},

@@ -140,16 +140,17 @@ impl std::fmt::Display for Rules {
 }
 
 /// The interfaces that may be used, best first, each with its best address: at least one, at most [`MAX_INTERFACES`].
-/// Ranks meet on the first one, and their data take all. An address that routers forward is better than a link-local one (169.254.0.0/16,
-/// fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the last. Otherwise the
-/// machine's order decides.
+/// Ranks meet on the first one, and their data take all. An address that routers forward is better than a link-local
+/// one (169.254.0.0/16, fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the
+/// last. Otherwise the machine's order decides.
 ///
-/// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address: those
-/// named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all others
-/// but `docker…`, `virbr…` and further ones of containers, bridges and tunnels (`veth…`, `cali…`, `cni…`, `flannel…`,
-/// `br-` and 12 digits, `podman…`, `lxcbr…`, `lxdbr…`, `tun…`, `tap…`: NCCL does not know those from others); else `ib…` and then
-/// the others by link-local addresses; else `docker…`; else these further ones; else loopback; else `virbr…`. An
-/// interface is loopback if its address is, whatever its name: a host may have its only address on `lo`.
+/// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address:
+/// those named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all
+/// others but `docker…`, `virbr…` and further ones of containers, bridges and tunnels (`veth…`, `cali…`, `cni…`,
+/// `flannel…`, `br-` and 12 digits, `podman…`, `lxcbr…`, `lxdbr…`, `tun…`, `tap…`: NCCL does not know those from
+/// others); else `ib…` and then the others by link-local addresses; else `docker…`; else these further ones; else
+/// loopback; else `virbr…`. An interface is loopback if its address is, whatever its name: a host may have its only
+/// address on `lo`.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this

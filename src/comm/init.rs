@@ -21,12 +21,11 @@ use crate::session::settings::Settings;
 use crate::session::settings::bootstrap_options;
 use crate::session::settings::standing;
 use crate::session::settings::tuning::Tuning;
-use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits};
-use crate::topo::rails::Nic;
 use crate::topo::search::between::CrossNic;
-use crate::transport::{Crossing, Fabric, NicTable, PeerInfo, host_id, nics, process_space, process_token};
+use crate::transport::nics::{self, ToldNics};
+use crate::transport::{Crossing, Fabric, NicTable, PeerInfo, host_id, process_space, process_token};
 use crate::types::{Rank, World};
 
 impl Communicator {
@@ -284,7 +283,7 @@ fn meet(
     settings: &Settings,
     known: Option<HostSeats>,
     wait: Wait,
-) -> Result<(Vec<PeerInfo>, HostSeats, Vec<Arc<[Nic]>>)> {
+) -> Result<(Vec<PeerInfo>, HostSeats, ToldNics)> {
     let world = bootstrap.world();
     let wait = wait.with_progress(settings.progress.clone());
     let mine = PeerInfo {
@@ -311,7 +310,10 @@ fn meet(
     let (nics, told) = nics::decode(told)?;
     let seats = match known {
         // Where the seats are known nobody tells one.
-        Some(known) => known,
+        Some(known) => match world.ranks().zip(&told).find(|(_, rest)| !rest.is_empty()) {
+            Some((rank, _)) => return Err(Error::remote(rank, format!("rank {rank} tells more than it was asked"))),
+            None => known,
+        },
         None => HostSeats::gathered(&mine, peers.iter().zip(told))?,
     };
     let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else {

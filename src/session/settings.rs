@@ -20,8 +20,9 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
+use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::transport::{Congestion, Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
 use data_interfaces::DataInterfaces;
@@ -112,6 +113,8 @@ impl Settings {
                 .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
             send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+            silence: config.nic_timeout,
+            congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
@@ -149,7 +152,7 @@ impl Settings {
             asked_protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
-            data_interfaces: DataInterfaces::read(config)?,
+            data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
             searching: Searching::read(config)?,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
@@ -168,7 +171,8 @@ impl Settings {
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
         let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
-        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes } = sockets;
+        // Each end judges a socket's silence, and sends, by its own.
+        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, silence: _, congestion: _ } = sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
             (&["NCCL_P2P_DISABLE"], shown(no_local)),
@@ -212,6 +216,14 @@ pub fn check(config: &Config) -> Result<()> {
     settings.searching.machine()?;
     settings.searching.graphs()?;
     Ok(())
+}
+
+/// The interfaces that carry data of ranks of this machine by `config`, which has been resolved; for `rsccl topo`.
+///
+/// # Errors
+/// Of the settings; [`crate::error::Kind::InvalidUsage`] where no interface is usable.
+pub fn nics_here(config: &Config) -> Result<Vec<DataNic>> {
+    DataInterfaces::read(config, bootstrap_options(config)?)?.here()
 }
 
 /// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.

@@ -142,7 +142,9 @@ mod tests {
             let folder = root.path().join("sys/class/net").join(name);
             std::fs::create_dir_all(folder.join("device")).unwrap();
             std::fs::write(folder.join("speed"), speed).unwrap();
-            node.map(|node| std::fs::write(folder.join("device/numa_node"), node).unwrap());
+            if let Some(node) = node {
+                std::fs::write(folder.join("device/numa_node"), node).unwrap();
+            }
             device(root.path(), name)
         };
         let known = |rate_mbit, node| NetworkDevice { rate_mbit, node };

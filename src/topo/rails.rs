@@ -8,12 +8,12 @@ use core::net::IpAddr;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
 /// A network interface that may carry data, as its rank tells all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nic {
+pub struct DataNic {
     /// The interface, as `eth0`.
     pub name: String,
     /// Its address.
@@ -80,7 +80,7 @@ pub struct Receiving {
 /// Numbers count where both ranks have some. In each network the NICs of both sides stand in the order of their
 /// addresses, and a side with fewer serves several of the other's. A NIC of a rate that would hold the others back is
 /// left out: each rail carries an equal part, so that of `n` rails the slowest counts `n` times.
-pub fn between(mine: &[Nic], theirs: &[Nic]) -> Rails {
+pub fn between(mine: &[DataNic], theirs: &[DataNic]) -> Rails {
     let numbered = [mine, theirs].iter().all(|nics| nics.iter().any(|nic| nic.rail.is_some()));
     let networks = [networks(mine, numbered), networks(theirs, numbered)];
     let (mut used, mut left_out) = (Vec::new(), Vec::new());
@@ -89,7 +89,7 @@ pub fn between(mine: &[Nic], theirs: &[Nic]) -> Rails {
         // As of the bridges of containers, which have one address on every host and join no hosts.
         let is_twice = |place: &&usize| others.iter().any(|other| theirs[*other].address == mine[**place].address);
         if let Some(place) = own.iter().find(is_twice) {
-            let Nic { name, address, .. } = &mine[*place];
+            let DataNic { name, address, .. } = &mine[*place];
             left_out.push(format!("{name}: both ranks have its address {address}"));
             continue;
         }
@@ -120,7 +120,7 @@ impl Rails {
     /// The rails, places among [`Rails::used`], in the order in which the sockets of a connection take them: first the
     /// receiver's, which are those of the NICs at its NUMA node, where it has such. The turn says which of them is the
     /// first.
-    pub fn order(&self, (mine, theirs): (&[Nic], &[Nic]), receiving: Receiving) -> Vec<usize> {
+    pub fn order(&self, (mine, theirs): (&[DataNic], &[DataNic]), receiving: Receiving) -> Vec<usize> {
         let nic = |rail: &Rail| if receiving.is_me { &mine[rail.mine] } else { &theirs[rail.theirs] };
         let is_near = |place: &usize| receiving.node.is_some() && nic(&self.used[*place]).node == receiving.node;
         let (mut near, mut far): (Vec<usize>, Vec<usize>) = (0..self.used.len()).partition(is_near);
@@ -133,7 +133,61 @@ impl Rails {
     }
 }
 
-impl Nic {
+impl Rails {
+    /// Each rail with what joins it, and each NIC that is left out with the reason, in words.
+    pub fn described(&self, (mine, theirs): (&[DataNic], &[DataNic])) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.used.is_empty() {
+            lines.push("no rail, so by the interfaces on which ranks met".to_owned());
+        }
+        for (number, rail) in self.used.iter().enumerate() {
+            let ([mine, theirs], by) = ([&mine[rail.mine], &theirs[rail.theirs]], rail.by);
+            let rate = rail.rate_mbit.map_or_else(String::new, |rate| format!(", {rate} Mbit/s"));
+            let ends = format!("{} {} - {} {}", mine.name, mine.address, theirs.name, theirs.address);
+            lines.push(format!("[{number}] {ends} ({by}{rate})"));
+        }
+        lines.extend(self.left_out.iter().map(|reason| format!("not {reason}")));
+        lines
+    }
+}
+
+/// The NICs of a host as a user writes them, separated by commas: `eth0=10.1.0.2/24`, and behind that, where they are
+/// known, the rate in Mbit/s and the number of the network: `eth0=10.1.0.2/24@25000#3`. Without a name they are called
+/// `nic0` and on.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] with what cannot be read.
+pub fn parse(text: &str) -> Result<Vec<DataNic>> {
+    let wrong = |part: &str, why: &str| {
+        Error::invalid_argument(format!(
+            "{part:?} is no interface ({why}): write NAME=ADDRESS/BITS, as eth0=10.1.0.2/24, behind it @MBIT and #RAIL"
+        ))
+    };
+    let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() || parts.len() > MOST_NICS {
+        return Err(wrong(text, &format!("1 to {MOST_NICS} are wanted, separated by commas")));
+    }
+    let nic = |(place, part): (usize, &&str)| {
+        let (name, rest) = part.split_once('=').map_or((None, *part), |(name, rest)| (Some(name), rest));
+        let (rest, rail) = rest.split_once('#').map_or((rest, None), |(rest, rail)| (rest, Some(rail)));
+        let (rest, rate) = rest.split_once('@').map_or((rest, None), |(rest, rate)| (rest, Some(rate)));
+        let number = |text: &str| text.parse::<u32>().map_err(|_| wrong(part, &format!("{text:?} is no number")));
+        let (address, bits) = rest.split_once('/').ok_or_else(|| wrong(part, "the length of the subnet is missing"))?;
+        let address = address.parse::<IpAddr>().map_err(|_| wrong(part, &format!("{address:?} is no address")))?;
+        let subnet_bits = bits.parse::<u8>().ok().filter(|bits| *bits <= address_bits(address));
+        Ok(DataNic {
+            name: name.map_or_else(|| format!("nic{place}"), str::to_owned),
+            address,
+            subnet_bits: subnet_bits.ok_or_else(|| wrong(part, "the subnet is longer than the address"))?,
+            rate_mbit: rate.map(number).transpose()?,
+            node: None,
+            rail: rail.map(number).transpose()?,
+        })
+    };
+    parts.iter().enumerate().map(nic).collect()
+}
+
+impl DataNic {
     /// What it is on; `None` where it joins nobody: an address for one host alone, or one of its link, as service
     /// processors have them on every host.
     fn network(&self, numbered: bool) -> Option<JoinedBy> {
@@ -160,13 +214,13 @@ impl Nic {
 
 /// Whether another NIC of the list is in the subnet of the one at `place`. Then addresses do not say which NIC packets
 /// leave by.
-pub fn shares_subnet(nics: &[Nic], place: usize) -> bool {
+pub fn shares_subnet(nics: &[DataNic], place: usize) -> bool {
     let network = nics[place].network(false);
     network.is_some() && nics.iter().enumerate().any(|(other, nic)| other != place && nic.network(false) == network)
 }
 
 /// The NICs of each network, in the order of their addresses.
-fn networks(nics: &[Nic], numbered: bool) -> BTreeMap<JoinedBy, Vec<usize>> {
+fn networks(nics: &[DataNic], numbered: bool) -> BTreeMap<JoinedBy, Vec<usize>> {
     let mut networks: BTreeMap<JoinedBy, Vec<usize>> = BTreeMap::new();
     for (place, nic) in nics.iter().enumerate() {
         if let Some(by) = nic.network(numbered) {
@@ -181,13 +235,13 @@ fn networks(nics: &[Nic], numbered: bool) -> BTreeMap<JoinedBy, Vec<usize>> {
 
 /// As many rails as the side with more NICs has.
 fn pairs<'a>(
-    (mine, own): (&'a [Nic], &'a [usize]),
-    (theirs, others): (&'a [Nic], &'a [usize]),
+    (mine, own): (&'a [DataNic], &'a [usize]),
+    (theirs, others): (&'a [DataNic], &'a [usize]),
     by: JoinedBy,
 ) -> impl Iterator<Item = Rail> + 'a {
     let count = own.len().max(others.len());
     // Of `count` rails, in turn: how many the NIC at `place` of a side serves.
-    let shared = move |nic: &Nic, place: usize, side: usize| {
+    let shared = move |nic: &DataNic, place: usize, side: usize| {
         let served = (count - place).div_ceil(side);
         nic.rate_mbit.map(|rate| rate / u32::try_from(served).unwrap_or(u32::MAX))
     };
@@ -225,7 +279,7 @@ impl fmt::Display for JoinedBy {
 }
 
 /// Appends what a rank tells of its NICs: their count, then each.
-pub fn encode(nics: &[Nic], writer: &mut Writer) {
+pub fn encode(nics: &[DataNic], writer: &mut Writer) {
     let nics = &nics[..nics.len().min(MOST_NICS)];
     writer.u8(u8::try_from(nics.len()).expect("at most MOST_NICS"));
     for nic in nics {
@@ -244,7 +298,7 @@ pub fn encode(nics: &[Nic], writer: &mut Writer) {
 ///
 /// # Errors
 /// [`crate::error::Kind::Remote`] where it cannot be that.
-pub fn decode(reader: &mut Reader<'_>) -> Result<Vec<Nic>> {
+pub fn decode(reader: &mut Reader<'_>) -> Result<Vec<DataNic>> {
     let count = usize::from(reader.u8()?);
     if count > MOST_NICS {
         return Err(reader.malformed(&format!("{count} interfaces, at most {MOST_NICS} are told")));
@@ -252,7 +306,7 @@ pub fn decode(reader: &mut Reader<'_>) -> Result<Vec<Nic>> {
     (0..count).map(|_| decode_nic(reader)).collect()
 }
 
-fn decode_nic(reader: &mut Reader<'_>) -> Result<Nic> {
+fn decode_nic(reader: &mut Reader<'_>) -> Result<DataNic> {
     let address = match reader.u8()? {
         4 => IpAddr::from(reader.array::<4>()?),
         6 => IpAddr::from(reader.array::<16>()?),
@@ -264,7 +318,7 @@ fn decode_nic(reader: &mut Reader<'_>) -> Result<Nic> {
     }
     let name = reader.text(MOST_NAME_BYTES)?;
     let mut number = || reader.u32().map(|number| Some(number).filter(|number| *number != UNKNOWN));
-    Ok(Nic { name, address, subnet_bits, rate_mbit: number()?, node: number()?, rail: number()? })
+    Ok(DataNic { name, address, subnet_bits, rate_mbit: number()?, node: number()?, rail: number()? })
 }
 
 /// The most NICs of a rank.
@@ -280,14 +334,14 @@ mod tests {
     use proptest::collection;
     use proptest::prelude::*;
 
-    fn nic(name: &str, address: &str, rate_mbit: Option<u32>) -> Nic {
+    fn nic(name: &str, address: &str, rate_mbit: Option<u32>) -> DataNic {
         let (address, bits) = address.split_once('/').unwrap();
         let (address, subnet_bits) = (address.parse().unwrap(), bits.parse().unwrap());
-        Nic { name: name.to_owned(), address, subnet_bits, rate_mbit, node: None, rail: None }
+        DataNic { name: name.to_owned(), address, subnet_bits, rate_mbit, node: None, rail: None }
     }
 
     /// NICs by their addresses, called `n0`, `n1`, ...
-    fn nics(addresses: &[&str]) -> Vec<Nic> {
+    fn nics(addresses: &[&str]) -> Vec<DataNic> {
         addresses.iter().enumerate().map(|(place, address)| nic(&format!("n{place}"), address, None)).collect()
     }
 
@@ -348,7 +402,7 @@ mod tests {
         let rails = between(&host(1, [Some(10), Some(1_000), None]), &host(2, [None; 3]));
         assert_eq!(rails.left_out, ["n0 to n0: 10 Mbit/s would hold the others back"]);
         // One NIC of 100 Gbit/s serves four of 25.
-        let four: Vec<Nic> = (1..=4).map(|host| nic("n", &format!("10.0.0.{host}/24"), Some(25_000))).collect();
+        let four: Vec<DataNic> = (1..=4).map(|host| nic("n", &format!("10.0.0.{host}/24"), Some(25_000))).collect();
         let rails = between(&four, &[nic("m", "10.0.0.9/24", Some(100_000))]);
         assert_eq!(rails.used.iter().map(|rail| rail.rate_mbit).collect::<Vec<_>>(), [Some(25_000); 4]);
     }
@@ -392,10 +446,32 @@ mod tests {
         assert_eq!(Rails::default().order((&[], &[]), Receiving { is_me: true, node: None, turn: 5 }), []);
     }
 
-    fn any_nics() -> impl Strategy<Value = Vec<Nic>> {
+    #[test]
+    fn interfaces_are_read_as_users_write_them_and_described() {
+        let mine = parse("eth0=10.1.0.1/24@25000, eth1=fd00::1/64#3").unwrap();
+        assert_eq!((mine[0].rate_mbit, mine[0].rail), (Some(25_000), None));
+        assert_eq!((mine[1].subnet_bits, mine[1].rail), (64, Some(3)));
+        let theirs = parse("10.1.0.2/24,10.7.0.2/24").unwrap();
+        let lines = between(&mine, &theirs).described((&mine, &theirs));
+        assert_eq!(
+            lines,
+            [
+                "[0] eth0 10.1.0.1 - nic0 10.1.0.2 (subnet 10.1.0.0/24, 25000 Mbit/s)",
+                "not eth1: the other side has no interface in subnet fd00::/64",
+                "not nic1 of the other rank: the other side has no interface in subnet 10.7.0.0/24"
+            ]
+        );
+        assert!(between(&mine[1..], &theirs).described((&mine[1..], &theirs))[0].starts_with("no rail"));
+        for text in ["", "eth0", "eth0=10.1.0.1", "10.1.0.1/33", "x/24", "10.1.0.1/24@fast", "10.1.0.1/24#-1"] {
+            assert!(parse(text).unwrap_err().message().contains("is no interface"), "{text}");
+        }
+        assert!(parse(&vec!["10.1.0.1/24"; 17].join(",")).is_err());
+    }
+
+    fn any_nics() -> impl Strategy<Value = Vec<DataNic>> {
         let rate = prop_oneof![Just(None), Just(Some(10)), Just(Some(100)), Just(Some(25))];
         let nic = (0..3u8, 1..250u8, rate, proptest::option::of(0..3u32), proptest::option::of(0..2u32)).prop_map(
-            |(subnet, host, rate_mbit, rail, node)| Nic {
+            |(subnet, host, rate_mbit, rail, node)| DataNic {
                 name: format!("eth{host}"),
                 address: IpAddr::from([10, 0, subnet, host]),
                 subnet_bits: 24,
@@ -415,8 +491,8 @@ mod tests {
                 there.used.iter().map(|rail| Rail { mine: rail.theirs, theirs: rail.mine, ..*rail }).collect();
             prop_assert_eq!(&here.used, &turned);
             let receiving = |is_me| Receiving { is_me, node: Some(1), turn: 3 };
-            let orders = [here.order((&mine, &theirs), receiving(true)), there.order((&theirs, &mine), receiving(false))];
-            prop_assert_eq!(&orders[0], &orders[1]);
+            let near = here.order((&mine, &theirs), receiving(true));
+            prop_assert_eq!(near, there.order((&theirs, &mine), receiving(false)));
         }
 
         #[test]

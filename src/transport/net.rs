@@ -3,6 +3,7 @@
 //! The receiver [listens](listener), the sender [connects](connector). A [`ReceivePump`] stands at the one's end,
 //! a [`SendPump`] at the other's.
 
+mod congestion;
 mod connector;
 mod listener;
 mod receive_pump;
@@ -11,12 +12,13 @@ mod send_pump;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
+mod watched_socket;
 mod wire;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::address::localise;
@@ -27,15 +29,16 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::Arc;
 use crate::sys::limits::{self, OpenFiles};
-use crate::topo::rails::{MOST_NICS, Nic};
+use crate::topo::rails::{DataNic, MOST_NICS};
 use crate::transport::PeerInfo;
 use crate::transport::connection::{Channel, Way};
 use crate::transport::data_handshake::terms;
-use crate::transport::net::connector::{DataConnector, Ways};
+use crate::transport::net::connector::{DataConnector, SocketRoutes};
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::receive_pump::ReceivePump;
 use crate::transport::net::routes::{DeadRoutes, SocketRoute};
 use crate::transport::net::send_pump::SendPump;
+use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::nics::{NicTable, PeerRails};
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
 use crate::transport::table::{
@@ -44,8 +47,10 @@ use crate::transport::table::{
 use crate::types::{Rank, TransportKind};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
+pub use congestion::Congestion;
+
 /// Socket options of data connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
     /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, one for each rail
     /// between the two ranks.
@@ -54,6 +59,17 @@ pub struct SocketOptions {
     pub send_buffer_bytes: Option<u32>,
     /// `NCCL_SOCKET_RCVBUF`; the system's choice where `None`.
     pub receive_buffer_bytes: Option<u32>,
+    /// `RSCCL_NIC_TIMEOUT`: how long the other end may answer nothing. Each rank has its own.
+    pub silence: Duration,
+    /// `RSCCL_TCP_CONGESTION`; the system's choice where `None`. Each rank has its own.
+    pub congestion: Option<Congestion>,
+}
+
+impl Default for SocketOptions {
+    fn default() -> SocketOptions {
+        let silence = USUAL_SILENCE;
+        SocketOptions { sockets: None, send_buffer_bytes: None, receive_buffer_bytes: None, silence, congestion: None }
+    }
 }
 
 /// One rank's side. Its listener is made when it first receives.
@@ -104,7 +120,7 @@ impl Net {
     }
 
     /// By which ways sockets connect to `peer`, which listens where the offer says.
-    fn ways(&mut self, (peer, channel): (Rank, Channel), offer: &DataOffer, own: SocketAddr) -> Ways {
+    fn ways(&mut self, (peer, channel): (Rank, Channel), offer: &DataOffer, own: SocketAddr) -> SocketRoutes {
         // The likeliest one: the peer is on the link of the interface that all ranks use.
         let met = localise(offer.address, own, &[]).first().copied().unwrap_or(offer.address);
         let met = SocketRoute::plain(met);
@@ -122,10 +138,10 @@ impl Net {
         let routes: Vec<SocketRoute> = order.into_iter().filter_map(route).collect();
         let (own, dead) = (own.ip(), self.dead.clone());
         if routes.is_empty() {
-            return Ways { own, routes: vec![met], last: None, dead };
+            return SocketRoutes { own, routes: vec![met], last: None, dead };
         }
         let last = (!routes.iter().any(|route| route.is_as_plain_as(&met))).then_some(met);
-        Ways { own, routes, last, dead }
+        SocketRoutes { own, routes, last, dead }
     }
 }
 
@@ -151,7 +167,7 @@ impl Transport for Net {
         let doors = listener.doors();
         let mut ports: Vec<(u8, u16)> = Vec::new();
         for rail in &rails.rails.used {
-            let Nic { name, address, .. } = &rails.mine[rail.mine];
+            let DataNic { name, address, .. } = &rails.mine[rail.mine];
             let Ok(number) = u8::try_from(rail.mine) else { continue };
             if ports.iter().any(|(known, _)| *known == number) {
                 continue;
@@ -184,7 +200,7 @@ impl Transport for Net {
         let terms = terms(bootstrap, Purpose::Data);
         let wanted = (offer.ticket, sockets, self.options);
         let connector = DataConnector::new(&terms, (self.me, peer), ways, wanted)?;
-        Ok(Box::new(Connecting { peer, connector }))
+        Ok(Box::new(Connecting { peer, connector, silence: self.options.silence }))
     }
 
     fn offer(&mut self, _: Offered<'_>, _: &[Rank], _: &dyn Bootstrap) -> Result<Vec<u8>> {
@@ -205,7 +221,8 @@ impl Transport for Net {
 
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {
         let ready = self.listener.as_mut().map_or_else(Vec::new, DataListener::take_ready);
-        let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets }) };
+        let silence = self.options.silence;
+        let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) };
         ready.into_iter().map(|(ticket, peer, sockets)| (ticket, wire(peer, sockets))).collect()
     }
 
@@ -223,7 +240,9 @@ impl Transport for Net {
         let rails = self.rails.get(&peer).filter(|rails| !rails.rails.used.is_empty());
         let sockets = rails.map_or_else(|| self.options.sockets.unwrap_or(1), |rails| self.sockets(rails));
         let along = rails.map_or_else(String::new, |rails| format!(" along {}", rails.names()));
-        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}{along}");
+        let congestion =
+            self.options.congestion.map_or_else(String::new, |name| format!(", congestion control {name}"));
+        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}{along}{congestion}");
     }
 
     fn log_mapping(&self, _: Rank, _: &str) {}
@@ -265,6 +284,9 @@ impl DataOffer {
     }
 }
 
+/// As the configuration has it without the variable: longer than a switch takes to find another way.
+const USUAL_SILENCE: Duration = Duration::from_secs(10);
+
 const _: () = assert!(8 + ADDRESS_BYTES + 1 + 3 * MOST_NICS <= MOST_OFFER_BYTES);
 
 /// The sockets of a connection with `peer`.
@@ -272,15 +294,22 @@ const _: () = assert!(8 + ADDRESS_BYTES + 1 + 3 * MOST_NICS <= MOST_OFFER_BYTES)
 struct Sockets {
     peer: Rank,
     sockets: Vec<TcpStream>,
+    silence: Duration,
+}
+
+impl Sockets {
+    fn watched(self) -> Vec<WatchedSocket> {
+        self.sockets.into_iter().map(|socket| WatchedSocket::new(socket, self.silence)).collect()
+    }
 }
 
 impl Wire for Sockets {
     fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
-        Box::new(SendPump::new(self.peer, source, self.sockets))
+        Box::new(SendPump::new(self.peer, source, self.watched()))
     }
 
     fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
-        Box::new(ReceivePump::new(self.peer, sink, self.sockets))
+        Box::new(ReceivePump::new(self.peer, sink, self.watched()))
     }
 }
 
@@ -289,12 +318,14 @@ impl Wire for Sockets {
 struct Connecting {
     peer: Rank,
     connector: DataConnector,
+    silence: Duration,
 }
 
 impl Opening<Box<dyn Wire>> for Connecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
         let sockets = self.connector.progress()?;
-        Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer: self.peer, sockets }) }))
+        let (peer, silence) = (self.peer, self.silence);
+        Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) }))
     }
 
     fn standing(&self) -> Option<String> {
@@ -310,5 +341,6 @@ fn apply(socket: &socket2::SockRef<'_>, options: SocketOptions) -> Result<()> {
     if let Some(bytes) = options.receive_buffer_bytes {
         socket.set_recv_buffer_size(wide(bytes)).map_err(|error| Error::system("NCCL_SOCKET_RCVBUF", error))?;
     }
-    Ok(())
+    options.congestion.map_or(Ok(()), |congestion| congestion.set(socket))?;
+    watched_socket::probe(socket, options.silence).map_err(|error| Error::system("RSCCL_NIC_TIMEOUT", error))
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::topo::Topology;
-use crate::topo::rails::{self, Nic, Rail, Rails, Receiving};
+use crate::topo::rails::{self, DataNic, Rails, Receiving};
 use crate::transport::PeerInfo;
 use crate::transport::connection::{Channel, Way};
 use crate::types::Rank;
@@ -30,10 +30,13 @@ pub struct NicTable {
     crossing: Crossing,
 }
 
+/// What each rank has told of its NICs, in rank order. Ranks of one host mostly share a list.
+pub type ToldNics = Vec<Arc<[DataNic]>>;
+
 /// What the table has of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RankNics {
-    nics: Arc<[Nic]>,
+    nics: Arc<[DataNic]>,
     host: u64,
     /// Its NUMA node.
     node: Option<u32>,
@@ -44,16 +47,16 @@ struct RankNics {
 /// The rails between this rank and a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct PeerRails {
-    pub(super) mine: Arc<[Nic]>,
-    pub(super) theirs: Arc<[Nic]>,
+    pub(super) mine: Arc<[DataNic]>,
+    pub(super) theirs: Arc<[DataNic]>,
     pub(super) rails: Rails,
 }
 
 impl NicTable {
     /// Of the ranks `peers`, in rank order, and what each of them told behind its [`PeerInfo`].
-    pub fn new(me: Rank, peers: &[PeerInfo], told: Vec<Arc<[Nic]>>, crossing: Crossing) -> NicTable {
+    pub fn new(me: Rank, peers: &[PeerInfo], told: ToldNics, crossing: Crossing) -> NicTable {
         let hosts = Topology::new(peers.iter().map(|peer| peer.host));
-        let rank = |(peer, nics): (&PeerInfo, Arc<[Nic]>)| RankNics {
+        let rank = |(peer, nics): (&PeerInfo, Arc<[DataNic]>)| RankNics {
             nics,
             host: peer.host,
             node: peer.home.node,
@@ -103,27 +106,12 @@ impl PeerRails {
 
 impl fmt::Display for PeerRails {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.rails.used.is_empty() {
-            f.write_str("no rail, so by the interfaces on which ranks met")?;
-        }
-        for (number, Rail { mine, theirs, by, rate_mbit }) in self.rails.used.iter().enumerate() {
-            let [mine, theirs] = [&self.mine[*mine], &self.theirs[*theirs]];
-            let comma = if number == 0 { "" } else { ", " };
-            write!(f, "{comma}[{number}] {} {} - {} {} ({by}", mine.name, mine.address, theirs.name, theirs.address)?;
-            match rate_mbit {
-                Some(rate) => write!(f, ", {rate} Mbit/s)")?,
-                None => f.write_str(")")?,
-            }
-        }
-        for reason in &self.rails.left_out {
-            write!(f, "; not {reason}")?;
-        }
-        Ok(())
+        f.write_str(&self.rails.described((&self.mine, &self.theirs)).join(", "))
     }
 }
 
 /// What a rank tells of its NICs, behind its [`PeerInfo`].
-pub fn encode(nics: &[Nic]) -> Vec<u8> {
+pub fn encode(nics: &[DataNic]) -> Vec<u8> {
     let mut writer = Writer::new();
     rails::encode(nics, &mut writer);
     writer.finish()
@@ -133,9 +121,9 @@ pub fn encode(nics: &[Nic]) -> Vec<u8> {
 ///
 /// # Errors
 /// [`crate::error::Kind::Remote`] where a rank has told something else.
-pub fn decode<'a>(told: impl IntoIterator<Item = (Rank, &'a [u8])>) -> Result<(Vec<Arc<[Nic]>>, Vec<&'a [u8]>)> {
+pub fn decode<'a>(told: impl IntoIterator<Item = (Rank, &'a [u8])>) -> Result<(ToldNics, Vec<&'a [u8]>)> {
     // A list for each host, and not for each of ten thousand ranks.
-    let mut known: HashMap<&[u8], Arc<[Nic]>> = HashMap::new();
+    let mut known: HashMap<&[u8], Arc<[DataNic]>> = HashMap::new();
     let (mut all, mut rests) = (Vec::new(), Vec::new());
     for (rank, bytes) in told {
         let mut reader = Reader::new(bytes, "what a rank tells of its network interfaces");
@@ -172,8 +160,8 @@ mod tests {
         (0..).zip(hosts).map(peer).collect()
     }
 
-    fn nics(host: u8) -> Vec<Nic> {
-        let nic = |subnet: u8| Nic {
+    fn nics(host: u8) -> Vec<DataNic> {
+        let nic = |subnet: u8| DataNic {
             name: format!("eth{subnet}"),
             address: [10, subnet, 0, host].into(),
             subnet_bits: 24,

@@ -1,7 +1,7 @@
 //! Hosts with several NICs: data between two hosts take all that a network joins.
 
 use testing::network::Network;
-use testing::ranks::Job;
+use testing::ranks::{self, Job};
 
 use crate::{job, must_do_everything};
 
@@ -164,4 +164,82 @@ fn two_nics_in_one_subnet_are_one_rail_where_the_kernel_filters_by_the_way_back(
     let before = network.sent_bytes(0, "eth1");
     job.must("call all_reduce 4000000");
     assert!(network.sent_bytes(0, "eth1") - before < 10_000, "nothing of it");
+}
+
+/// How a NIC dies in a call, on host 1.
+#[derive(Debug, Clone, Copy)]
+enum Death {
+    /// The system knows that its link is down.
+    LinkDown,
+    /// A switch loses what goes to it and comes from it; both links stay up.
+    Silence,
+}
+
+/// The error of a rank whose data go over `eth1`: it names an interface, its address and the other's, and the peer.
+fn must_name_the_nic(job: &Job, number: usize, what: &str) {
+    let failure = job.ranks[number].failure();
+    let text = &failure.text;
+    eprintln!("{what}: rank {number}: {text}");
+    assert_eq!(failure.kind, "Remote", "{what}: rank {number}: {text}");
+    let [one, other] = ["10.78.1.1", "10.78.1.2"];
+    let ends = [(one, other), (other, one)];
+    let named = |(own, peer): &(&str, &str)| {
+        text.contains(&format!("interface eth1 ({own})")) && text.contains(&format!("gets no answer from {peer} "))
+    };
+    assert!(ends.iter().any(named) && text.contains("RSCCL_NIC_TIMEOUT=3"), "{what}: rank {number}: {text}");
+    assert!(text.contains(&format!("rank {}", 1 - number)), "{what}: rank {number}: {text}");
+}
+
+/// Both ends have an error, long before the deadline of the call. Once in the middle of a call, and once where one rank
+/// waits for the other, which is in no call.
+#[test]
+fn a_nic_that_dies_is_named_at_both_ends() {
+    for death in [Death::Silence, Death::LinkDown] {
+        for command in ["all_reduce", "sendrecv"] {
+            let Some(network) = with_rails(&[(1, &[0, 1])]) else { return };
+            let more = [("RSCCL_NIC_TIMEOUT", "3"), ("RSCCL_TIMEOUT_MS", "60000")];
+            let mut job = job(&network, &[0, 1], &more);
+            job.must(&format!("call {command} 1000000"));
+            job.begin(&format!("repeat {command} 1000000"), |_| true);
+            job.ranks.iter().for_each(|rank| rank.expect_line("turn"));
+            match death {
+                Death::LinkDown => network.change(1, "link set eth1 down"),
+                Death::Silence => network.part_rail(1, 1),
+            }
+            for number in [0, 1] {
+                must_name_the_nic(&job, number, &format!("{death:?} in {command}"));
+            }
+        }
+    }
+}
+
+/// One rank waits, and the other is in no call: a receiver hears no answer to the system's probes, and a sender none to
+/// what it has sent.
+#[test]
+fn a_rank_that_waits_alone_learns_of_a_dead_nic() {
+    for (command, waits, other) in [("recv 1000000 0", 1, "send 1000000 1"), ("send 8000000 1", 0, "recv 8000000 0")] {
+        let Some(network) = with_rails(&[(1, &[0, 1])]) else { return };
+        let more = [("RSCCL_NIC_TIMEOUT", "3"), ("RSCCL_TIMEOUT_MS", "60000")];
+        let mut job = job(&network, &[0, 1], &more);
+        job.must("ring 1000000");
+        let sent = network.sent_bytes(0, "eth1");
+        job.begin(command, |rank| rank == waits);
+        if waits == 0 {
+            // Its receiver takes nothing: what the system holds has left, and more is to be sent.
+            ranks::until("something has left", || network.sent_bytes(0, "eth1") > sent + 100_000);
+        }
+        network.part_rail(1, 1);
+        must_name_the_nic(&job, waits, command);
+        // The other rank was in no call, and learns of it in its next one.
+        let text = job.ranks[1 - waits].fails(other).text;
+        assert!(text.contains("eth1") && text.contains("10.78.1."), "{other}: {text}");
+    }
+}
+
+#[test]
+fn congestion_control_is_the_user_s() {
+    let Some(network) = Network::make(2) else { return };
+    let mut job = job(&network, &[0, 1], &[("RSCCL_TCP_CONGESTION", "reno"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")]);
+    must_do_everything(&mut job);
+    assert!(job.ranks[0].log().contains("congestion control reno"), "{}", job.ranks[0].log());
 }

@@ -140,6 +140,10 @@ struct Config {
     /// Which interface is on which network, as "eth0=0,eth1=1": interfaces of two hosts with one number send data to each other.
     /// `RSCCL_RAILS`; those with addresses in one subnet do.
     std::optional<std::string> rails = {};
+    /// For how long the other end of a data connection may answer nothing until the call fails. `RSCCL_NIC_TIMEOUT`; 10 s.
+    std::optional<std::chrono::seconds> nic_timeout = {};
+    /// The congestion control of data sockets: "reno", "cubic", "bbr". `RSCCL_TCP_CONGESTION`; the system's.
+    std::optional<std::string> tcp_congestion = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
     /// Times `sockets_per_thread`: the sockets of one network connection, which take its rails in turn. No thread serves them: ranks do

@@ -75,6 +75,8 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_STORE", "tcp://127.0.0.1:1", Own),
     ("NCCL_SOCKET_IFNAME", "=lo", Own),
     ("RSCCL_RAILS", "lo=3", Own),
+    ("RSCCL_NIC_TIMEOUT", "60", Own),
+    ("RSCCL_TCP_CONGESTION", "reno", Own),
     ("NCCL_SOCKET_FAMILY", "AF_INET6", Own),
     ("NCCL_SOCKET_NTHREADS", "2", Equal),
     ("NCCL_NSOCKS_PERTHREAD", "3", Equal),

@@ -7,10 +7,9 @@ use crate::bootstrap::{Options, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::session::settings::bootstrap_options;
 use crate::sync::primitive::{Arc, OnceLock};
 use crate::sys::interfaces::{self, Interface};
-use crate::topo::rails::{MOST_NICS, Nic};
+use crate::topo::rails::{DataNic, MOST_NICS};
 use crate::types::Rank;
 
 /// By what the interfaces are found. A communicator finds them once; its children have what it has found.
@@ -19,24 +18,24 @@ pub(crate) struct DataInterfaces {
     options: Options,
     /// The interfaces that `RSCCL_RAILS` gives a number.
     numbers: Vec<(String, u32)>,
-    found: Arc<OnceLock<Vec<Nic>>>,
+    found: Arc<OnceLock<Vec<DataNic>>>,
 }
 
 impl DataInterfaces {
-    /// Reads `config`, which has been resolved.
+    /// Reads `config`, which has been resolved; `options` are what the bootstrap has of it.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
-    pub(crate) fn read(config: &Config) -> Result<DataInterfaces> {
+    pub(crate) fn read(config: &Config, options: Options) -> Result<DataInterfaces> {
         let numbers = config.rails.as_deref().map(numbers).transpose()?.unwrap_or_default();
-        Ok(DataInterfaces { options: bootstrap_options(config)?, numbers, found: Arc::default() })
+        Ok(DataInterfaces { options, numbers, found: Arc::default() })
     }
 
     /// The interfaces that carry data of a rank which has met the others on the one with the address `control`.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] if the system does not tell its interfaces.
-    pub(crate) fn nics(&self, control: IpAddr, me: Rank) -> Result<Vec<Nic>> {
+    pub(crate) fn nics(&self, control: IpAddr, me: Rank) -> Result<Vec<DataNic>> {
         if control.is_loopback() {
             return Ok(Vec::new());
         }
@@ -47,7 +46,7 @@ impl DataInterfaces {
         let found = self.of(&all, control, Path::new("/"));
         let shown: Vec<String> = (0..)
             .zip(&found)
-            .map(|(place, nic): (usize, &Nic)| format!("[{place}]{}:{}", nic.name, nic.address))
+            .map(|(place, nic): (usize, &DataNic)| format!("[{place}]{}:{}", nic.name, nic.address))
             .collect();
         log::detail!(Init @ me, "NET/Socket : Using {}", shown.join(" "));
         for Interface { name, address, .. } in interface::without_carrier(&all, &self.options) {
@@ -56,11 +55,21 @@ impl DataInterfaces {
         Ok(self.found.get_or_init(|| found).clone())
     }
 
-    fn of(&self, all: &[Interface], control: IpAddr, root: &Path) -> Vec<Nic> {
+    /// Those of a rank on this machine that meets others on the interface that is chosen first.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where no interface is usable.
+    pub(crate) fn here(&self) -> Result<Vec<DataNic>> {
+        let all = interfaces::list()?;
+        let first = interface::choose(&all, &self.options.interfaces, self.options.family, None)?.swap_remove(0);
+        Ok(self.of(&all, first.address, Path::new("/")))
+    }
+
+    fn of(&self, all: &[Interface], control: IpAddr, root: &Path) -> Vec<DataNic> {
         let nic = |Interface { name, address, netmask, .. }: Interface| {
             let device = interfaces::device(root, &name);
             let rail = self.numbers.iter().find(|(numbered, _)| *numbered == name).map(|(_, number)| *number);
-            Nic { name, address, subnet_bits: bits(netmask), rate_mbit: device.rate_mbit, node: device.node, rail }
+            DataNic { name, address, subnet_bits: bits(netmask), rate_mbit: device.rate_mbit, node: device.node, rail }
         };
         interface::for_data(all, &self.options, control).into_iter().take(MOST_NICS).map(nic).collect()
     }
@@ -116,11 +125,12 @@ mod tests {
         std::fs::create_dir_all(device.join("device")).unwrap();
         std::fs::write(device.join("speed"), "100000\n").unwrap();
         std::fs::write(device.join("device/numa_node"), "1\n").unwrap();
-        let config = Config::default().with_rails("eth1=7, eth9=3").with_socket_interfaces("eth");
-        let settings = DataInterfaces::read(&config).unwrap();
+        let config = Config::default().with_rails("eth1=7, eth9=3");
+        let options = Options { interfaces: "eth".parse().unwrap(), ..Options::default() };
+        let settings = DataInterfaces::read(&config, options).unwrap();
         let all = [interface("eth0", 1, true), interface("eth1", 2, true), interface("eth2", 3, false)];
         let found = settings.of(&all, [10, 1, 0, 1].into(), root.path());
-        let nic = |name: &str, host: u8| Nic {
+        let nic = |name: &str, host: u8| DataNic {
             name: name.to_owned(),
             address: [10, host, 0, 1].into(),
             subnet_bits: 16,
@@ -128,7 +138,7 @@ mod tests {
             node: None,
             rail: None,
         };
-        let wide = Nic { rate_mbit: Some(100_000), node: Some(1), rail: Some(7), ..nic("eth1", 2) };
+        let wide = DataNic { rate_mbit: Some(100_000), node: Some(1), rail: Some(7), ..nic("eth1", 2) };
         assert_eq!(found, [nic("eth0", 1), wide]);
         let dead: Vec<_> = interface::without_carrier(&all, &settings.options).map(|dead| &*dead.name).collect();
         assert_eq!(dead, ["eth2"]);
@@ -137,7 +147,7 @@ mod tests {
     #[test]
     fn numbers_that_are_wrong_are_refused_by_name() {
         for text in ["eth0", "eth0=x", "eth0=-1", "eth0=70000", "=1", "eth0=1,eth0=2"] {
-            let error = DataInterfaces::read(&Config::default().with_rails(text)).unwrap_err();
+            let error = DataInterfaces::read(&Config::default().with_rails(text), Options::default()).unwrap_err();
             assert!(error.message().contains("RSCCL_RAILS"), "{text}: {error}");
         }
         assert_eq!(numbers(" eth0=0 ,,ib1=12,").unwrap(), [("eth0".to_owned(), 0), ("ib1".to_owned(), 12)]);

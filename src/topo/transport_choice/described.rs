@@ -339,8 +339,8 @@ fn widths_to_nics(system: &System, (from, to): (NodeId, NodeId)) -> Verdict {
 }
 
 /// How ranks of different hosts send.
-pub const NETWORK_AS_BUILT: &str = "ranks send by TCP over all interfaces that one subnet joins (NCCL_SOCKET_IFNAME, RSCCL_RAILS), from memory of the \
-     host; the log of a job names them";
+pub const NETWORK_AS_BUILT: &str = "ranks send by TCP over all interfaces that one subnet joins (NCCL_SOCKET_IFNAME, \
+                                    RSCCL_RAILS), from memory of the host; the log of a job names them";
 
 #[cfg(test)]
 #[cfg(not(loom))]

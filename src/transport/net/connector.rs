@@ -25,15 +25,15 @@ pub(in crate::transport) struct DataConnector {
     owner: Rank,
     ticket: u64,
     options: SocketOptions,
-    ways: Ways,
-    calls: Vec<Call>,
+    ways: SocketRoutes,
+    calls: Vec<ConnectingSocket>,
     /// Whether a socket inside this host was taken from a congestion control that paces.
     stopped_pacing: bool,
 }
 
 /// The routes that the sockets of a connection may take.
 #[derive(Debug)]
-pub(in crate::transport) struct Ways {
+pub(in crate::transport) struct SocketRoutes {
     /// The address of this rank's interface on which ranks met.
     pub(in crate::transport) own: IpAddr,
     /// The sockets take these in turn: at least one.
@@ -46,7 +46,7 @@ pub(in crate::transport) struct Ways {
 
 /// A socket that connects.
 #[derive(Debug)]
-struct Call {
+struct ConnectingSocket {
     stream: TcpStream,
     caller: Caller,
     is_done: bool,
@@ -61,7 +61,7 @@ impl DataConnector {
     pub(in crate::transport) fn new(
         terms: &Terms,
         (me, owner): (Rank, Rank),
-        ways: Ways,
+        ways: SocketRoutes,
         (ticket, sockets, options): (u64, u32, SocketOptions),
     ) -> Result<DataConnector> {
         let (terms, calls) = (terms.clone(), Vec::new());
@@ -116,7 +116,7 @@ impl DataConnector {
     }
 
     /// Begins to connect the socket of this number, which may take these routes.
-    fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<Call> {
+    fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<ConnectingSocket> {
         loop {
             // What another socket has found dead is tried if nothing else is left.
             while left.len() > 1 && left.last().is_some_and(|route| self.ways.dead.has(route)) {
@@ -126,7 +126,8 @@ impl DataConnector {
             let (owner, mut tuned, mut stopped) = (self.owner, Ok(()), false);
             let tune = |socket: &SockRef<'_>| {
                 // Before it connects, where BBR begins.
-                stopped = is_inside_host(self.ways.own, route.to.ip()) && stops_pacing(socket);
+                let is_paced = self.options.congestion.is_none() && is_inside_host(self.ways.own, route.to.ip());
+                stopped = is_paced && stops_pacing(socket);
                 tuned = apply(socket, self.options);
                 route.bind(socket)
             };
@@ -136,7 +137,7 @@ impl DataConnector {
                     self.stopped_pacing |= stopped;
                     let request = Request { ticket: self.ticket, index };
                     let caller = Caller::new(self.terms.clone(), (self.me, owner), request)?;
-                    return Ok(Call { stream, caller, is_done: false, route, left, since: clock::now() });
+                    return Ok(ConnectingSocket { stream, caller, is_done: false, route, left, since: clock::now() });
                 }
                 Err(error) if limits::is_exhausted(&error) || left.is_empty() => {
                     return Err(failed(owner, route.to, error));
@@ -155,7 +156,7 @@ impl DataConnector {
     }
 }
 
-impl Ways {
+impl SocketRoutes {
     /// The routes that a socket may take, the first one at the end.
     fn of_socket(&self, index: u32) -> Vec<SocketRoute> {
         let count = self.routes.len().max(1);
@@ -164,14 +165,12 @@ impl Ways {
     }
 }
 
-impl Call {
+impl ConnectingSocket {
     /// Why the route does not answer, once it has had its time.
     fn silence(&self) -> Option<String> {
         let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
         let remedy = match self.route.device {
-            Some(_) => {
-                " (each of several interfaces in one subnet needs net.ipv4.conf.NAME.rp_filter 0 or 2, and arp_ignore 1)"
-            }
+            Some(_) => " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, and arp_ignore 1)",
             None => "",
         };
         is_silent.then(|| format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs()))
@@ -237,9 +236,10 @@ mod tests {
     fn a_socket_tries_the_other_rails_and_at_last_the_way_by_which_ranks_met() {
         let route = |host: u8| SocketRoute::plain(SocketAddr::from(([10, 0, 0, host], 1)));
         let own = IpAddr::from([10, 0, 0, 9]);
-        let ways = |last| Ways { own, routes: (0..3).map(route).collect(), last, dead: DeadRoutes::default() };
-        let tries =
-            |ways: Ways, index| ways.of_socket(index).iter().rev().map(|route| route.to.ip()).collect::<Vec<_>>();
+        let ways = |last| SocketRoutes { own, routes: (0..3).map(route).collect(), last, dead: DeadRoutes::default() };
+        let tries = |ways: SocketRoutes, index| {
+            ways.of_socket(index).iter().rev().map(|route| route.to.ip()).collect::<Vec<_>>()
+        };
         let addresses = |hosts: &[u8]| hosts.iter().map(|host| route(*host).to.ip()).collect::<Vec<_>>();
         assert_eq!(tries(ways(None), 4), addresses(&[1, 2, 0]));
         assert_eq!(tries(ways(Some(route(7))), 0), addresses(&[0, 1, 2, 7]));

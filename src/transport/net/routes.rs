@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use socket2::SockRef;
 
 use crate::sync::primitive::{Arc, Mutex};
-use crate::topo::rails::{JoinedBy, Nic, Rail, shares_subnet};
+use crate::topo::rails::{DataNic, JoinedBy, Rail, shares_subnet};
 
 /// The way of one socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl SocketRoute {
     }
 
     /// Along a rail, to the port where the peer listens.
-    pub(super) fn of_rail(rail: &Rail, (mine, theirs): (&[Nic], &[Nic]), port: u16) -> SocketRoute {
+    pub(super) fn of_rail(rail: &Rail, (mine, theirs): (&[DataNic], &[DataNic]), port: u16) -> SocketRoute {
         let own = &mine[rail.mine];
         SocketRoute {
             interface: Some(own.name.clone()),
@@ -67,14 +67,17 @@ impl fmt::Display for SocketRoute {
 
 /// The interface to which sockets of a NIC are bound: another one is in its subnet, and the system would send by the
 /// first of them.
-pub(super) fn device(nics: &[Nic], place: usize) -> Option<String> {
+pub(super) fn device(nics: &[DataNic], place: usize) -> Option<String> {
     shares_subnet(nics, place).then(|| nics[place].name.clone())
 }
 
 /// Routes that have failed on this rank. Ports differ from connection to connection: a route is its interface and the
 /// address where it leads.
 #[derive(Debug, Clone, Default)]
-pub(in crate::transport) struct DeadRoutes(Arc<Mutex<Vec<(Option<String>, IpAddr)>>>);
+pub(in crate::transport) struct DeadRoutes(Arc<Mutex<Vec<DeadRoute>>>);
+
+/// Its interface, and where it leads.
+type DeadRoute = (Option<String>, IpAddr);
 
 impl DeadRoutes {
     /// Adds a route; false where it is known.
@@ -92,6 +95,6 @@ impl DeadRoutes {
     }
 }
 
-fn is_it((interface, address): &(Option<String>, IpAddr), route: &SocketRoute) -> bool {
+fn is_it((interface, address): &DeadRoute, route: &SocketRoute) -> bool {
     *interface == route.interface && *address == route.to.ip()
 }

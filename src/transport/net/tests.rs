@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::SocketOptions;
-use super::connector::{DataConnector, Ways};
+use super::connector::{DataConnector, SocketRoutes};
 use super::listener::DataListener;
 use super::receive_pump::ReceivePump;
 use super::routes::{DeadRoutes, SocketRoute};
@@ -399,7 +399,7 @@ fn refused_and_unanswered_connections_are_known() {
     let ticket = listener.expect(peer, 1).unwrap();
     assert_eq!(listener.refused(), None);
     let address = listener.address();
-    let ways = || Ways {
+    let ways = || SocketRoutes {
         own: address.ip(),
         routes: vec![SocketRoute::plain(address)],
         last: None,
