@@ -150,8 +150,10 @@ pub struct Config {
     /// How far a NIC may be from the GPU whose memory it reaches. `rsccl topo` obeys it.
     /// `NCCL_NET_GDR_LEVEL`.
     pub net_gdr_level: Option<String>,
-    /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no
-    /// worse, 2 where it is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
+    /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
+    /// it is better. Channels between GPUs are searched for by it. Of sockets, 0 gives each channel one rail for what
+    /// is not cut into parts; else a connection begins with the rails of its receiver. Equal on all ranks.
+    /// `NCCL_CROSS_NIC`; 2.
     pub cross_nic: u32,
     /// A topology file (NCCL's, RCCL's, or hwloc's XML) in place of what this machine's system tells, for `rsccl topo`
     /// and for communicators on GPUs: they take the links between GPUs and NICs from it; what it leaves out of GPUs
@@ -215,8 +217,22 @@ pub struct Config {
     pub secret_file: Option<PathBuf>,
     /// The store where the ranks of `from_env()` meet. `RSCCL_STORE`.
     pub store: Option<StoreAddress>,
-    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
+    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts
+    /// take all that a network joins (rails). `NCCL_SOCKET_IFNAME`; all but loopback and those of containers, bridges
+    /// and tunnels.
     pub socket_interfaces: Option<String>,
+    /// Which interface is on which network, as `eth0=0,eth1=1`: interfaces of two hosts with one number send data to
+    /// each other. Each host names its own; the numbers count where both hosts of a pair have some. `RSCCL_RAILS`;
+    /// interfaces with addresses in one subnet do.
+    pub rails: Option<String>,
+    /// For how long the other end of a data connection may answer nothing, not even the system's probes, until the
+    /// call fails, in whole seconds from 2 on. A peer that computes or is stopped answers: its system does. Each rank
+    /// has its own. `RSCCL_NIC_TIMEOUT`; 10 s.
+    pub nic_timeout: Duration,
+    /// The congestion control of data sockets, by the kernel's name for it: reno, cubic, bbr, dctcp. BBR paces what is
+    /// sent, and costs between hosts what `docs/from-nccl.md` says. Each rank has its own. `RSCCL_TCP_CONGESTION`; the
+    /// system's (`net.ipv4.tcp_congestion_control`), and inside a host reno in place of BBR.
+    pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
     /// The ports where this rank listens, for a firewall that opens only these. A rank needs one for each of its
@@ -225,10 +241,11 @@ pub struct Config {
     /// any port. `RSCCL_PORT_RANGE`; any free port.
     pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
-    /// waiting ranks do. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
+    /// waiting ranks do. The sockets of a connection take its rails in turn. The product is equal on all ranks.
+    /// `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
     pub socket_threads: Option<u32>,
     /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1. The
-    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; 1.
+    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
@@ -307,6 +324,9 @@ impl Default for Config {
             secret_file: None,
             store: None,
             socket_interfaces: None,
+            rails: None,
+            nic_timeout: Duration::from_secs(10),
+            tcp_congestion: None,
             socket_family: None,
             port_range: None,
             socket_threads: None,
@@ -702,6 +722,12 @@ setters! {
     with_store => store: StoreAddress, some;
     /// Sets [`Config::socket_interfaces`].
     with_socket_interfaces => socket_interfaces: impl Into<String>, some;
+    /// Sets [`Config::rails`].
+    with_rails => rails: impl Into<String>, some;
+    /// Sets [`Config::nic_timeout`].
+    with_nic_timeout => nic_timeout: Duration;
+    /// Sets [`Config::tcp_congestion`].
+    with_tcp_congestion => tcp_congestion: impl Into<String>, some;
     /// Sets [`Config::socket_family`].
     with_socket_family => socket_family: SocketFamily, some;
     /// Sets [`Config::port_range`].

@@ -141,7 +141,7 @@ pub mod internals {
             pub use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
         }
         pub mod settings {
-            pub use crate::session::settings::{check, ways};
+            pub use crate::session::settings::{check, nics_here, ways};
         }
     }
     pub mod sys {

@@ -19,6 +19,7 @@ pub mod masks;
 pub mod notes;
 pub mod overlay;
 pub mod paths;
+pub mod rails;
 pub mod transport_choice;
 pub mod search;
 pub mod switches;

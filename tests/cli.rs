@@ -164,6 +164,8 @@ fn env_refuses_what_programs_refuse() {
         ("NCCL_GRAPH_FILE", file),
         ("NCCL_P2P_LEVEL", "near"),
         ("NCCL_SOCKET_IFNAME", "^"),
+        ("RSCCL_RAILS", "eth0"),
+        ("RSCCL_TCP_CONGESTION", "carrier-pigeon"),
         ("NCCL_COMM_ID", "nowhere"),
         ("NCCL_SOCKET_RCVBUF", "1"),
         ("RSCCL_ALGO", "Rign"),

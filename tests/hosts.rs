@@ -5,6 +5,7 @@
 
 mod hosts {
     mod places;
+    mod rails;
 }
 
 use std::path::Path;

@@ -220,8 +220,8 @@ fn a_graph_file_counts_on_one_host() {
 /// What no rank does is said beside what links would carry.
 #[test]
 fn channels_between_hosts_are_said_to_be_those_of_links() {
-    let note = "between hosts: channels are those that the links would carry; several NICs, rails, PXN and GPUDirect RDMA \
-                are not built; ranks send by TCP over one interface";
+    let note = "between hosts: channels are those that the links would carry; PXN and GPUDirect RDMA \
+                are not built; ranks send by TCP over all interfaces";
     let shown = json(&["--file", &machine("h100x8"), "--hosts", "2"]);
     assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);
     let output = topo(&["--file", &machine("h100x8"), "--hosts", "2"]);

@@ -82,6 +82,9 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_SECRET_FILE", config.secret_file);
     lay(*made, "RSCCL_STORE", config.store);
     lay(*made, "NCCL_SOCKET_IFNAME", config.socket_interfaces);
+    lay(*made, "RSCCL_RAILS", config.rails);
+    lay(*made, "RSCCL_NIC_TIMEOUT", config.nic_timeout);
+    lay(*made, "RSCCL_TCP_CONGESTION", config.tcp_congestion);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
     lay(*made, "RSCCL_PORT_RANGE", config.port_range);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);

@@ -140,15 +140,17 @@ impl std::fmt::Display for Rules {
 }
 
 /// The interfaces that may be used, best first, each with its best address: at least one, at most [`MAX_INTERFACES`].
-/// The library uses the first one. An address that routers forward is better than a link-local one (169.254.0.0/16,
-/// fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the last. Otherwise the
-/// machine's order decides.
+/// Ranks meet on the first one, and their data take all. An address that routers forward is better than a link-local
+/// one (169.254.0.0/16, fe80::/10), which another host may not reach or may reach on the wrong link; loopback is the
+/// last. Otherwise the machine's order decides.
 ///
-/// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address: those
-/// named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all others
-/// but `docker…` and `virbr…`; else `ib…` and then the others by link-local addresses; else `docker…`; else loopback;
-/// else `virbr…`. An interface is loopback if its address is, whatever its name: a host may have its only address on
-/// `lo`.
+/// With rules, all that they allow. Without rules NCCL's order of names, each step split by the kind of address:
+/// those named `ib…`; else the one in the subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all
+/// others but `docker…`, `virbr…` and further ones of containers, bridges and tunnels (`veth…`, `cali…`, `cni…`,
+/// `flannel…`, `br-` and 12 digits, `podman…`, `lxcbr…`, `lxdbr…`, `tun…`, `tap…`: NCCL does not know those from
+/// others); else `ib…` and then the others by link-local addresses; else `docker…`; else these further ones; else
+/// loopback; else `virbr…`. An interface is loopback if its address is, whatever its name: a host may have its only
+/// address on `lo`.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this
@@ -178,13 +180,15 @@ pub fn choose(
             |reach: Reach| move |interface: &Interface| is_ordinary(&interface.name) && reach_of(interface) == reach;
         let in_subnet = |interface: &Interface| near.is_some_and(|near| is_in_subnet(interface, near));
         let loopback = |interface: &Interface| reach_of(interface) == Reach::Host;
-        let order: [&dyn Fn(&Interface) -> bool; 8] = [
+        let inside = |interface: &Interface| is_inside(&interface.name) && reach_of(interface) != Reach::Host;
+        let order: [&dyn Fn(&Interface) -> bool; 9] = [
             &starts("ib", Reach::Networks..=Reach::Networks),
             &in_subnet,
             &ordinary(Reach::Networks),
             &starts("ib", Reach::Link..=Reach::Link),
             &ordinary(Reach::Link),
             &starts("docker", Reach::Networks..=Reach::Link),
+            &inside,
             &loopback,
             &starts("virbr", Reach::Networks..=Reach::Link),
         ];
@@ -200,6 +204,30 @@ pub fn choose(
         return Err(nothing(NOTHING, all, (rules, family)));
     }
     Ok(found)
+}
+
+/// The interfaces that carry data, where the bootstrap uses the one with the address `control`: all that [`choose`]
+/// finds, unless a fixed address of the root says which network is meant, and names do not. None where ranks meet on
+/// loopback: then they are on one host.
+pub(crate) fn for_data(all: &[Interface], options: &Options, control: IpAddr) -> Vec<Interface> {
+    if control.is_loopback() {
+        return Vec::new();
+    }
+    if options.comm_id.is_some() && options.interfaces.is_empty() {
+        return all.iter().find(|interface| interface.address == control).cloned().into_iter().collect();
+    }
+    let chosen = choose(all, &options.interfaces, options.family, None).unwrap_or_default();
+    chosen.into_iter().filter(|interface| !interface.address.is_loopback()).collect()
+}
+
+/// The interfaces that would carry data and are down or have no carrier.
+pub(crate) fn without_carrier<'a>(all: &'a [Interface], options: &'a Options) -> impl Iterator<Item = &'a Interface> {
+    let is_wanted = |interface: &&Interface| match options.interfaces.is_empty() {
+        true => is_ordinary(&interface.name) && options.comm_id.is_none(),
+        false => options.interfaces.allow(&interface.name),
+    };
+    let fits = |interface: &&Interface| options.family.allows(interface.address) && !interface.address.is_loopback();
+    all.iter().filter(|interface| !interface.running).filter(fits).filter(is_wanted)
 }
 
 /// The usable interface whose subnet contains `near`: for a bootstrap with a fixed or loopback address.
@@ -265,7 +293,17 @@ fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
 
 /// Whether an interface of this name usually reaches other hosts, unless it is loopback.
 pub(super) fn is_ordinary(name: &str) -> bool {
-    !["docker", "virbr"].iter().any(|prefix| name.starts_with(prefix))
+    !is_inside(name) && !["docker", "virbr"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether an interface of this name usually leads into this host: to its containers, virtual machines and tunnels.
+fn is_inside(name: &str) -> bool {
+    let is_bridge_of_docker = |rest: &str| rest.len() == 12 && rest.bytes().all(|byte| byte.is_ascii_hexdigit());
+    ["veth", "cali", "cni", "flannel", "podman", "lxcbr", "lxdbr", "tun", "tap"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+        // Others called `br-` may have the host's own address.
+        || name.strip_prefix("br-").is_some_and(is_bridge_of_docker)
 }
 
 /// The error when no interface is usable; the message begins with `what`.
@@ -406,13 +444,13 @@ mod tests {
             interface("lo", "10.9.0.2", 32),
             interface("docker0", "172.17.0.1", 16),
             interface("bmc0", "169.254.3.1", 24),
-            interface("veth0", "fe80::5", 64),
+            interface("eth5", "fe80::5", 64),
         ];
         assert_eq!(chosen(&routed, ""), ["lo 10.9.0.2"]);
         assert_eq!(chosen(&routed, "lo"), ["lo 10.9.0.2"]);
-        assert_eq!(chosen(&routed, "^docker,lo"), ["bmc0 169.254.3.1", "veth0 fe80::5"]);
+        assert_eq!(chosen(&routed, "^docker,lo"), ["bmc0 169.254.3.1", "eth5 fe80::5"]);
         let unrouted: Vec<_> = routed.into_iter().filter(|i| i.address.to_string() != "10.9.0.2").collect();
-        assert_eq!(chosen(&unrouted, ""), ["bmc0 169.254.3.1", "veth0 fe80::5"]);
+        assert_eq!(chosen(&unrouted, ""), ["bmc0 169.254.3.1", "eth5 fe80::5"]);
         assert_eq!(chosen(&unrouted, "lo"), ["lo 127.0.0.1"]);
         let with_bmc = [
             interface("bmc0", "169.254.3.1", 24),
@@ -435,6 +473,38 @@ mod tests {
         assert_eq!(near("[fe80::77%4]:1").unwrap().name, "eth10");
         assert!(near("[fe80::77%5]:1").is_none() && near("10.3.0.1:1").is_none() && near("8.8.8.8:1").is_none());
         assert_eq!(address(&machine()[6]).to_string(), "[fe80::5%4]:0");
+    }
+
+    /// On some machines those are all that there is.
+    #[test]
+    fn interfaces_of_containers_and_tunnels_come_behind_others() {
+        let inside = ["veth608058c", "cali1", "cni0", "flannel.1", "br-0a1b2c3d4e5f", "podman0", "tun0", "tap3"];
+        let mut list: Vec<_> = inside.iter().map(|name| interface(name, "10.9.0.1", 24)).collect();
+        let lo = interface("lo", "127.0.0.1", 8);
+        let first = |list: &[Interface]| {
+            let chosen = choose(list, &Rules::default(), AddressFamily::Any, None).unwrap();
+            chosen.iter().map(|interface| interface.name.clone()).collect::<Vec<_>>()
+        };
+        list.push(lo);
+        assert_eq!(first(&list), inside, "before loopback");
+        // A bridge that an administrator has made for the host's own address is one as any other.
+        list.extend([interface("br-ex", "10.1.0.1", 24), interface("bond0", "10.2.0.1", 24)]);
+        assert_eq!(first(&list), ["br-ex", "bond0"]);
+    }
+
+    #[test]
+    fn data_take_all_interfaces_unless_ranks_meet_on_loopback_or_a_fixed_address_says_where() {
+        let data = |options: &Options, control: &str| {
+            let found = for_data(&machine(), options, control.parse().unwrap());
+            found.into_iter().map(|interface| interface.name).collect::<Vec<_>>()
+        };
+        let usual = Options::default();
+        assert_eq!(data(&usual, "10.1.0.5"), ["eth0", "eth1"]);
+        assert!(data(&usual, "127.0.0.1").is_empty());
+        let fixed = Options { comm_id: Some("10.2.0.9:5".to_owned()), ..Options::default() };
+        assert_eq!(data(&fixed, "10.2.0.5"), ["eth1"]);
+        let named = Options { interfaces: "eth0,lo".parse().unwrap(), ..fixed };
+        assert_eq!(data(&named, "10.1.0.5"), ["eth0"]);
     }
 
     #[test]

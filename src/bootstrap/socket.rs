@@ -26,8 +26,7 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// # Errors
 /// [`crate::error::Kind::System`] if the address is taken or does not belong to this machine.
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
-    check_loopback(address)?;
-    bound(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
+    listen_in(address, None)
 }
 
 /// Listens at `address`; where its port is 0, at the first free one of `ports`, or any free one if they are not
@@ -36,15 +35,30 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 /// # Errors
 /// As [`listen`]. If all of `ports` are taken, the message says what the processes of a host need.
 pub(crate) fn listen_in(address: SocketAddr, ports: Option<PortRange>) -> Result<(TcpListener, SocketAddr)> {
-    let Some(range) = ports.filter(|_| address.port() == 0) else { return listen(address) };
+    listen_as(address, ports, |_| Ok(()))
+}
+
+/// [`listen_in`] of a socket that is given its options by `tune`.
+///
+/// # Errors
+/// As there, and of `tune`.
+pub(crate) fn listen_as(
+    address: SocketAddr,
+    ports: Option<PortRange>,
+    tune: impl Fn(&Socket) -> io::Result<()>,
+) -> Result<(TcpListener, SocketAddr)> {
     check_loopback(address)?;
+    let listening = |at: SocketAddr| move |error| Error::system(format!("listening at {at}"), error);
+    let Some(range) = ports.filter(|_| address.port() == 0) else {
+        return bound(address, &tune).map_err(listening(address));
+    };
     warn_of_ephemeral(range);
     let mut at = address;
     for port in range.ports() {
         at.set_port(port);
-        match bound(at, |_| Ok(())) {
+        match bound(at, &tune) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            outcome => return outcome.map_err(|error| Error::system(format!("listening at {at}"), error)),
+            outcome => return outcome.map_err(listening(at)),
         }
     }
     let message = format!(

@@ -25,7 +25,9 @@ use crate::session::settings::standing;
 use crate::session::settings::tuning::Tuning;
 use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits};
-use crate::transport::{Fabric, PeerInfo, host_id, process_space, process_token};
+use crate::topo::search::between::CrossNic;
+use crate::transport::nics::{self, ToldNics};
+use crate::transport::{Crossing, Fabric, NicTable, PeerInfo, host_id, process_space, process_token};
 use crate::types::{Rank, World};
 
 impl Communicator {
@@ -240,11 +242,12 @@ fn assemble(
     let world = bootstrap.world();
     let met = meet(&*bootstrap, &settings, seats, limit.wait(abort)).map_err(limits::with_remedy);
     let met = met.inspect_err(|error| bootstrap.give_up(error));
-    let (peers, seats) = met?;
+    let (peers, seats, nics) = met?;
     let mine = &peers[world.rank.index()];
     times.allgathers = times.lap();
     futex::register_barrier();
-    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
+    let nics = NicTable::new(world.rank, &peers, nics, crossing(settings.searching.cross));
+    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics);
     let layout = Layout::of_topology(fabric.topology(), peers.iter().map(standing::place).collect());
     // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
@@ -271,7 +274,15 @@ fn assemble(
     Ok(engine)
 }
 
-/// What all ranks tell of themselves; their seats too, where those are not known from a parent.
+/// Whether what `NCCL_CROSS_NIC` says of channels between GPUs lets a channel of sockets change its rail in a host.
+fn crossing(cross: CrossNic) -> Crossing {
+    match cross {
+        CrossNic::Never => Crossing::Never,
+        CrossNic::Allowed | CrossNic::IfBetter => Crossing::Allowed,
+    }
+}
+
+/// What all ranks tell of themselves and of their NICs; their seats too, where those are not known from a parent.
 ///
 /// # Errors
 /// Of the exchange; [`crate::error::Kind::Mismatch`] where settings differ that must be equal.
@@ -280,7 +291,7 @@ fn meet(
     settings: &Settings,
     known: Option<HostSeats>,
     wait: Wait,
-) -> Result<(Vec<PeerInfo>, HostSeats)> {
+) -> Result<(Vec<PeerInfo>, HostSeats, ToldNics)> {
     let world = bootstrap.world();
     let wait = wait.with_progress(settings.progress.clone());
     let mine = PeerInfo {
@@ -298,17 +309,24 @@ fn meet(
     let reading = wait.clone().with_notes(Some(failure_reader()));
     let seat =
         if known.is_none() { seats::encode(&placement::seat_of_thread(&settings.visible_devices)) } else { Vec::new() };
-    let gathered = bootstrap.all_gather(&[&mine.encode()[..], &seat].concat(), &reading)?;
-    // Where the seats are known nobody tells one, and what stands behind is refused.
-    let most = if known.is_some() { usize::MAX } else { PeerInfo::BYTES };
-    let parts = gathered.iter().map(|bytes| bytes.split_at(most.min(bytes.len())));
-    let peers = world.ranks().zip(parts.clone()).map(|(rank, (peer, _))| PeerInfo::decode(rank, peer));
-    let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
-    let told = peers.iter().zip(parts.map(|(_, seat)| seat));
-    let seats = known.map_or_else(|| HostSeats::gathered(&mine, told), Ok)?;
+    let own = nics::encode(&settings.data_interfaces.nics(bootstrap.interface().ip(), world.rank)?);
+    let gathered = bootstrap.all_gather(&[&mine.encode()[..], &own, &seat].concat(), &reading)?;
+    let parts = gathered.iter().map(|bytes| bytes.split_at(PeerInfo::BYTES.min(bytes.len())));
+    let (peers, told): (Vec<_>, Vec<_>) =
+        world.ranks().zip(parts).map(|(rank, (peer, told))| (PeerInfo::decode(rank, peer), (rank, told))).unzip();
+    let peers: Vec<PeerInfo> = peers.into_iter().collect::<Result<_>>()?;
+    let (nics, told) = nics::decode(told)?;
+    let seats = match known {
+        // Where the seats are known nobody tells one.
+        Some(known) => match world.ranks().zip(&told).find(|(_, rest)| !rest.is_empty()) {
+            Some((rank, _)) => return Err(Error::remote(rank, format!("rank {rank} tells more than it was asked"))),
+            None => known,
+        },
+        None => HostSeats::gathered(&mine, peers.iter().zip(told))?,
+    };
     let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else {
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
-        return Ok((peers, seats));
+        return Ok((peers, seats, nics));
     };
     Err(other_settings(settings, other.rank, &bootstrap.all_gather(&settings.equal.told(), &wait)?))
 }

@@ -66,6 +66,8 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeUnit {
+    /// Seconds.
+    Seconds,
     /// Thousandths of a second.
     Milliseconds,
     /// Millionths of a second.
@@ -91,6 +93,7 @@ impl Kind {
             Kind::Flag => "flag",
             Kind::Count { .. } => "count",
             Kind::Bytes { .. } => "bytes",
+            Kind::Time { unit: TimeUnit::Seconds, .. } => "s",
             Kind::Time { unit: TimeUnit::Milliseconds, .. } | Kind::Deadline { .. } => "ms",
             Kind::Time { unit: TimeUnit::Microseconds, .. } => "us",
             Kind::Choice(_) => "choice",
@@ -111,6 +114,7 @@ impl Kind {
             Kind::Bytes { least, most } => {
                 format!("bytes from {least} to {most}, also with K, M or G (powers of 1024)")
             }
+            Kind::Time { unit: TimeUnit::Seconds, least, most } => format!("{least} to {most} seconds"),
             Kind::Time { unit: TimeUnit::Milliseconds, least, most } => format!("{least} to {most} milliseconds"),
             Kind::Time { unit: TimeUnit::Microseconds, least, most } => format!("{least} to {most} microseconds"),
             Kind::Deadline { least, most } => format!("{least} to {most} milliseconds, or 0 to wait for ever"),
@@ -203,6 +207,7 @@ impl Kind {
             (_, Value::Flag(flag)) => u8::from(*flag).to_string(),
             (_, Value::Number(number)) => number.to_string(),
             (Kind::Time { unit: TimeUnit::Microseconds, .. }, Value::Time(time)) => time.as_micros().to_string(),
+            (Kind::Time { unit: TimeUnit::Seconds, .. }, Value::Time(time)) => time.as_secs().to_string(),
             (Kind::Deadline { .. }, Value::Time(Duration::MAX)) => "0".to_owned(),
             (_, Value::Time(time)) => time.as_millis().to_string(),
             (_, Value::Text(text)) => text.clone(),
@@ -214,6 +219,7 @@ impl Kind {
 impl TimeUnit {
     fn times(self, number: u64) -> Duration {
         match self {
+            TimeUnit::Seconds => Duration::from_secs(number),
             TimeUnit::Milliseconds => Duration::from_millis(number),
             TimeUnit::Microseconds => Duration::from_micros(number),
         }
@@ -352,6 +358,8 @@ mod tests {
         assert_eq!(time.parse("10", false), Ok(Value::Time(Duration::from_millis(10))));
         assert!(time.parse("11", false).is_err());
         assert!(time.parse("10s", false).is_err());
+        let time = Kind::Time { unit: TimeUnit::Seconds, least: 2, most: 60 };
+        assert_eq!(time.parse("10", false).map(|value| time.show(&value)), Ok("10".to_owned()));
         assert!(Kind::Levels.parse("LOUD", false).is_err());
         assert!(Kind::Store.parse("ftp://x", true).is_err());
     }

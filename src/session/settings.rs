@@ -1,5 +1,6 @@
 //! What the engine needs of the configuration, read and checked once.
 
+pub(crate) mod data_interfaces;
 pub mod differing;
 pub mod searching;
 pub mod standing;
@@ -20,10 +21,12 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
+use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::transport::{Congestion, Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
+use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
 use standing::Standing;
@@ -76,6 +79,8 @@ pub(crate) struct Settings {
     pub(crate) team_ranks: Option<usize>,
     /// By what the rank's place on its host is found.
     pub(crate) standing: Standing,
+    /// Which interfaces carry data.
+    pub(crate) data_interfaces: DataInterfaces,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
@@ -109,10 +114,13 @@ impl Settings {
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
-            sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
+            sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
+                .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
             send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             ports: config.port_range,
+            silence: config.nic_timeout,
+            congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
@@ -150,6 +158,7 @@ impl Settings {
             asked_protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
+            data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
@@ -170,8 +179,9 @@ impl Settings {
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
         let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
-        // Each rank listens where it likes.
-        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, ports: _ } = sockets;
+        // Each rank listens where it likes, and each end judges a socket's silence, and sends, by its own.
+        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, ports: _, silence: _, congestion: _ } =
+            sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
             (&["NCCL_P2P_DISABLE"], shown(no_local)),
@@ -215,6 +225,14 @@ pub fn check(config: &Config) -> Result<()> {
     settings.searching.machine()?;
     settings.searching.graphs()?;
     Ok(())
+}
+
+/// The interfaces that carry data of ranks of this machine by `config`, which has been resolved; for `rsccl topo`.
+///
+/// # Errors
+/// Of the settings; [`crate::error::Kind::InvalidUsage`] where no interface is usable.
+pub fn nics_here(config: &Config) -> Result<Vec<DataNic>> {
+    DataInterfaces::read(config, bootstrap_options(config)?)?.here()
 }
 
 /// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.

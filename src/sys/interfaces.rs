@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
 use crate::error::{Error, Result};
 
@@ -18,6 +19,23 @@ pub struct Interface {
     pub scope: u32,
     /// Whether it is up and has a carrier.
     pub running: bool,
+}
+
+/// What the system tells of the device behind an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetworkDevice {
+    /// Megabits per second; many virtual interfaces have none.
+    pub rate_mbit: Option<u32>,
+    /// Its NUMA node.
+    pub node: Option<u32>,
+}
+
+/// The device behind the interface `name`. `root` is `/`, or a folder that replaces it in tests.
+pub fn device(root: &Path, name: &str) -> NetworkDevice {
+    let folder = root.join("sys/class/net").join(name);
+    // Either file says -1 where it knows nothing, and the first cannot be read of an interface that is down.
+    let number = |file: &str| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u32>().ok();
+    NetworkDevice { rate_mbit: number("speed").filter(|rate| *rate > 0), node: number("device/numa_node") }
 }
 
 /// All IPv4 and IPv6 addresses, in the kernel's order.
@@ -116,6 +134,25 @@ fn ip(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_system_does_not_know_of_a_device_is_not_told() {
+        let root = tempfile::tempdir().unwrap();
+        let device = |name: &str, speed: &str, node: Option<&str>| {
+            let folder = root.path().join("sys/class/net").join(name);
+            std::fs::create_dir_all(folder.join("device")).unwrap();
+            std::fs::write(folder.join("speed"), speed).unwrap();
+            if let Some(node) = node {
+                std::fs::write(folder.join("device/numa_node"), node).unwrap();
+            }
+            device(root.path(), name)
+        };
+        let known = |rate_mbit, node| NetworkDevice { rate_mbit, node };
+        assert_eq!(device("eth0", "25000\n", Some("1\n")), known(Some(25_000), Some(1)));
+        assert_eq!(device("eth1", "-1\n", Some("-1\n")), known(None, None));
+        assert_eq!(device("eth2", "0\n", None), known(None, None));
+        assert_eq!(super::device(root.path(), "eth3"), NetworkDevice::default());
+    }
 
     #[test]
     fn the_loopback_is_there() {

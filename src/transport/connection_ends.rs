@@ -161,10 +161,10 @@ impl OpeningSide for ConnectionEnds<'_> {
     }
 
     fn take(&mut self, key: EndKey, written: &[u8]) -> Result<Box<dyn Opening<OpenEnd>>> {
-        let EndKey { need: Need { peer, .. }, part } = key;
+        let EndKey { need: Need { peer, channel, .. }, part } = key;
         if self.is_over_wire(key) {
             let offer = self.routes.read_offer(peer, written)?;
-            let opening = self.routes.transport(peer).dial(peer, offer, self.bootstrap)?;
+            let opening = self.routes.transport(peer).dial((peer, channel), offer, self.bootstrap)?;
             return Ok(Box::new(WithPeer { peer, opening }));
         }
         let wanted = match part {

@@ -25,7 +25,7 @@ use crate::transport::peer_reads::PeerReads;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
-use crate::transport::{PeerInfo, Policy, neighbourhood, select};
+use crate::transport::{NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -136,6 +136,14 @@ impl Fabric {
             at_once: Wait::new(Duration::MAX, &AbortFlag::new()),
             owes: false,
         }
+    }
+
+    /// Learns which NICs all ranks have: data between hosts take several of them.
+    #[must_use]
+    pub fn with_nics(mut self, table: NicTable) -> Fabric {
+        let table = Arc::new(table);
+        self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table));
+        self
     }
 
     /// Answers peers that connect to this rank, or import its memory. It never blocks.

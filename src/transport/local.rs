@@ -103,7 +103,7 @@ impl Transport for Local {
         self.tickets.clone()
     }
 
-    fn log_connection(&self, me: Rank, way: Way, channel: &str) {
+    fn log_connection(&self, me: Rank, (_, way): (Rank, Way), channel: &str) {
         if way == Way::Send {
             log::detail!(P2p @ me, "{channel} via P2P/direct pointer");
         }

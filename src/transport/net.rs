@@ -3,50 +3,82 @@
 //! The receiver [listens](listener), the sender [connects](connector). A [`ReceivePump`] stands at the one's end,
 //! a [`SendPump`] at the other's.
 
+mod congestion;
 mod connector;
 mod listener;
 mod receive_pump;
+mod routes;
 mod send_pump;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
+mod watched_socket;
 mod wire;
 
+use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::Purpose;
-use crate::config::PortRange;
+use crate::config::{MAX_SOCKETS, PortRange};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sys::limits::OpenFiles;
+use crate::sync::primitive::Arc;
+use crate::sys::limits::{self, OpenFiles};
+use crate::topo::rails::{DataNic, MOST_NICS};
 use crate::transport::PeerInfo;
-use crate::transport::connection::Way;
+use crate::transport::connection::{Channel, Way};
 use crate::transport::data_handshake::terms;
-use crate::transport::net::connector::DataConnector;
+use crate::transport::net::connector::{DataConnector, SocketRoutes};
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::receive_pump::ReceivePump;
+use crate::transport::net::routes::{DeadRoutes, SocketRoute};
 use crate::transport::net::send_pump::SendPump;
+use crate::transport::net::watched_socket::WatchedSocket;
+use crate::transport::nics::{NicTable, PeerRails};
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
-use crate::transport::table::{Entry, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
+use crate::transport::table::{
+    Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
+};
 use crate::types::{Rank, TransportKind};
-use crate::wire::{Reader, Writer};
+use crate::wire::{ADDRESS_BYTES, Reader, Writer};
+
+pub use congestion::Congestion;
 
 /// Socket options of data connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`.
-    pub sockets: u32,
+    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, one for each rail
+    /// between the two ranks.
+    pub sockets: Option<u32>,
     /// `NCCL_SOCKET_SNDBUF`; the system's choice where `None`.
     pub send_buffer_bytes: Option<u32>,
     /// `NCCL_SOCKET_RCVBUF`; the system's choice where `None`.
     pub receive_buffer_bytes: Option<u32>,
     /// `RSCCL_PORT_RANGE`: where to listen; any free port where `None`.
     pub ports: Option<PortRange>,
+    /// `RSCCL_NIC_TIMEOUT`: how long the other end may answer nothing. Each rank has its own.
+    pub silence: Duration,
+    /// `RSCCL_TCP_CONGESTION`; the system's choice where `None`. Each rank has its own.
+    pub congestion: Option<Congestion>,
+}
+
+impl Default for SocketOptions {
+    fn default() -> SocketOptions {
+        let silence = USUAL_SILENCE;
+        SocketOptions {
+            sockets: None,
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+            ports: None,
+            silence,
+            congestion: None,
+        }
+    }
 }
 
 /// One rank's side. Its listener is made when it first receives.
@@ -56,6 +88,13 @@ pub(super) struct Net {
     options: SocketOptions,
     listener: Option<DataListener>,
     files: OpenFiles,
+    /// Which NICs ranks have, once they have told.
+    nics: Option<Arc<NicTable>>,
+    /// The rails to ranks with which there are connections.
+    rails: HashMap<Rank, Arc<PeerRails>>,
+    dead: DeadRoutes,
+    /// The hosts of which the log has the rails.
+    told: HashSet<u64>,
 }
 
 impl Net {
@@ -67,7 +106,51 @@ impl Net {
     }
 
     fn open(me: Rank, options: SocketOptions) -> Box<dyn Transport> {
-        Box::new(Net { me, options, listener: None, files: OpenFiles::need(1) })
+        let (rails, dead, told) = (HashMap::new(), DeadRoutes::default(), HashSet::new());
+        Box::new(Net { me, options, listener: None, files: OpenFiles::need(1), nics: None, rails, dead, told })
+    }
+
+    /// The rails to `peer`; none where nothing is known.
+    fn rails(&mut self, peer: Rank) -> Arc<PeerRails> {
+        let Some(table) = &self.nics else { return Arc::new(PeerRails::default()) };
+        let rails = self.rails.entry(peer).or_insert_with(|| Arc::new(table.rails(peer)));
+        if let Some(host) = table.host(peer)
+            && self.told.insert(host)
+        {
+            log::detail!(Init @ self.me, "NET/Socket : to the host of rank {peer}: {rails}");
+        }
+        Arc::clone(rails)
+    }
+
+    /// Sockets of a connection along these rails; the same number on both ranks.
+    fn sockets(&self, rails: &PeerRails) -> u32 {
+        let rails = u32::try_from(rails.rails.used.len()).unwrap_or(u32::MAX);
+        self.options.sockets.unwrap_or(rails.clamp(1, MAX_SOCKETS))
+    }
+
+    /// By which ways sockets connect to `peer`, which listens where the offer says.
+    fn ways(&mut self, (peer, channel): (Rank, Channel), offer: &DataOffer, own: SocketAddr) -> SocketRoutes {
+        // The likeliest one: the peer is on the link of the interface that all ranks use.
+        let met = localise(offer.address, own, &[]).first().copied().unwrap_or(offer.address);
+        let met = SocketRoute::plain(met);
+        let found = self.rails(peer);
+        let PeerRails { mine, theirs, rails } = &*found;
+        let order = self
+            .nics
+            .as_ref()
+            .map_or_else(Vec::new, |table| rails.order((mine, theirs), table.receiving((peer, channel), Way::Send)));
+        let route = |place: usize| {
+            let rail = rails.used.get(place)?;
+            let (_, port) = offer.ports.iter().find(|(nic, _)| usize::from(*nic) == rail.theirs)?;
+            Some(SocketRoute::of_rail(rail, (mine, theirs), *port))
+        };
+        let routes: Vec<SocketRoute> = order.into_iter().filter_map(route).collect();
+        let (own, dead) = (own.ip(), self.dead.clone());
+        if routes.is_empty() {
+            return SocketRoutes { own, routes: vec![met], last: None, dead };
+        }
+        let last = (!routes.iter().any(|route| route.is_as_plain_as(&met))).then_some(met);
+        SocketRoutes { own, routes, last, dead }
     }
 }
 
@@ -76,7 +159,13 @@ impl Transport for Net {
         None
     }
 
+    fn use_nics(&mut self, table: &Arc<NicTable>) {
+        self.nics = Some(Arc::clone(table));
+    }
+
     fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {
+        let rails = self.rails(peer);
+        let sockets = self.sockets(&rails);
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none => {
@@ -84,28 +173,43 @@ impl Transport for Net {
                 none.insert(DataListener::new(terms, self.me, bootstrap.interface(), self.options)?)
             }
         };
-        self.files.cover(self.files.count() + u64::from(self.options.sockets));
-        let ticket = listener.expect(peer)?;
-        let mut offer = Writer::new();
-        offer.u64(ticket).address(&listener.address());
-        Ok((ticket, offer.finish()))
+        let doors = listener.doors();
+        let mut ports: Vec<(u8, u16)> = Vec::new();
+        for rail in &rails.rails.used {
+            let DataNic { name, address, .. } = &rails.mine[rail.mine];
+            let Ok(number) = u8::try_from(rail.mine) else { continue };
+            if ports.iter().any(|(known, _)| *known == number) {
+                continue;
+            }
+            match listener.listen_at(*address, routes::device(&rails.mine, rail.mine)) {
+                Ok(port) => ports.push((number, port)),
+                Err(error) if limits::is_shortage(&error) => return Err(error),
+                Err(error) => {
+                    log::warn!(Net @ self.me, "no data come from rank {peer} over {name}: {}", error.message());
+                }
+            }
+        }
+        let doors = u64::try_from(listener.doors() - doors).unwrap_or(u64::MAX);
+        self.files.cover(self.files.count() + u64::from(sockets) + doors);
+        let (ticket, address) = (listener.expect(peer, sockets)?, listener.address());
+        Ok((ticket, DataOffer { ticket, address, ports }.encode()))
     }
 
-    fn dial(&mut self, peer: Rank, offer: &[u8], bootstrap: &dyn Bootstrap) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
-        let read = || -> Result<(u64, SocketAddr)> {
-            let mut reader = Reader::new(offer, "an offer of sockets");
-            let (ticket, address) = (reader.u64()?, reader.address()?);
-            reader.finish()?;
-            Ok((ticket, address))
-        };
-        let (ticket, theirs) = read().map_err(|error| error.about(peer))?;
-        let own = bootstrap.interface();
-        // The likeliest one: the peer is on the link of the interface that all ranks use.
-        let address = localise(theirs, own, &[]).first().copied().unwrap_or(theirs);
-        let (terms, addresses) = (terms(bootstrap, Purpose::Data), (own.ip(), address));
-        self.files.cover(self.files.count() + u64::from(self.options.sockets));
-        let connector = DataConnector::new(&terms, (self.me, peer), addresses, (ticket, self.options))?;
-        Ok(Box::new(Connecting { peer, connector }))
+    fn dial(
+        &mut self,
+        (peer, channel): (Rank, Channel),
+        offer: &[u8],
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
+        let offer = DataOffer::decode(offer).map_err(|error| error.about(peer))?;
+        let ways = self.ways((peer, channel), &offer, bootstrap.interface());
+        let rails = self.rails(peer);
+        let sockets = self.sockets(&rails);
+        self.files.cover(self.files.count() + u64::from(sockets));
+        let terms = terms(bootstrap, Purpose::Data);
+        let wanted = (offer.ticket, sockets, self.options);
+        let connector = DataConnector::new(&terms, (self.me, peer), ways, wanted)?;
+        Ok(Box::new(Connecting { peer, connector, silence: self.options.silence }))
     }
 
     fn offer(&mut self, _: Offered<'_>, _: &[Rank], _: &dyn Bootstrap) -> Result<Vec<u8>> {
@@ -126,7 +230,8 @@ impl Transport for Net {
 
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {
         let ready = self.listener.as_mut().map_or_else(Vec::new, DataListener::take_ready);
-        let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets }) };
+        let silence = self.options.silence;
+        let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) };
         ready.into_iter().map(|(ticket, peer, sockets)| (ticket, wire(peer, sockets))).collect()
     }
 
@@ -139,28 +244,81 @@ impl Transport for Net {
         Vec::new()
     }
 
-    fn log_connection(&self, me: Rank, way: Way, channel: &str) {
-        let (end, sockets) = (if way == Way::Send { "send" } else { "receive" }, self.options.sockets);
-        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}");
+    fn log_connection(&self, me: Rank, (peer, way): (Rank, Way), channel: &str) {
+        let end = if way == Way::Send { "send" } else { "receive" };
+        let rails = self.rails.get(&peer).filter(|rails| !rails.rails.used.is_empty());
+        let sockets = rails.map_or_else(|| self.options.sockets.unwrap_or(1), |rails| self.sockets(rails));
+        let along = rails.map_or_else(String::new, |rails| format!(" along {}", rails.names()));
+        let congestion =
+            self.options.congestion.map_or_else(String::new, |name| format!(", congestion control {name}"));
+        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}{along}{congestion}");
     }
 
     fn log_mapping(&self, _: Rank, _: &str) {}
 }
+
+/// Where a receiver listens for a connection.
+///
+/// ```text
+/// width  meaning
+/// 8      ticket
+/// 23     address at which ranks met, as the bootstrap's addresses
+/// 1      count of what follows
+/// 3      each: place of a NIC among those that the receiver has told of, port there
+/// ```
+#[derive(Debug)]
+struct DataOffer {
+    ticket: u64,
+    address: SocketAddr,
+    ports: Vec<(u8, u16)>,
+}
+
+impl DataOffer {
+    fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        let count = u8::try_from(self.ports.len()).expect("as many as NICs at most");
+        writer.u64(self.ticket).address(&self.address).u8(count);
+        for (nic, port) in &self.ports {
+            writer.u8(*nic).u16(*port);
+        }
+        writer.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<DataOffer> {
+        let mut reader = Reader::new(bytes, "an offer of sockets");
+        let (ticket, address, count) = (reader.u64()?, reader.address()?, reader.u8()?);
+        let ports = (0..count).map(|_| Ok((reader.u8()?, reader.u16()?))).collect::<Result<_>>()?;
+        reader.finish()?;
+        Ok(DataOffer { ticket, address, ports })
+    }
+}
+
+/// As the configuration has it without the variable: longer than a switch takes to find another way.
+const USUAL_SILENCE: Duration = Duration::from_secs(10);
+
+const _: () = assert!(8 + ADDRESS_BYTES + 1 + 3 * MOST_NICS <= MOST_OFFER_BYTES);
 
 /// The sockets of a connection with `peer`.
 #[derive(Debug)]
 struct Sockets {
     peer: Rank,
     sockets: Vec<TcpStream>,
+    silence: Duration,
+}
+
+impl Sockets {
+    fn watched(self) -> Vec<WatchedSocket> {
+        self.sockets.into_iter().map(|socket| WatchedSocket::new(socket, self.silence)).collect()
+    }
 }
 
 impl Wire for Sockets {
     fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
-        Box::new(SendPump::new(self.peer, source, self.sockets))
+        Box::new(SendPump::new(self.peer, source, self.watched()))
     }
 
     fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
-        Box::new(ReceivePump::new(self.peer, sink, self.sockets))
+        Box::new(ReceivePump::new(self.peer, sink, self.watched()))
     }
 }
 
@@ -169,12 +327,14 @@ impl Wire for Sockets {
 struct Connecting {
     peer: Rank,
     connector: DataConnector,
+    silence: Duration,
 }
 
 impl Opening<Box<dyn Wire>> for Connecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
         let sockets = self.connector.progress()?;
-        Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer: self.peer, sockets }) }))
+        let (peer, silence) = (self.peer, self.silence);
+        Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) }))
     }
 
     fn standing(&self) -> Option<String> {
@@ -190,5 +350,6 @@ fn apply(socket: &socket2::SockRef<'_>, options: SocketOptions) -> Result<()> {
     if let Some(bytes) = options.receive_buffer_bytes {
         socket.set_recv_buffer_size(wide(bytes)).map_err(|error| Error::system("NCCL_SOCKET_RCVBUF", error))?;
     }
-    Ok(())
+    options.congestion.map_or(Ok(()), |congestion| congestion.set(socket))?;
+    watched_socket::probe(socket, options.silence).map_err(|error| Error::system("RSCCL_NIC_TIMEOUT", error))
 }

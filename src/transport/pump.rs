@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
@@ -37,6 +38,14 @@ pub(super) trait Pump: Debug + Send {
 
     /// The descriptors that it waits for, the same during its life. A pump without any is asked on every turn.
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)>;
+
+    /// Looks now and then, in a wait, whether what was sent is answered at all.
+    ///
+    /// # Errors
+    /// Where it is not, of the connection, naming the peer.
+    fn look(&mut self, _now: Instant) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether all that was published has been handed to the system.
     fn drained(&self) -> bool;

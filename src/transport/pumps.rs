@@ -10,10 +10,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::sync::ring::Label;
+use crate::sys::clock;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::sys::unanswered::{self, Unanswered};
@@ -28,6 +29,8 @@ pub struct Pumps {
     /// Turns since all were asked for.
     unasked: u32,
     watch: Option<Watched>,
+    /// When the connections were last looked at.
+    looked: Option<Instant>,
 }
 
 /// A pump, and whether a descriptor of it was reported since it last had to wait for one.
@@ -200,6 +203,7 @@ impl Pumps {
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot say.
     pub fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+        self.look_after(clock::now())?;
         // What was reported already is taken: an edge that nobody has taken would end each sleep at once.
         self.look(Duration::ZERO, None)?;
         let can_move = |driven: &Driven| match driven.pump.waits() {
@@ -211,11 +215,22 @@ impl Pumps {
         Ok(is_quiet.then(|| self.watch.as_ref().map(|watched| watched.poller.as_fd())))
     }
 
+    /// Looks whether the peers' systems answer, unless that was done a moment ago.
+    fn look_after(&mut self, now: Instant) -> Result<()> {
+        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_PAUSE) {
+            return Ok(());
+        }
+        self.looked = Some(now);
+        self.all.iter_mut().try_for_each(|driven| driven.pump.look(now))
+    }
+
     /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot wait.
     pub fn rest(&mut self, slice: Duration, bell: Option<BorrowedFd<'_>>) -> Result<()> {
+        self.look_after(clock::now())?;
+        let slice = slice.min(LOOK_PAUSE);
         let must_be_asked = |driven: &Driven| driven.pump.waits() == Waits::Nothing;
         if self.all.iter().any(must_be_asked) {
             futex::nap(slice.min(ASKING_NAP));
@@ -254,6 +269,9 @@ impl Driven {
 
 /// While something moves, one of so many turns asks for all pumps that wait for a descriptor.
 const LOOK_EVERY: u32 = 8;
+/// The pause between two looks at connections that do not move: a part of the shortest time (`RSCCL_NIC_TIMEOUT`) after
+/// which one counts as dead.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// How long a rest lasts where a pump has no descriptor and must be asked again.
 const ASKING_NAP: Duration = Duration::from_micros(50);
 

@@ -137,7 +137,7 @@ impl Routes {
             Channel::Collective(number) => format!("{number:02}/0"),
             Channel::PointToPoint => "00/1".to_owned(),
         };
-        self.transport(peer).log_connection(me, need.way, &format!("Channel {channel} : {from} -> {to}"));
+        self.transport(peer).log_connection(me, (peer, need.way), &format!("Channel {channel} : {from} -> {to}"));
     }
 }
 

@@ -97,7 +97,7 @@ impl Transport for Shm {
         self.exporter.iter().flat_map(|exporter| exporter.offers.keys().copied()).collect()
     }
 
-    fn log_connection(&self, me: Rank, way: Way, channel: &str) {
+    fn log_connection(&self, me: Rank, (_, way): (Rank, Way), channel: &str) {
         if way == Way::Send {
             log::detail!(Shm @ me, "{channel} via SHM/memfd");
         }

@@ -16,9 +16,10 @@ use crate::sync::primitive::Arc;
 use crate::sys::limits;
 use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
-use crate::transport::connection::Way;
+use crate::transport::connection::{Channel, Way};
 use crate::transport::local::Local;
 use crate::transport::net::{Net, SocketOptions};
+use crate::transport::nics::NicTable;
 use crate::transport::pump::Wire;
 use crate::transport::shm::Shm;
 use crate::transport::windows::{Neighbour, UserPointers};
@@ -56,11 +57,16 @@ pub(super) trait Transport: Debug + Send {
         Err(Error::internal(format!("a wire from rank {peer}, whose memory can be mapped")))
     }
 
-    /// Begins to open the wire to `peer` that it offered.
+    /// Begins to open the wire of a channel to `peer` that it offered.
     ///
     /// # Errors
     /// Of a broken offer or of sockets.
-    fn dial(&mut self, peer: Rank, _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
+    fn dial(
+        &mut self,
+        (peer, _): (Rank, Channel),
+        _: &[u8],
+        _: &dyn Bootstrap,
+    ) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
         Err(Error::internal(format!("a wire to rank {peer}, whose memory can be mapped")))
     }
 
@@ -106,8 +112,11 @@ pub(super) trait Transport: Debug + Send {
     /// The tickets of offers that have not been taken.
     fn outstanding(&mut self) -> Vec<u64>;
 
-    /// Writes the line for a connection, of which `channel` says number and ranks, at one end or both.
-    fn log_connection(&self, me: Rank, way: Way, channel: &str);
+    /// Learns which NICs all ranks have.
+    fn use_nics(&mut self, _: &Arc<NicTable>) {}
+
+    /// Writes the line for a connection with `peer`, of which `channel` says number and ranks, at one end or both.
+    fn log_connection(&self, me: Rank, connection: (Rank, Way), channel: &str);
 
     /// Writes a line for memory that was mapped, which ends with the way it was.
     fn log_mapping(&self, me: Rank, what: &str);

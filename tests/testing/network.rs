@@ -73,6 +73,39 @@ impl Network {
         ip(&format!("-n {} {words}", self.host(host))).unwrap();
     }
 
+    /// Gives hosts one more network each, with a bridge of its own: on rail `number`, from 1, a host that `hosts` names has
+    /// the interface `eth` and that number, with the address `10.78.NUMBER.HOST`.
+    pub fn add_rail(&self, number: usize, hosts: &[usize]) {
+        let (switch, bridge) = (self.switch(), format!("br{number}"));
+        ip(&format!("-n {switch} link add {bridge} type bridge")).unwrap();
+        ip(&format!("-n {switch} link set {bridge} up")).unwrap();
+        for host in hosts {
+            let (name, port) = (format!("eth{number}"), format!("r{number}h{}", host + 1));
+            ip(&format!("link add {name} netns {} type veth peer name {port} netns {switch}", self.host(*host)))
+                .unwrap();
+            ip(&format!("-n {switch} link set {port} master {bridge} up")).unwrap();
+            self.change(*host, &format!("addr add 10.78.{number}.{}/24 dev {name}", host + 1));
+            self.change(*host, &format!("link set {name} up"));
+        }
+    }
+
+    /// Takes a host off a rail, without a word to anybody: its link there stays up.
+    pub fn part_rail(&self, number: usize, host: usize) {
+        ip(&format!("-n {} link set r{number}h{} nomaster", self.switch(), host + 1)).unwrap();
+    }
+
+    /// Bytes that a host has sent by an interface.
+    pub fn sent_bytes(&self, host: usize, interface: &str) -> u64 {
+        let file = format!("/sys/class/net/{interface}/statistics/tx_bytes");
+        let words = ["netns", "exec", &self.host(host), "cat", &file];
+        output("ip", &words).unwrap().trim().parse().expect("the kernel counts bytes")
+    }
+
+    /// Sets a switch of a host's kernel, as `net.ipv4.conf.all.rp_filter=1`.
+    pub fn set(&self, host: usize, setting: &str) {
+        run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", setting]).unwrap();
+    }
+
     /// Gives a host one more link to the network, called `name`.
     pub fn add_link(&self, host: usize, name: &str) {
         let (switch, port) = (self.switch(), format!("q{}", host + 1));
@@ -88,8 +121,7 @@ impl Network {
 
     /// The ports that a host gives to outgoing connections.
     pub fn set_ephemeral_ports(&self, host: usize, first: u16, last: u16) {
-        let setting = format!("net.ipv4.ip_local_port_range={first} {last}");
-        run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", &setting]).unwrap();
+        self.set(host, &format!("net.ipv4.ip_local_port_range={first} {last}"));
     }
 
     /// Makes the network lose packets to a host of more than `bytes`, without a word to anybody.
@@ -139,7 +171,13 @@ fn ip(words: &str) -> Result<(), String> {
 }
 
 fn run(program: &str, words: &[&str]) -> Result<(), String> {
+    output(program, words).map(drop)
+}
+
+/// What the program says.
+fn output(program: &str, words: &[&str]) -> Result<String, String> {
     let named = |why: String| format!("{program} {}: {why}", words.join(" "));
     let output = Command::new(program).args(words).output().map_err(|error| named(error.to_string()))?;
-    if output.status.success() { Ok(()) } else { Err(named(String::from_utf8_lossy(&output.stderr).trim().to_owned())) }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(named(text(&output.stderr))) }
 }

@@ -37,14 +37,14 @@ NVLS: not built, reductions in NVLink switches
     assert_eq!(same.lines().count(), 1, "{same}");
 }
 
-/// What is not built is not said to run: PXN, rails, GPUDirect RDMA.
+/// What is not built is not said to run: PXN, GPUDirect RDMA.
 #[test]
 fn why_says_what_is_not_built_between_gpus_and_nics() {
     let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
     for line in [
         "GPUDirect RDMA: not built, and PHB is beyond NCCL_NET_GDR_LEVEL=PXB",
         "PXN: not built, though GPU 1 is near that NIC, and NVLink leads there\n",
-        "rails: not built, ranks send by TCP over one interface of their host",
+        "rails: ranks send by TCP over all interfaces that one subnet joins",
         "SHARP: not built",
     ] {
         assert!(shown.contains(line), "{line}: {shown}");
@@ -82,4 +82,26 @@ fn why_obeys_the_settings_of_the_environment() {
     assert!(
         said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("though SYS is within NCCL_NET_GDR_LEVEL=SYS")
     );
+}
+
+/// The rails between hosts whose interfaces the user names, and this machine's own by the rules of communicators.
+#[test]
+fn why_names_the_rails_between_two_hosts() {
+    let ends = ["net:a=10.1.0.1/24@25000,b=10.2.0.1/24@25000", "net:x=10.2.0.2/24@25000,y=10.9.0.2/24"];
+    let shown = text(&["--file", &machine("h100x8"), "--why", ends[0], ends[1]]);
+    let expected = "  [0] b 10.2.0.1 - x 10.2.0.2 (subnet 10.2.0.0/24, 25000 Mbit/s)
+  not a: the other side has no interface in subnet 10.1.0.0/24
+  not y of the other rank: the other side has no interface in subnet 10.9.0.0/24
+";
+    assert_eq!(shown, format!("rails between {} and {}\n{expected}", ends[0], ends[1]));
+    let said = |ends: [&str; 2], names: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env("NCCL_SOCKET_IFNAME", names);
+        let output = command.output().expect("the command line runs");
+        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).expect("text"))
+    };
+    let (works, here) = said(["net:", "net:10.1.0.2/24"], "lo");
+    assert!(works && here.contains("no rail, so by the interfaces on which ranks met"), "{here}");
+    let (works, wrong) = said(["net:eth0", "net:"], "lo");
+    assert!(!works && wrong.contains("write NAME=ADDRESS/BITS"), "{wrong}");
 }

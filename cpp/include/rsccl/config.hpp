@@ -142,18 +142,26 @@ struct Config {
     std::optional<std::string> secret_file = {};
     /// Where Communicator::from_env meets: "tcp://host:port" or "file:///path". `RSCCL_STORE`.
     std::optional<std::string> store = {};
-    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
+    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts take all that a
+    /// network joins (rails). `NCCL_SOCKET_IFNAME`; all but loopback and those of containers, bridges and tunnels.
     std::optional<std::string> socket_interfaces = {};
+    /// Which interface is on which network, as "eth0=0,eth1=1": interfaces of two hosts with one number send data to each other.
+    /// `RSCCL_RAILS`; those with addresses in one subnet do.
+    std::optional<std::string> rails = {};
+    /// For how long the other end of a data connection may answer nothing until the call fails. `RSCCL_NIC_TIMEOUT`; 10 s.
+    std::optional<std::chrono::seconds> nic_timeout = {};
+    /// The congestion control of data sockets: "reno", "cubic", "bbr". `RSCCL_TCP_CONGESTION`; the system's.
+    std::optional<std::string> tcp_congestion = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
     /// The ports where ranks listen, "first-last", for a firewall: a rank needs one for each of its communicators, a second one for each
     /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
     std::optional<std::string> port_range = {};
-    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait. The product is
-    /// equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
+    /// Times `sockets_per_thread`: the sockets of one network connection, which take its rails in turn. No thread serves them: ranks do
+    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
     std::optional<std::uint32_t> socket_threads = {};
     /// Times `socket_threads`: the sockets of one network connection, at most 64. The product is equal on all ranks.
-    /// `NCCL_NSOCKS_PERTHREAD`; 1.
+    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};

@@ -22,7 +22,7 @@ use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use rsccl::internals::topo::transport_choice;
 use rsccl::internals::topo::transport_choice::described::NETWORK_AS_BUILT;
 use rsccl::internals::topo::transport_choice::ladder::WaySettings;
-use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, xml};
+use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, rails, xml};
 use rsccl::{Config, Error, Result};
 
 use crate::print;
@@ -48,7 +48,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     paths: bool,
     /// The way between two devices, link by link. Of two GPUs the way that ranks on them take to each other's memory,
-    /// and why no better one, under the settings of the environment; `gpu:0`, `1/gpu:0` on host 1, `nic:mlx5_0`
+    /// and why no better one, under the settings of the environment; `gpu:0`, `1/gpu:0` on host 1, `nic:mlx5_0`. Of two
+    /// hosts' network interfaces the rails between them, and why the others are left out; `net:` for this machine,
+    /// `net:eth0=10.1.0.2/24@25000,eth1=...` for another (address, subnet, Mbit/s; `#3` behind that is RSCCL_RAILS)
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     why: Option<Vec<String>>,
     /// Write a picture: devices, links with GB/s, channels in colours
@@ -101,6 +103,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         write(path, &picture::svg(&system, &found))?;
     }
     let text = match (&arguments.why, arguments.json, arguments.paths) {
+        (Some(ends), ..) if ends.iter().all(|end| end.starts_with(NICS)) => rails_of([&ends[0], &ends[1]], &config)?,
         (Some(ends), ..) => {
             let ends = (find(&system, &ends[0])?, find(&system, &ends[1])?);
             let is_here = arguments.file.is_none() && config.topo_file.is_none();
@@ -141,8 +144,8 @@ pub(crate) fn graphs_of_file(
 }
 
 /// What channels between hosts promise and nobody has built.
-pub(crate) const UNBUILT: &str = "channels are those that the links would carry; several NICs, rails, PXN and \
-                                  GPUDirect RDMA are not built";
+pub(crate) const UNBUILT: &str = "channels are those that the links would carry; PXN and GPUDirect RDMA are \
+                                  not built";
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.
@@ -272,6 +275,20 @@ fn read(path: &Path, what: &str, named_by: &str) -> Result<(String, String)> {
 fn write(path: &Path, text: &str) -> Result<()> {
     open::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }
+
+/// The rails between two hosts, whose interfaces `--why` names.
+fn rails_of(ends: [&str; 2], config: &Config) -> Result<String> {
+    let nics = |end: &str| match end.strip_prefix(NICS).unwrap_or(end) {
+        "" => settings::nics_here(config),
+        told => rails::parse(told).map_err(|error| error.during("--why")),
+    };
+    let [mine, theirs] = [nics(ends[0])?, nics(ends[1])?];
+    let lines = rails::between(&mine, &theirs).described((&mine, &theirs));
+    Ok(format!("rails between {} and {}\n  {}\n", ends[0], ends[1], lines.join("\n  ")))
+}
+
+/// What a host's interfaces begin with in `--why`.
+const NICS: &str = "net:";
 
 /// `gpu:3`, `nic:mlx5_0`, `nic:2`, each with `host/` before it where there are several: `1/gpu:3`.
 fn find(system: &System, wanted: &str) -> Result<NodeId> {

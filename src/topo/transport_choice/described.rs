@@ -324,7 +324,7 @@ fn near_nic(system: &System, (gpu, port): (NodeId, NodeId), level: Option<PathKi
             None => "PXN: not built, and no other GPU has a nearer way to that NIC".to_owned(),
         });
     }
-    said.push(format!("rails: not built, {NETWORK_AS_BUILT}"));
+    said.push(format!("rails: {NETWORK_AS_BUILT}"));
     said.push("SHARP: not built, reductions in network switches".to_owned());
     said
 }
@@ -346,9 +346,9 @@ fn widths_to_nics(system: &System, (from, to): (NodeId, NodeId)) -> Verdict {
     if networks.iter().all(|network| *network > between) { Verdict::Yes(text) } else { Verdict::No(text) }
 }
 
-/// How ranks of different hosts send, whichever NICs a machine has.
-pub const NETWORK_AS_BUILT: &str =
-    "ranks send by TCP over one interface of their host (NCCL_SOCKET_IFNAME), from memory of the host";
+/// How ranks of different hosts send.
+pub const NETWORK_AS_BUILT: &str = "ranks send by TCP over all interfaces that one subnet joins (NCCL_SOCKET_IFNAME, \
+                                    RSCCL_RAILS), from memory of the host; the log of a job names them";
 
 #[cfg(test)]
 #[cfg(not(loom))]

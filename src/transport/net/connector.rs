@@ -1,6 +1,8 @@
 //! The sender's side of TCP connections: connects all sockets of one connection, and says what they are for.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
@@ -8,69 +10,174 @@ use crate::bootstrap::auth::Terms;
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sys::limits;
+use crate::sys::{clock, limits};
 use crate::transport::data_handshake::{Caller, Request};
+use crate::transport::net::routes::{DeadRoutes, SocketRoute};
 use crate::transport::net::{SocketOptions, apply};
 use crate::types::Rank;
 
 /// One rank's side that connects: all sockets of one connection.
 #[derive(Debug)]
 pub(in crate::transport) struct DataConnector {
-    calls: Vec<(TcpStream, Caller, bool)>,
-    address: SocketAddr,
+    /// Both ends prove that they know what these say.
+    terms: Terms,
+    me: Rank,
+    owner: Rank,
+    ticket: u64,
+    options: SocketOptions,
+    ways: SocketRoutes,
+    calls: Vec<ConnectingSocket>,
+    /// Whether a socket inside this host was taken from a congestion control that paces.
+    stopped_pacing: bool,
+}
+
+/// The routes that the sockets of a connection may take.
+#[derive(Debug)]
+pub(in crate::transport) struct SocketRoutes {
+    /// The address of this rank's interface on which ranks met.
+    pub(in crate::transport) own: IpAddr,
+    /// The sockets take these in turn: at least one.
+    pub(in crate::transport) routes: Vec<SocketRoute>,
+    /// How ranks met, where that is none of the routes: what is left where all of them fail.
+    pub(in crate::transport) last: Option<SocketRoute>,
+    /// What this rank knows of routes that fail.
+    pub(in crate::transport) dead: DeadRoutes,
+}
+
+/// A socket that connects.
+#[derive(Debug)]
+struct ConnectingSocket {
+    stream: TcpStream,
+    caller: Caller,
+    is_done: bool,
+    route: SocketRoute,
+    /// What it may try after that, the next one at the end.
+    left: Vec<SocketRoute>,
+    since: Instant,
 }
 
 impl DataConnector {
-    /// Begins to connect to `owner` at `address` with `sockets` sockets for `ticket`; `own` is this rank's interface.
+    /// Begins to connect to `owner` with so many sockets for `ticket`.
     pub(in crate::transport) fn new(
         terms: &Terms,
         (me, owner): (Rank, Rank),
-        (own, address): (IpAddr, SocketAddr),
-        (ticket, options): (u64, SocketOptions),
+        ways: SocketRoutes,
+        (ticket, sockets, options): (u64, u32, SocketOptions),
     ) -> Result<DataConnector> {
-        let mut stopped = false;
-        let call = |index: u32| {
-            let mut tuned = Ok(());
-            let tune = |socket: &SockRef<'_>| {
-                // Before it connects, where BBR begins.
-                stopped |= is_inside_host(own, address.ip()) && stops_pacing(socket);
-                tuned = apply(socket, options);
-                Ok(())
-            };
-            let stream = socket::connect_as(address, tune).map_err(|error| failed(owner, address, error))?;
-            tuned?;
-            Ok((stream, Caller::new(terms.clone(), (me, owner), Request { ticket, index })?, false))
-        };
-        let calls = (0..options.sockets).map(call).collect::<Result<_>>()?;
-        if stopped {
+        let (terms, calls) = (terms.clone(), Vec::new());
+        let mut connector = DataConnector { terms, me, owner, ticket, options, ways, calls, stopped_pacing: false };
+        for index in 0..sockets {
+            let left = connector.ways.of_socket(index);
+            let call = connector.call(index, left)?;
+            connector.calls.push(call);
+        }
+        if connector.stopped_pacing {
             log::detail!(Net @ me, "to rank {owner} inside this host: Reno in place of BBR");
         }
-        Ok(DataConnector { calls, address })
+        Ok(connector)
     }
 
     /// The sockets, once all are through.
     pub(in crate::transport) fn progress(&mut self) -> Result<Option<Vec<TcpStream>>> {
-        for (stream, caller, done) in self.calls.iter_mut().filter(|(_, _, done)| !done) {
-            *done = caller.progress(stream)?;
+        for index in 0..self.calls.len() {
+            let call = &mut self.calls[index];
+            if call.is_done {
+                continue;
+            }
+            let why = match call.caller.progress(&call.stream) {
+                Ok(is_done) => {
+                    call.is_done = is_done;
+                    call.silence()
+                }
+                Err(error) if call.left.is_empty() => return Err(error),
+                Err(error) => Some(error.message().to_owned()),
+            };
+            // Whoever waits for a socket without another route gives up at its deadline, and not before.
+            if let Some(why) = why.filter(|_| !call.left.is_empty()) {
+                let (route, left) = (call.route.clone(), std::mem::take(&mut call.left));
+                self.leave_out(&route, &why);
+                self.calls[index] = self.call(u32::try_from(index).unwrap_or(u32::MAX), left)?;
+            }
         }
-        if self.calls.iter().all(|(_, _, done)| *done) {
-            return Ok(Some(std::mem::take(&mut self.calls).into_iter().map(|(stream, ..)| stream).collect()));
+        if self.calls.iter().all(|call| call.is_done) {
+            return Ok(Some(std::mem::take(&mut self.calls).into_iter().map(|call| call.stream).collect()));
         }
         Ok(None)
     }
 
     /// How far it has come, in words; `None` where it is through.
     pub(in crate::transport) fn standing(&self) -> Option<String> {
-        let (stream, ..) = self.calls.iter().find(|(_, _, done)| !done)?;
-        let address = self.address;
-        Some(match stream.peer_addr() {
+        let call = self.calls.iter().find(|call| !call.is_done)?;
+        let address = call.route.to;
+        Some(match call.stream.peer_addr() {
             Ok(_) => format!("{address} has taken the data connection and not answered its handshake"),
             Err(_) => format!("connecting to {address} for data: no answer (does a firewall drop it?)"),
         })
     }
+
+    /// Begins to connect the socket of this number, which may take these routes.
+    fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<ConnectingSocket> {
+        loop {
+            // What another socket has found dead is tried if nothing else is left.
+            while left.len() > 1 && left.last().is_some_and(|route| self.ways.dead.has(route)) {
+                left.pop();
+            }
+            let route = left.pop().ok_or_else(|| Error::internal("a connection without a route"))?;
+            let (owner, mut tuned, mut stopped) = (self.owner, Ok(()), false);
+            let tune = |socket: &SockRef<'_>| {
+                // Before it connects, where BBR begins.
+                let is_paced = self.options.congestion.is_none() && is_inside_host(self.ways.own, route.to.ip());
+                stopped = is_paced && stops_pacing(socket);
+                tuned = apply(socket, self.options);
+                route.bind(socket)
+            };
+            match socket::connect_as(route.to, tune) {
+                Ok(stream) => {
+                    tuned?;
+                    self.stopped_pacing |= stopped;
+                    let request = Request { ticket: self.ticket, index };
+                    let caller = Caller::new(self.terms.clone(), (self.me, owner), request)?;
+                    return Ok(ConnectingSocket { stream, caller, is_done: false, route, left, since: clock::now() });
+                }
+                Err(error) if limits::is_exhausted(&error) || left.is_empty() => {
+                    return Err(failed(owner, route.to, error));
+                }
+                Err(error) => self.leave_out(&route, &error.to_string()),
+            }
+        }
+    }
+
+    /// Notes that a route has failed, and says so once.
+    fn leave_out(&self, route: &SocketRoute, why: &str) {
+        if self.ways.dead.add(route) {
+            let (me, owner) = (self.me, self.owner);
+            log::warn!(Net @ me, "no data go to rank {owner} over {route}: {why}; they take what other ways there are");
+        }
+    }
 }
 
-fn failed(owner: Rank, address: SocketAddr, error: std::io::Error) -> Error {
+impl SocketRoutes {
+    /// The routes that a socket may take, the first one at the end.
+    fn of_socket(&self, index: u32) -> Vec<SocketRoute> {
+        let count = self.routes.len().max(1);
+        let (before, from) = self.routes.split_at(usize::try_from(index).unwrap_or(0) % count);
+        from.iter().chain(before).chain(&self.last).rev().cloned().collect()
+    }
+}
+
+impl ConnectingSocket {
+    /// Why the route does not answer, once it has had its time.
+    fn silence(&self) -> Option<String> {
+        let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
+        let remedy = match self.route.device {
+            Some(_) => " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, and arp_ignore 1)",
+            None => "",
+        };
+        is_silent.then(|| format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs()))
+    }
+}
+
+fn failed(owner: Rank, address: SocketAddr, error: io::Error) -> Error {
     let call = format!("connecting to the data port of rank {owner} at {address}");
     if limits::is_exhausted(&error) {
         return limits::with_remedy(Error::system(call, error));
@@ -90,10 +197,12 @@ fn stops_pacing(socket: &SockRef<'_>) -> bool {
     socket.tcp_congestion().is_ok_and(|name| name.starts_with(b"bbr")) && socket.set_tcp_congestion(b"reno").is_ok()
 }
 
+/// How long a route may take to answer while there is another: a lost packet is sent again after one second.
+const ROUTE_PATIENCE: Duration = Duration::from_secs(2);
+
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::io;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     use socket2::{Domain, Socket, Type};
@@ -121,5 +230,21 @@ mod tests {
         assert!(is_inside_host(own, own) && is_inside_host(own, Ipv4Addr::LOCALHOST.into()));
         assert!(is_inside_host(own, Ipv6Addr::LOCALHOST.into()) && is_inside_host(own, IpAddr::from([127, 0, 0, 2])));
         assert!(!is_inside_host(own, IpAddr::from([10, 0, 0, 2])));
+    }
+
+    #[test]
+    fn a_socket_tries_the_other_rails_and_at_last_the_way_by_which_ranks_met() {
+        let route = |host: u8| SocketRoute::plain(SocketAddr::from(([10, 0, 0, host], 1)));
+        let own = IpAddr::from([10, 0, 0, 9]);
+        let ways = |last| SocketRoutes { own, routes: (0..3).map(route).collect(), last, dead: DeadRoutes::default() };
+        let tries = |ways: SocketRoutes, index| {
+            ways.of_socket(index).iter().rev().map(|route| route.to.ip()).collect::<Vec<_>>()
+        };
+        let addresses = |hosts: &[u8]| hosts.iter().map(|host| route(*host).to.ip()).collect::<Vec<_>>();
+        assert_eq!(tries(ways(None), 4), addresses(&[1, 2, 0]));
+        assert_eq!(tries(ways(Some(route(7))), 0), addresses(&[0, 1, 2, 7]));
+        let dead = DeadRoutes::default();
+        assert!(!dead.has(&route(1)) && dead.add(&route(1)) && !dead.add(&route(1)) && dead.has(&route(1)));
+        assert!(!dead.has(&SocketRoute { interface: Some("eth1".to_owned()), ..route(1) }));
     }
 }

@@ -2,7 +2,7 @@
 //! names.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
@@ -19,13 +19,22 @@ use crate::types::Rank;
 pub(in crate::transport) struct DataListener {
     terms: Terms,
     me: Rank,
-    listener: TcpListener,
-    address: SocketAddr,
+    /// The first one is at the interface on which ranks met.
+    doors: Vec<Door>,
     options: SocketOptions,
     expected: HashMap<u64, Expected>,
     sessions: Vec<Session>,
     ready: Vec<(u64, Rank, Vec<TcpStream>)>,
     refused: Refused,
+}
+
+/// Where peers connect.
+#[derive(Debug)]
+struct Door {
+    listener: TcpListener,
+    address: SocketAddr,
+    /// The interface to which it is bound.
+    device: Option<String>,
 }
 
 #[derive(Debug)]
@@ -50,38 +59,54 @@ impl DataListener {
         interface: SocketAddr,
         options: SocketOptions,
     ) -> Result<DataListener> {
-        let mut wanted = interface;
-        wanted.set_port(0);
-        let (listener, address) = socket::listen_in(wanted, options.ports)?;
-        tune(&listener, options)?;
+        let doors = vec![Door::open(interface, None, options)?];
         let (expected, sessions, ready) = (HashMap::new(), Vec::new(), Vec::new());
         let refused = Refused::default();
-        Ok(DataListener { terms, me, listener, address, options, expected, sessions, ready, refused })
+        Ok(DataListener { terms, me, doors, options, expected, sessions, ready, refused })
+    }
+
+    /// Listens at a further address as well, unless it does, and returns the port there.
+    pub(in crate::transport) fn listen_at(&mut self, address: IpAddr, device: Option<String>) -> Result<u16> {
+        let is_it = |door: &&Door| door.address.ip() == address && door.device == device;
+        if let Some(door) = self.doors.iter().find(is_it) {
+            return Ok(door.address.port());
+        }
+        let door = Door::open(SocketAddr::new(address, 0), device, self.options)?;
+        let port = door.address.port();
+        self.doors.push(door);
+        Ok(port)
+    }
+
+    /// How many descriptors it listens at.
+    pub(in crate::transport) fn doors(&self) -> usize {
+        self.doors.len()
     }
 
     /// Where to connect, for the blob.
     pub(in crate::transport) fn address(&self) -> SocketAddr {
-        self.address
+        self.doors[0].address
     }
 
-    /// Expects a connection of `peer`.
-    pub(in crate::transport) fn expect(&mut self, peer: Rank) -> Result<u64> {
+    /// Expects a connection of `peer`, of so many sockets.
+    pub(in crate::transport) fn expect(&mut self, peer: Rank, sockets: u32) -> Result<u64> {
         let ticket = u64::from_le_bytes(random::bytes()?);
-        let sockets = (0..self.options.sockets).map(|_| None).collect();
+        let sockets = (0..sockets).map(|_| None).collect();
         self.expected.insert(ticket, Expected { peer, sockets });
         Ok(ticket)
     }
 
     /// Takes what has come. Errors of one connection end that connection.
     pub(in crate::transport) fn progress(&mut self, now: Instant) -> Result<()> {
-        while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
-            let accepted = socket::accept(&self.listener);
-            let Some((stream, from)) = accepted.map_err(|error| Error::system("accept on the data port", error))?
-            else {
-                break;
-            };
-            let answerer = Answerer::new(self.terms.clone(), self.me);
-            self.sessions.push(Session { stream, from, answerer, since: now });
+        for door in &self.doors {
+            while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
+                let accepted = socket::accept(&door.listener);
+                let Some((stream, from)) = accepted.map_err(|error| Error::system("accept on the data port", error))?
+                else {
+                    break;
+                };
+                let answerer = Answerer::new(self.terms.clone(), self.me);
+                self.sessions.push(Session { stream, from, answerer, since: now });
+            }
         }
         for mut session in std::mem::take(&mut self.sessions) {
             match session.answerer.progress(&session.stream) {
@@ -121,7 +146,7 @@ impl DataListener {
 
     /// What is readable when a connection has come; `None` while one has come and not said what it is for.
     pub(in crate::transport) fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
-        self.sessions.is_empty().then(|| vec![self.listener.as_fd()])
+        self.sessions.is_empty().then(|| self.doors.iter().map(|door| door.listener.as_fd()).collect())
     }
 
     /// The connections that are complete.
@@ -130,7 +155,17 @@ impl DataListener {
     }
 }
 
-/// Buffer sizes are inherited by accepted sockets; the window is agreed on at connect, so they are set before.
-fn tune(listener: &TcpListener, options: SocketOptions) -> Result<()> {
-    apply(&socket2::SockRef::from(listener), options)
+impl Door {
+    /// At `interface`, at a free port of those that the options allow.
+    fn open(interface: SocketAddr, device: Option<String>, options: SocketOptions) -> Result<Door> {
+        let mut wanted = interface;
+        wanted.set_port(0);
+        let (listener, address) = socket::listen_as(wanted, options.ports, |socket| match &device {
+            Some(device) => socket.bind_device(Some(device.as_bytes())),
+            None => Ok(()),
+        })?;
+        // Buffer sizes are inherited by accepted sockets; the window is agreed on at connect, so they are set before.
+        apply(&socket2::SockRef::from(&listener), options)?;
+        Ok(Door { listener, address, device })
+    }
 }

@@ -2,20 +2,20 @@
 //! that kernels of this process empty.
 
 use std::io::IoSliceMut;
-use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
+use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::net::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, SocketPart, broken, cut, cut_off, decode};
 use crate::transport::pump::{Pump, SlotSink, Taken, Waits};
 use crate::types::Rank;
 
 /// Moves what comes from sockets to slots.
 #[derive(Debug)]
-pub(in crate::transport) struct ReceivePump<S = TcpStream> {
+pub(in crate::transport) struct ReceivePump<S = WatchedSocket> {
     peer: Rank,
     pub(super) sink: Box<dyn SlotSink>,
     pub(super) sockets: Vec<S>,

@@ -2,20 +2,21 @@
 //! of this process fill, to sockets.
 
 use std::io::IoSlice;
-use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crate::error::Result;
 use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
+use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::net::wire::{DataSocket, HEADER_BYTES, SocketPart, broken, cut, encode};
 use crate::transport::pump::{Passed, Pump, SlotSource, Waits};
 use crate::types::Rank;
 
 /// Moves what lies in slots to sockets.
 #[derive(Debug)]
-pub(in crate::transport) struct SendPump<S = TcpStream> {
+pub(in crate::transport) struct SendPump<S = WatchedSocket> {
     peer: Rank,
     source: Box<dyn SlotSource>,
     sockets: Vec<S>,
@@ -74,6 +75,10 @@ impl<S: DataSocket> Pump for SendPump<S> {
 
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
         self.sockets.iter().map(|socket| (socket.as_fd(), Interest::Write)).collect()
+    }
+
+    fn look(&mut self, now: Instant) -> Result<()> {
+        self.sockets.iter_mut().try_for_each(|socket| socket.look(now)).map_err(|error| broken(error, self.peer))
     }
 
     fn drained(&self) -> bool {

@@ -7,9 +7,10 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::SocketOptions;
-use super::connector::DataConnector;
+use super::connector::{DataConnector, SocketRoutes};
 use super::listener::DataListener;
 use super::receive_pump::ReceivePump;
+use super::routes::{DeadRoutes, SocketRoute};
 use super::send_pump::SendPump;
 use super::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, cut, encode};
 use crate::bootstrap::auth::{Purpose, Terms};
@@ -392,14 +393,19 @@ fn parts_cover_a_message_once() {
 #[test]
 fn refused_and_unanswered_connections_are_known() {
     let terms = |key: u8| Terms { key: [key; 32], purpose: Purpose::Data, communicator: 7, job: None };
-    let options = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None, ports: None };
+    let options = SocketOptions::default();
     let [me, peer] = [0, 1].map(Rank::new);
     let mut listener = DataListener::new(terms(1), me, "127.0.0.1:0".parse().unwrap(), options).unwrap();
-    let ticket = listener.expect(peer).unwrap();
+    let ticket = listener.expect(peer, 1).unwrap();
     assert_eq!(listener.refused(), None);
     let address = listener.address();
-    let connect =
-        |key, ticket| DataConnector::new(&terms(key), (peer, me), (address.ip(), address), (ticket, options)).unwrap();
+    let ways = || SocketRoutes {
+        own: address.ip(),
+        routes: vec![SocketRoute::plain(address)],
+        last: None,
+        dead: DeadRoutes::default(),
+    };
+    let connect = |key, ticket| DataConnector::new(&terms(key), (peer, me), ways(), (ticket, 1, options)).unwrap();
     // A stranger, and a rank that asks for what was not offered to it.
     let (mut stranger, mut lost) = (connect(2, ticket), connect(1, ticket ^ 1));
     let mut serve = |connector: &mut DataConnector, until: &dyn Fn(&str) -> bool| {

@@ -9,14 +9,12 @@
 //! socket.
 
 use std::fmt::Debug;
-use std::io::{IoSlice, IoSliceMut, Read};
-use std::net::TcpStream;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::ring::Label;
-use crate::sys::descriptor;
-use crate::transport::data_handshake::settle;
 use crate::types::Rank;
 
 /// A non-blocking socket as pumps use it: each call is one system call.
@@ -25,15 +23,9 @@ pub(super) trait DataSocket: AsFd + Debug + Send {
     fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>>;
     /// Writes what fits; `None` where nothing does.
     fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>>;
-}
-
-impl DataSocket for TcpStream {
-    fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
-        let mut stream = self;
-        settle("read from a data socket", || stream.read_vectored(parts))
-    }
-    fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>> {
-        settle("write to a data socket", || descriptor::write_parts(self, parts))
+    /// Looks whether the peer's system still answers to what was sent.
+    fn look(&mut self, _: Instant) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -81,8 +73,9 @@ pub(super) fn cut_off(peer: Rank) -> Error {
 }
 
 pub(super) const HEADER_BYTES: usize = 32;
-/// Parts of less are not worth a socket of their own.
-pub(super) const LEAST_PART: usize = 64 << 10;
+/// Parts of less are not worth a socket of their own. Each of four rails has a part of the pieces of collectives, which
+/// have 128 KiB.
+pub(super) const LEAST_PART: usize = 32 << 10;
 /// Bytes that are read ahead of need: a small message and its header, in one call. They are copied once more.
 pub(super) const AHEAD_BYTES: usize = 4096;
 
