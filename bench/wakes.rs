@@ -24,7 +24,7 @@ struct Writes(Mutex<std::io::PipeWriter>, Sender<Instant>);
 
 impl Wake for Writes {
     fn wake(self: Arc<Self>) {
-        let written = self.0.lock().expect("one thread has it").write(&[1]);
+        let written = self.0.lock().expect("one thread has it").write_all(&[1]);
         written.expect("the pipe has room: each byte is read before the next");
         // The other end may have gone with an error.
         let _unheard = self.1.send(Instant::now());

@@ -87,9 +87,11 @@ impl LongRest {
         let only_pushes = requests.is_nothing() && of_collective.is_none();
         let at_most = self.await_work((session, &mut *fabric), only_pushes)?;
         let at_most = at_most.min(session.longest_sleep(clock::now())).min(limit);
-        let of_messages = requests.flags(fabric.links())?;
         session.abort.mirror(&self.chime);
-        Some(Wakes { flags: of_messages.into_iter().chain(of_collective.into_iter().flatten()).collect(), at_most })
+        // What comes by sockets raises its flags in turns of the pumps, which have descriptors.
+        let by_sockets = fabric.links().is_all_pumps();
+        let of_messages = requests.flags(fabric.links())?.into_iter().filter(|_| !by_sockets);
+        Some(Wakes { flags: of_messages.chain(of_collective.into_iter().flatten()).collect(), at_most })
     }
 
     /// Sleeps until one of `wakes` may end it or the chime has rung more than `heard` times, at most `limit`. False
