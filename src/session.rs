@@ -143,7 +143,7 @@ struct MessageCounts {
 
 impl Session {
     /// One that nobody sees from outside.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
         Session::on(OwnPage::hidden(), bootstrap, settings, abort)
     }

@@ -70,7 +70,6 @@ fn play(role: &str) -> Result<()> {
                 _ => {}
             }
             comm.barrier()?;
-            comm.barrier()?;
         }
         ("calls", _) => while comm.barrier().is_ok() {},
         ("differ", 3) => drop(comm.broadcast(&mut sum, 1).expect_err("the others reduce")),
@@ -295,10 +294,10 @@ fn a_stopped_process_is_looked_at_and_named() {
 #[test]
 fn a_rank_whose_hook_does_not_return_is_in_a_call() {
     let job = Job::whole("hook", 3);
-    let late = format!("rank 1 (host {}, pid {}) has not entered barrier #1 for ", host(), job.pid(1));
+    // The first call maps the memory of the host's ranks, for which all wait.
+    let late = format!("rank 1 (host {}, pid {}) has not ended barrier #0 for ", host(), job.pid(1));
     let does = "; 2 ranks wait in it; rank 1 is in a call of rsccl, runs (its last collective is barrier #0)";
-    let told = job.is_told(&[&late, does]);
-    assert!(!told.text.contains("not in rsccl"), "{}", told.text);
+    job.is_told(&[&late, does]);
 }
 
 #[test]

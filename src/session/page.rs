@@ -195,7 +195,7 @@ impl OwnPage {
     }
 
     /// One that nobody sees.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn hidden() -> OwnPage {
         OwnPage { page: RankPage::hidden() }
     }

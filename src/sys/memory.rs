@@ -290,6 +290,7 @@ pub(super) fn sealed_file(name: &CStr, bytes: usize) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// [`Kind::System`] where the system refuses; kernels before 5.1 know no such seal.
+#[cfg(not(all(loom, test)))]
 pub(super) fn written_by_me(name: &CStr, bytes: usize) -> Result<(SharedMemory, OwnedFd)> {
     let file = unsealed_file(name, bytes)?;
     let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;

@@ -13,20 +13,34 @@ pub struct PageWords {
     pub labels: [[AtomicU64; LABEL_WORDS]; LABELS],
 }
 
+/// As in the real one.
 pub const HEAD_WORDS: usize = 1024;
+/// As in the real one.
 pub const LABEL_WORDS: usize = 4;
+/// As in the real one.
 pub const LABELS: usize = 256;
+/// As in the real one.
 pub const PAGE_WORDS: usize = HEAD_WORDS + LABEL_WORDS * LABELS;
+/// As in the real one.
 pub const MOST_PAGES: usize = 256;
+/// As in the real one.
 pub const ALL_WORDS: usize = HEAD_WORDS + MOST_PAGES * PAGE_WORDS;
+/// As in the real one.
 pub const MAGIC: u64 = 1;
 
+/// As in the real one.
 pub mod process_head {
+    /// As in the real one.
     pub const MAGIC_AT: usize = 0;
+    /// As in the real one.
     pub const PROCESS: usize = 1;
+    /// As in the real one.
     pub const USED: usize = 2;
+    /// As in the real one.
     pub const HIDDEN: usize = 3;
+    /// As in the real one.
     pub const HOST: usize = 8;
+    /// As in the real one.
     pub const HOST_WORDS: usize = 33;
 }
 
