@@ -23,6 +23,7 @@ pub mod local;
 mod lookup;
 mod net;
 mod options;
+pub(crate) mod pmi;
 mod probe;
 pub(crate) mod reach;
 mod root;

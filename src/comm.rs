@@ -17,7 +17,7 @@ mod init;
 mod last_words;
 mod launched;
 mod long_rest;
-mod meeting;
+pub(crate) mod meeting;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;

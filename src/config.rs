@@ -47,7 +47,7 @@ pub(crate) use layers::{Note, Source};
 pub use registry::{MAX_CHANNELS, MAX_SOCKETS};
 pub(crate) use registry::{VARIABLES, Variable};
 pub use secret::{MAX_SECRET_BYTES, Secret};
-pub use socket::SocketFamily;
+pub use socket::{PortRange, SocketFamily};
 
 use crate::error::{Error, Result, shown};
 use layers::{Found, Layers};
@@ -188,8 +188,11 @@ pub struct Config {
     /// Where `rsccl topo` writes the channels as a graph file, and rank 0 those between a communicator's GPUs when they
     /// first meet. `NCCL_GRAPH_DUMP_FILE`.
     pub graph_dump_file: Option<PathBuf>,
-    /// The network to use; `Socket` is the only one. `NCCL_NET`.
+    /// The network to use; `Socket` is the only one. Another one is often a site's setting for NCCL: `Socket` is used
+    /// in its place, with a warning, unless [`Config::net_strict`]. `NCCL_NET`.
     pub net: Option<String>,
+    /// Whether a network that rsccl does not have is an error. `RSCCL_NET_STRICT`; false.
+    pub net_strict: bool,
     /// Whether everything is connected at the first need. If not, a communicator of one host maps the memory of its
     /// ranks at set-up; connections, between hosts and on GPUs, wait for the first need all the same. Equal on all
     /// ranks. `NCCL_RUNTIME_CONNECT`; true.
@@ -209,6 +212,11 @@ pub struct Config {
     pub socket_interfaces: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
+    /// The ports where this rank listens, for a firewall that opens only these. A rank needs one for each of its
+    /// communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet; an address
+    /// that names its port (`NCCL_COMM_ID`, `MASTER_PORT`, `RSCCL_STORE`) has that one. Connections that go out have
+    /// any port. `RSCCL_PORT_RANGE`; any free port.
+    pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
     /// waiting ranks do. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
     pub socket_threads: Option<u32>,
@@ -282,6 +290,7 @@ impl Default for Config {
             graph_file: None,
             graph_dump_file: None,
             net: None,
+            net_strict: false,
             runtime_connect: true,
             host_id: None,
             comm_id: None,
@@ -290,6 +299,7 @@ impl Default for Config {
             store: None,
             socket_interfaces: None,
             socket_family: None,
+            port_range: None,
             socket_threads: None,
             sockets_per_thread: None,
             socket_retries: 34,
@@ -337,9 +347,12 @@ impl Config {
                     let shown = variable.shown(&self);
                     set.push(Note::Information(format!("{name} set by {source} to {shown}")));
                     self.leave_out_absent((variable, &source), environment, &mut remarks);
+                    self.leave_out_foreign((variable, &name, &source), environment, &mut remarks)?;
                 }
                 None => {
                     self.leave_out_absent((variable, &Source::Code), environment, &mut remarks);
+                    let name = variable.full_name();
+                    self.leave_out_foreign((variable, &name, &Source::Code), environment, &mut remarks)?;
                     variable.kind.check(&(variable.get)(&self)).map_err(|why| {
                         wrong(variable, &variable.full_name(), &variable.shown(&self), &Source::Code, &why)
                     })?;
@@ -403,9 +416,11 @@ impl Config {
             let (laid, outcome) = config.lay(variable, &layers, &mut remarks);
             let unset = if in_code { Source::Code } else { Source::Default };
             let source = laid.map_or(unset, |laid| laid.source);
-            let problem = outcome.err().map(|error| error.to_string());
             let value = variable.shown(&config);
             config.leave_out_absent((variable, &source), environment, &mut remarks);
+            let name = variable.full_name();
+            let left_out = config.leave_out_foreign((variable, &name, &source), environment, &mut remarks);
+            let problem = outcome.and(left_out).err().map(|error| error.to_string());
             settings.push(Setting { variable, default, value, source, problem });
         }
         let mut notes: Vec<Note> = layers.mistyped().iter().cloned().map(Note::Mistake).collect();
@@ -457,6 +472,33 @@ impl Config {
         remarks.push(layers::mistake_of(source, environment.system_file(), text));
         let is_optional = (variable.set)(self, &Value::Automatic);
         debug_assert!(is_optional, "without the file the library looks for itself");
+    }
+
+    /// Forgets the network of `variable` that rsccl does not have, with a remark that says what is used instead.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] in place of the remark, where the configuration asks for it.
+    fn leave_out_foreign(
+        &mut self,
+        (variable, name, source): (&Variable, &str, &Source),
+        environment: &Environment,
+        remarks: &mut Vec<Note>,
+    ) -> Result<()> {
+        let Some(network) = self.net.as_ref().filter(|_| variable.names_network()) else { return Ok(()) };
+        if network.trim().eq_ignore_ascii_case(SOCKET) {
+            self.net = Some(SOCKET.to_owned());
+            return Ok(());
+        }
+        let why = format!("{name}={network:?} ({source}): rsccl does not have this network");
+        if self.net_strict {
+            return Err(Error::invalid_argument(format!(
+                "{why}; allowed: {SOCKET}, or without RSCCL_NET_STRICT any name, for which {SOCKET} is used"
+            )));
+        }
+        let text = format!("{why}; ranks of different hosts use {SOCKET} (TCP)");
+        remarks.push(layers::mistake_of(source, environment.system_file(), text));
+        self.net = None;
+        Ok(())
     }
 
     fn set(&mut self, variable: &Variable, found: &Found<'_>) -> Result<()> {
@@ -533,6 +575,9 @@ fn stray_marks(variable: &Variable, Found { name, text, source }: &Found<'_>) ->
 
 /// The value of `NCCL_DEBUG` that asks for nothing. NCCL does not know it, and logs nothing therefore.
 const SILENCE: &str = "NONE";
+
+/// The network that every rank has, by NCCL's name.
+const SOCKET: &str = "Socket";
 
 /// The setters: one for each field, named after it.
 macro_rules! setters {
@@ -626,6 +671,8 @@ setters! {
     with_graph_file => graph_file: impl Into<PathBuf>, some;
     /// Sets [`Config::graph_dump_file`].
     with_graph_dump_file => graph_dump_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::net_strict`].
+    with_net_strict => net_strict: bool;
     /// Sets [`Config::net`].
     with_net => net: impl Into<String>, some;
     /// Sets [`Config::runtime_connect`].
@@ -644,6 +691,8 @@ setters! {
     with_socket_interfaces => socket_interfaces: impl Into<String>, some;
     /// Sets [`Config::socket_family`].
     with_socket_family => socket_family: SocketFamily, some;
+    /// Sets [`Config::port_range`].
+    with_port_range => port_range: PortRange, some;
     /// Sets [`Config::socket_threads`].
     with_socket_threads => socket_threads: u32, some;
     /// Sets [`Config::sockets_per_thread`].

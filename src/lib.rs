@@ -112,6 +112,9 @@ pub mod internals {
     pub mod bootstrap {
         pub use crate::bootstrap::*;
     }
+    pub mod comm {
+        pub use crate::comm::meeting::place_in_words;
+    }
     pub mod config {
         pub use crate::config::layers::{Note, Source};
         pub use crate::config::nearest::nearest;

@@ -14,6 +14,7 @@ pub mod futex;
 #[cfg(all(loom, test))]
 #[path = "sys/futex_model.rs"]
 pub mod futex;
+pub mod given;
 pub mod gpus;
 pub(crate) mod handed_down;
 pub mod host;

@@ -115,6 +115,7 @@ fn env_prints_every_variable_with_value_and_source() {
     let algo = table.stdout.lines().find(|line| line.starts_with("NCCL_ALGO ")).unwrap();
     assert_eq!(algo.split_whitespace().take(5).collect::<Vec<_>>(), ["NCCL_ALGO", "text", "-", "Ring", "environment"]);
     assert!(table.stdout.contains("Launched as rank 1 of 2 by torchrun, no store."), "{}", table.stdout);
+    assert!(table.stdout.contains("As it is launched: no place to meet: "), "{}", table.stdout);
     assert!(table.stderr.contains("did you mean NCCL_BUFFSIZE?"), "{}", table.stderr);
     assert!(!table.stdout.contains("sesame"));
     for (name, words) in [("NCCL_DEBUG ", "VERSION, WARN, ATTN, INFO, ABORT, TRACE"), ("RSCCL_COHORT ", "joint, split")]
@@ -203,6 +204,7 @@ fn an_outer_launcher_does_not_reach_the_ranks() {
     let inner = env!("CARGO_BIN_EXE_rsccl");
     let outcome = Job::start(&["run", "-n", "1", "--", inner, "env"], &variables).outcome();
     assert!(outcome.stdout.contains("Launched as rank 0 of 1 by rsccl run, tcp://127.0.0.1:"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("As it is launched: ranks meet nowhere: there is one."), "{}", outcome.stdout);
 }
 
 #[test]

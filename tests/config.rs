@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rsccl::config::{Config, DebugLevel, Environment, Secret, SocketFamily};
+use rsccl::config::{Config, DebugLevel, Environment, PortRange, Secret, SocketFamily};
 use rsccl::error::Kind;
 use rsccl::internals::config::{Note, Source, VARIABLES};
 
@@ -65,6 +65,7 @@ fn every_kind_of_value_is_read() {
         ("NCCL_MAX_CTAS", "16"),
         ("NCCL_NET", "socket"),
         ("NCCL_SOCKET_FAMILY", "af_inet6"),
+        ("RSCCL_PORT_RANGE", " 50000 - 50100 "),
         ("NCCL_SOCKET_RCVBUF", "-1"),
         ("RSCCL_SECRET", "open sesame"),
         ("NCCL_DEBUG", "info"),
@@ -77,6 +78,7 @@ fn every_kind_of_value_is_read() {
     assert_eq!((config.timeout, config.spin), (Duration::from_millis(1500), Duration::ZERO));
     assert_eq!((config.buffer_bytes, config.max_channels), (Some(8 << 20), Some(16)));
     assert_eq!((config.net.as_deref(), config.socket_family), (Some("Socket"), Some(SocketFamily::Inet6)));
+    assert_eq!(config.port_range, PortRange::new(50_000, 50_100));
     assert_eq!((config.socket_receive_bytes, config.debug), (None, Some(DebugLevel::Info)));
     assert_eq!((&*config.debug_time_format, &*config.name), ("%T ", ""));
     assert_eq!(config.secret.as_ref().map(Secret::expose), Some(&b"open sesame"[..]));
@@ -98,7 +100,9 @@ fn a_bad_value_names_variable_value_source_and_what_is_allowed() {
         ("NCCL_BUFFSIZE", "1", "bytes from 16384 to 1073741824"),
         ("NCCL_MIN_NCHANNELS", "65", "a whole number from 1 to 64, or -1 for automatic"),
         ("NCCL_SOCKET_RETRY_CNT", "-1", "a whole number from 0 to 1000"),
-        ("NCCL_NET", "IB", "Socket"),
+        ("RSCCL_PORT_RANGE", "50000", "two ports"),
+        ("RSCCL_PORT_RANGE", "50100-50000", "two ports"),
+        ("RSCCL_PORT_RANGE", "0-70000", "two ports"),
         ("NCCL_SOCKET_FAMILY", "inet", "AF_INET, AF_INET6"),
         ("RSCCL_STORE", "nowhere", "tcp://host:port"),
     ] {
@@ -117,11 +121,32 @@ fn what_the_program_sets_is_held_to_the_same_ranges() {
     let nobody = Environment::default();
     let error = Config::default().with_scratch_bytes(1).resolve_in(&nobody).unwrap_err().to_string();
     assert!(error.starts_with("RSCCL_SCRATCH_BYTES=\"1\" (program): out of range"), "{error}");
-    let error = Config::default().with_net("IB").resolve_in(&nobody).unwrap_err().to_string();
-    assert!(error.contains("NCCL_NET=\"IB\" (program)"), "{error}");
     assert!(Config::default().with_timeout(Duration::ZERO).resolve_in(&nobody).is_err());
     let config = Config::default().with_min_channels(2).with_secret(Secret::new("s")).resolve_in(&nobody).unwrap();
     assert_eq!(config.clone().resolve_in(&nobody).unwrap().min_channels, Some(2));
+}
+
+/// A site's module file sets `NCCL_NET=IB` for all its users.
+#[test]
+fn a_network_of_others_is_told_and_sockets_are_used() {
+    let config = resolve(&[("NCCL_NET", "IB")]).unwrap();
+    assert_eq!(config.net, None);
+    let told: Vec<_> = config
+        .notes()
+        .iter()
+        .filter_map(|note| if let Note::Mistake(text) = note { Some(&**text) } else { None })
+        .collect();
+    let why = "NCCL_NET=\"IB\" (environment): rsccl does not have this network";
+    assert_eq!(told, [format!("{why}; ranks of different hosts use Socket (TCP)")]);
+    let nobody = Environment::default();
+    let config = Config::default().with_net("AWS Libfabric").resolve_in(&nobody).unwrap();
+    assert!(config.notes().iter().any(|note| matches!(note, Note::Mistake(text) if text.contains("(program)"))));
+
+    let text = refused(&[("NCCL_NET", "IB"), ("RSCCL_NET_STRICT", "1")]);
+    assert!(text.starts_with(why) && text.contains("; allowed: Socket"), "{text}");
+    let error = Config::default().with_net("IB").with_net_strict(true).resolve_in(&nobody).unwrap_err().to_string();
+    assert!(error.contains("NCCL_NET=\"IB\" (program)"), "{error}");
+    assert_eq!(resolve(&[("NCCL_NET", "SOCKET"), ("RSCCL_NET_STRICT", "1")]).unwrap().net.as_deref(), Some("Socket"));
 }
 
 #[test]

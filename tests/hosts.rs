@@ -133,6 +133,53 @@ fn several_sockets_between_hosts_and_forced_algorithms() {
     }
 }
 
+/// The ports at which the process listens, by the tables of its network namespace.
+fn listening(process: u32) -> Vec<u16> {
+    let tables = ["tcp", "tcp6"].map(|table| format!("/proc/{process}/net/{table}"));
+    let tables = tables.iter().flat_map(|table| {
+        let text = std::fs::read_to_string(table).unwrap();
+        text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    });
+    let port = |line: String| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        // The kernel's state LISTEN.
+        let port = (fields[3] == "0A").then(|| fields[1].rsplit_once(':').unwrap().1);
+        port.map(|port| u16::from_str_radix(port, 16).unwrap())
+    };
+    tables.filter_map(port).collect()
+}
+
+#[test]
+fn a_firewall_s_ports() {
+    let Some(network) = Network::make(2) else { return };
+    let places = [0, 0, 1, 1];
+    let range = ("RSCCL_PORT_RANGE", "21000-21007");
+    let mut job = job(&network, &places, &[range]);
+    job.must("call all_reduce 70001");
+    job.must("call sendrecv 70001");
+    for rank in &job.ranks {
+        let ports = listening(rank.process());
+        let outside: Vec<_> = ports.iter().filter(|port| !(21_000..=21_007).contains(*port)).collect();
+        assert!(outside.iter().all(|port| **port == 29_500), "{outside:?}");
+        // Two ranks, each with a port of control and one of data.
+        assert!((2..=5).contains(&(ports.len() - outside.len())), "{ports:?}");
+    }
+}
+
+#[test]
+fn ports_that_do_not_suffice() {
+    let Some(network) = Network::make(1) else { return };
+    let mut job =
+        launched(&network, &[0, 0], &[("RSCCL_PORT_RANGE", "21000-21000"), ("RSCCL_INIT_TIMEOUT_MS", "4000")]);
+    job.begin("from_env", |_| true);
+    // The root has the port.
+    let why = "RSCCL_PORT_RANGE=21000-21000: all 1 ports are taken at 10.77.0.1: each rank of a host needs";
+    for rank in &job.ranks {
+        let text = rank.failure().text;
+        assert!(text.contains(why) || rank.number == 1, "{text}");
+    }
+}
+
 #[test]
 fn ipv6() {
     let Some(network) = Network::make(2) else { return };

@@ -72,6 +72,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_GRAPH_FILE", config.graph_file);
     lay(*made, "NCCL_GRAPH_DUMP_FILE", config.graph_dump_file);
     lay(*made, "NCCL_NET", config.net);
+    lay(*made, "RSCCL_NET_STRICT", config.net_strict);
     lay(*made, "NCCL_RUNTIME_CONNECT", config.runtime_connect);
     lay(*made, "NCCL_HOSTID", config.host_id);
     lay(*made, "NCCL_COMM_ID", config.comm_id);
@@ -80,6 +81,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_STORE", config.store);
     lay(*made, "NCCL_SOCKET_IFNAME", config.socket_interfaces);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
+    lay(*made, "RSCCL_PORT_RANGE", config.port_range);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
     lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);
     lay(*made, "NCCL_SOCKET_RETRY_CNT", config.socket_retries);

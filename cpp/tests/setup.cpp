@@ -459,7 +459,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 26> fields = {{
+    const std::array<Field, 28> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(0); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(5); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
@@ -474,9 +474,11 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"NCCL_P2P_LEVEL", [](Config& c) { c.p2p_level = "NVL"; }, [](Config& c) { c.p2p_level = "near"; }},
         {"RSCCL_TUNE_FILE", nullptr, [](Config& c) { c.tune_file = "/no/such/file"; }},
         {"RSCCL_TEAM_RANKS", [](Config& c) { c.team_ranks = 8; }, [](Config& c) { c.team_ranks = 0; }},
-        {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net = "Pigeon"; }},
+        {"RSCCL_NET_STRICT", [](Config& c) { c.net_strict = true; }, nullptr},
+        {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net_strict = true, c.net = "Pigeon"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
         {"NCCL_SOCKET_FAMILY", [](Config& c) { c.socket_family = "AF_INET"; }, [](Config& c) { c.socket_family = "AF_UNIX"; }},
+        {"RSCCL_PORT_RANGE", [](Config& c) { c.port_range = "20000-29999"; }, [](Config& c) { c.port_range = "9-8"; }},
         {"NCCL_SOCKET_NTHREADS", [](Config& c) { c.socket_threads = 1; }, [](Config& c) { c.socket_threads = 1000; }},
         {"NCCL_NSOCKS_PERTHREAD", [](Config& c) { c.sockets_per_thread = 2; }, [](Config& c) { c.sockets_per_thread = 1000; }},
         {"NCCL_SOCKET_RETRY_CNT", [](Config& c) { c.socket_retries = 3; }, nullptr},

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::interface::{AddressFamily, Rules};
+use crate::config::PortRange;
 use crate::error::{Error, Result};
 
 /// How ids are made and how ranks find each other. The default equals NCCL's behaviour with no variable set.
@@ -18,6 +19,8 @@ pub struct Options {
     pub interfaces: Rules,
     /// `NCCL_SOCKET_FAMILY`: which addresses may be used.
     pub family: AddressFamily,
+    /// `RSCCL_PORT_RANGE`: where to listen if no port is given.
+    pub ports: Option<PortRange>,
     /// Whether ranks of other hosts are expected: then the root waits for an interface that they can reach, and does
     /// not use loopback.
     pub other_hosts: bool,
@@ -45,6 +48,7 @@ impl Default for Options {
             secret: None,
             interfaces: Rules::default(),
             family: AddressFamily::Any,
+            ports: None,
             other_hosts: false,
             first_serves: false,
             retry_count: 34,

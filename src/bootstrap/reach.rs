@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::{Options, interface, socket};
+use crate::config::PortRange;
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{Deadline, Wait};
@@ -45,15 +46,15 @@ pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> 
     }
 }
 
-/// Listens at a free port of `chosen`. A new IPv6 address cannot be used while the kernel looks whether another host
-/// has it, which takes a second or two: this call waits for that.
+/// Listens at a free port of `chosen`, one of `ports` if they are limited. A new IPv6 address cannot be used while the
+/// kernel looks whether another host has it, which takes a second or two: this call waits for that.
 ///
 /// # Errors
-/// As [`socket::listen`].
-pub(super) fn listen(chosen: &Interface, wait: &Wait) -> Result<(TcpListener, SocketAddr)> {
+/// As [`socket::listen_in`].
+pub(super) fn listen(chosen: &Interface, ports: Option<PortRange>, wait: &Wait) -> Result<(TcpListener, SocketAddr)> {
     let patience = Deadline::after(NEW_ADDRESS_PATIENCE);
     loop {
-        let outcome = socket::listen(interface::address(chosen));
+        let outcome = socket::listen_in(interface::address(chosen), ports);
         let is_new = |error: &Error| chosen.address.is_ipv6() && socket::is(error, ErrorKind::AddrNotAvailable);
         if !outcome.as_ref().is_err_and(is_new) || patience.earlier(wait.deadline).passed(clock::now()) {
             return outcome;

@@ -62,7 +62,7 @@ impl Root {
             |all: &[Interface]| Ok(interface::choose(all, &options.interfaces, options.family, None)?.swap_remove(0));
         let by_others = |_: &[Interface]| options.other_hosts;
         let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
-        let (listener, address) = reach::listen(&chosen, wait)?;
+        let (listener, address) = reach::listen(&chosen, options.ports, wait)?;
         let id = UniqueId::fresh(address)?;
         log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen.name, address));
         if address.ip().is_loopback() && options.interfaces.is_empty() {

@@ -2,14 +2,16 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Once;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive};
 
 use crate::bootstrap::interface::AddressFamily;
-use crate::error::{Error, Result};
+use crate::config::PortRange;
+use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sys::{interfaces, limits, open, poller};
+use crate::sys::{interfaces, limits, open, poller, ports};
 
 /// How many connections may wait to be accepted; the kernel may allow fewer (`somaxconn`).
 const BACKLOG: i32 = 16384;
@@ -26,6 +28,51 @@ const KEEPALIVE_PROBES: u32 = 4;
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     check_loopback(address)?;
     bound(address, |_| Ok(())).map_err(|error| Error::system(format!("listening at {address}"), error))
+}
+
+/// Listens at `address`; where its port is 0, at the first free one of `ports`, or any free one if they are not
+/// limited.
+///
+/// # Errors
+/// As [`listen`]. If all of `ports` are taken, the message says what the processes of a host need.
+pub(crate) fn listen_in(address: SocketAddr, ports: Option<PortRange>) -> Result<(TcpListener, SocketAddr)> {
+    let Some(range) = ports.filter(|_| address.port() == 0) else { return listen(address) };
+    check_loopback(address)?;
+    warn_of_ephemeral(range);
+    let mut at = address;
+    for port in range.ports() {
+        at.set_port(port);
+        match bound(at, |_| Ok(())) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            outcome => return outcome.map_err(|error| Error::system(format!("listening at {at}"), error)),
+        }
+    }
+    let message = format!(
+        "RSCCL_PORT_RANGE={range}: all {} ports are taken at {}: each rank of a host needs a port for each of its \
+         communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet",
+        range.ports().count(),
+        address.ip()
+    );
+    Err(Error::new(Kind::System, message).with_source(io::Error::from(io::ErrorKind::AddrInUse)))
+}
+
+/// Warns once if the system may give a port of `range` to a connection that goes out: then that port cannot be listened
+/// at while the connection lives, and for a minute after.
+fn warn_of_ephemeral(range: PortRange) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        let (first, last) = ports::ephemeral();
+        let mut lent = range.ports().filter(|port| (first..=last).contains(port) && !ports::is_reserved(*port));
+        if let Some(port) = lent.next() {
+            log::warn!(
+                Bootstrap,
+                "RSCCL_PORT_RANGE={range}: the system gives port {port} and {} others of it to connections that go out \
+                 (net.ipv4.ip_local_port_range is {first} to {last}); as root: \
+                 sysctl net.ipv4.ip_local_reserved_ports={range}",
+                lent.count()
+            );
+        }
+    });
 }
 
 /// Listens at `port` of every address that this machine has or gets, of both families if it has IPv6.
@@ -195,5 +242,22 @@ mod tests {
         assert!(stream.nodelay().unwrap() && accepted.nodelay().unwrap());
         let error = listen(address).unwrap_err().to_string();
         assert!(error.contains(&format!("listening at {address}")), "{error}");
+    }
+
+    #[test]
+    fn a_range_is_used_up_port_by_port_and_then_named() {
+        // A port below the system's own range, which another program may have by chance: then another one is tried.
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let pair = (20_000..30_000).step_by(2).filter_map(|first| PortRange::new(first, first + 1)).find_map(|range| {
+            let both: Vec<_> = (0..2).map(|_| listen_in(any, Some(range)).ok()).collect::<Option<_>>()?;
+            Some((range, both))
+        });
+        let (range, both) = pair.unwrap();
+        assert!(both.iter().map(|(_, address)| address.port()).eq(range.ports()));
+        let error = listen_in(any, Some(range)).unwrap_err().to_string();
+        assert!(error.contains(&format!("RSCCL_PORT_RANGE={range}: all 2 ports are taken at 127.0.0.1")), "{error}");
+        // A port that is given is not one of the range.
+        let (_, elsewhere) = listen(any).unwrap();
+        assert_eq!(listen_in(elsewhere, Some(range)).unwrap().1, elsewhere);
     }
 }

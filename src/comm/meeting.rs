@@ -7,15 +7,18 @@ use std::time::Duration;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
+use crate::bootstrap::pmi;
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
+use crate::config::Config;
 use crate::config::launch::{JobIdentity, Launch, StoreAddress};
 use crate::error::{Error, Kind, Result};
 use crate::log;
+use crate::session::settings::bootstrap_options;
 use crate::sync::{AbortFlag, Deadline, Wait};
-use crate::sys::{clock, poller};
+use crate::sys::{clock, given, poller};
 use crate::types::{Rank, World};
 
 /// The meeting of the ranks of one communicator.
@@ -38,6 +41,8 @@ enum Place {
     /// In private on this host; ranks that do not find rank 0 there look at the other place, if there is one.
     Lobby(LobbyName, Option<StorePlace>),
     Store(StorePlace),
+    /// In the space of the process manager, to which this descriptor leads.
+    ProcessManager(u32),
     /// The reason why there is none.
     None(String),
 }
@@ -144,9 +149,11 @@ impl LaunchMeeting {
     /// As [`NetBootstrap::join`]; [`Kind::InvalidArgument`] if there is no place to meet, [`Kind::InvalidUsage`] if
     /// another job has it.
     pub(super) fn join(&self, wait: &Wait) -> Result<NetBootstrap> {
+        log::info!(Bootstrap @ self.world.rank, "ranks meet {}", self.place);
         let outcome = match &self.place {
             Place::None(why) => Err(Error::invalid_argument(why.clone())),
             Place::Alone => self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error),
+            Place::ProcessManager(descriptor) => self.join_by_process_manager(*descriptor, wait),
             Place::Fixed | Place::Lobby(..) | Place::Store(_) if self.world.rank.get() != 0 => self.come(wait),
             Place::Fixed => self.join_by(&self.fixed(wait)?, wait).map_err(|failed| failed.error),
             Place::Lobby(name, elsewhere) => self.host_lobby(name, elsewhere.as_ref(), wait),
@@ -254,6 +261,21 @@ impl LaunchMeeting {
                 _ => failed.error,
             }
         })
+    }
+
+    /// Any rank: exchanges the id in the space of the process manager.
+    fn join_by_process_manager(&self, descriptor: u32, wait: &Wait) -> Result<NetBootstrap> {
+        let mut held = None;
+        let mut make = || {
+            let (id, root) = UniqueId::generate_held_within(&self.options, wait)?;
+            held = root;
+            Ok(id)
+        };
+        let made = (self.world.rank.get() == 0).then(&mut make);
+        let id = pmi::share_id(descriptor, &self.key, (self.world, made), wait)?;
+        // It serves until all have come, or tells why they have not.
+        held.into_iter().for_each(Root::detach);
+        self.join_by(&id, wait).map_err(|failed| failed.error)
     }
 
     /// A rank that is not rank 0. If it comes as an attempt of the others has failed, it waits a moment for them to try
@@ -383,6 +405,7 @@ impl LaunchMeeting {
             // The client and rank 0 name the address.
             Place::Store(StorePlace::Served(_) | StorePlace::Agent(..))
             | Place::Fixed
+            | Place::ProcessManager(_)
             | Place::Alone
             | Place::None(_) => error,
         }
@@ -403,7 +426,15 @@ impl Place {
             (Some(job), elsewhere) => Ok(Place::Lobby(LobbyName::new(job, number), elsewhere)),
             (None, Some(place)) => Ok(Place::Store(place)),
             (None, None) => {
+                let is_mpis = launch.process_manager.is_some() && given::has_function(c"MPI_Init");
+                if let Some(descriptor) = launch.process_manager.filter(|_| !is_mpis) {
+                    return Ok(Place::ProcessManager(descriptor));
+                }
                 let why = match launch.one_host {
+                    _ if is_mpis => {
+                        "the process manager (PMI) speaks to MPI, which is in this process: MPI's communicators make \
+                         rsccl's, without a place"
+                    }
                     true => {
                         "the launcher names no job, and its process cannot be seen from here (is this a container with \
                          a process namespace of its own?)"
@@ -414,6 +445,33 @@ impl Place {
                 Ok(Place::None(format!("no place to meet: {why}; {how}")))
             }
         }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Fixed => write!(f, "at NCCL_COMM_ID, where rank 0 serves"),
+            Place::Alone => write!(f, "nowhere: there is one"),
+            Place::Lobby(name, None) => write!(f, "in private on this host, at {name}"),
+            Place::Lobby(name, Some(other)) => write!(f, "in private on this host, at {name}, else by {other}"),
+            Place::Store(place) => write!(f, "by {place}"),
+            Place::ProcessManager(descriptor) => {
+                write!(f, "by the process manager that has started them (PMI, descriptor {descriptor})")
+            }
+            Place::None(_) => write!(f, "nowhere: there is no place"),
+        }
+    }
+}
+
+/// Where the ranks of `launch` meet under `config`, in words; for `rsccl env`.
+///
+/// # Errors
+/// The reason why there is no place.
+pub fn place_in_words(launch: &Launch, config: &Config) -> Result<String> {
+    match Place::of(launch, &bootstrap_options(config)?, 0)? {
+        Place::None(why) => Err(Error::invalid_argument(why)),
+        place => Ok(format!("ranks meet {place}")),
     }
 }
 

@@ -47,6 +47,7 @@
 //!    do not find it, as those in a container, use the next place.
 //! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there
 //!    (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks are clients of that store; else rank 0 serves one.
+//! 4. In the key-value space of a process manager that speaks PMI (`PMI_FD`), unless MPI is in the process.
 //!
 //! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` lists it) is compared
 //! wherever ranks meet.
@@ -91,6 +92,8 @@ pub struct Launch {
     pub(crate) is_store_named: bool,
     /// The run of torchrun whose agent serves `store`.
     pub(crate) agent_run: Option<String>,
+    /// The number of the socket to the process manager that has numbered the ranks, if there is one (PMI).
+    pub(crate) process_manager: Option<u32>,
     /// The job, if its launcher tells it.
     pub(crate) job: Option<JobIdentity>,
     /// Whether the launcher says that all ranks are on this host.
@@ -147,7 +150,7 @@ impl Launch {
             let all = [&[*rank][..], sizes, local_ranks, local_sizes, hosts];
             names.extend(all.into_iter().flatten().copied());
         }
-        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE, OWN_RUN]);
+        names.extend([SLURM_STEP, PROCESS_MANAGER, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE, OWN_RUN]);
         names.extend(job::NAMES);
         let mut seen = std::collections::HashSet::new();
         names.retain(|name| seen.insert(*name));
@@ -201,6 +204,8 @@ impl LauncherVerdict {
         let is_agents = is_torchruns && address.is_some() && is_true(environment, AGENT_STORE);
         let run =
             is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
+        let is_pmis = row.kind == Row::Pmi;
+        let process_manager = if is_pmis { number(environment, &[PROCESS_MANAGER])? } else { None };
         Ok(Launch {
             world: World { rank: Rank::new(rank), size },
             local_rank: local_rank.map(|(_, local_rank)| local_rank),
@@ -209,6 +214,7 @@ impl LauncherVerdict {
             store: named.or(address),
             source: row.source,
             agent_run: run.map(str::to_owned),
+            process_manager: process_manager.map(|(_, descriptor)| descriptor),
             warnings: self.larger.map(|larger| lone_world(&self.chosen, &larger)).into_iter().collect(),
             job,
             one_host,
@@ -275,6 +281,8 @@ fn master(environment: &Environment) -> Result<Option<StoreAddress>> {
 }
 
 const SLURM_LOCAL_RANK: &str = "SLURM_LOCALID";
+/// The descriptor of the socket to a process manager that speaks PMI.
+const PROCESS_MANAGER: &str = "PMI_FD";
 /// Whether torchrun's agent serves a store at `MASTER_PORT`.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 

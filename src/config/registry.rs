@@ -71,6 +71,11 @@ impl Variable {
         matches!(self.name, "TOPO_FILE" | "GRAPH_FILE")
     }
 
+    /// Whether the variable names a network, which may be one that only other libraries have.
+    pub(super) fn names_network(&self) -> bool {
+        self.name == "NET"
+    }
+
     /// The value in `config`, as the variable would be written; empty if the library chooses.
     pub fn shown(&self, config: &Config) -> String {
         self.kind.show(&(self.get)(config))
@@ -191,7 +196,10 @@ pub static VARIABLES: &[Variable] = &[
         "a graph file in place of a search for channels between one host's GPUs"),
     variable!(Nccl "GRAPH_DUMP_FILE" => graph_dump_file: Kind::Path,
         "where rank 0, or rsccl topo, writes the channels as a graph file"),
-    variable!(Nccl "NET" => net: Kind::Choice(&["Socket"]), "the network to use"),
+    // Before the network that it judges.
+    variable!(Own "NET_STRICT" => net_strict: Kind::Flag,
+        "1: NCCL_NET with a network that rsccl does not have is an error"),
+    variable!(Nccl "NET" => net: Kind::Text, "the network to use: Socket, also in place of others, with a warning"),
     variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag,
         "0: one host maps its memory at set-up; the rest connects when needed"),
     variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
@@ -203,6 +211,7 @@ pub static VARIABLES: &[Variable] = &[
         "interfaces: prefixes, =names, ^excluded; the first that is up is used"),
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES),
         "the address family of all sockets"),
+    variable!(Own "PORT_RANGE" => port_range: Kind::Ports, "the ports to listen at, as first-last; any free port"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16),
         "times NCCL_NSOCKS_PERTHREAD: sockets of a connection, no threads; 0 as 1"),
     variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16),
@@ -269,6 +278,7 @@ mod tests {
                 Kind::Subsystems => "^NET".to_owned(),
                 Kind::Levels => "ALL".to_owned(),
                 Kind::Store => "tcp://localhost:1".to_owned(),
+                Kind::Ports => "50000-50100".to_owned(),
             };
             let parsed = variable.kind.parse(&sample, variable.automatic).unwrap();
             assert!((variable.set)(&mut config, &parsed), "{}", variable.name);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::debug::{DebugLevel, DebugLevels, SubsystemSet};
 use super::launch::StoreAddress;
 use super::secret::{MAX_SECRET_BYTES, REDACTED, Secret};
-use super::socket::SocketFamily;
+use super::socket::{PortRange, SocketFamily};
 
 /// The type of a variable, with its range or its list of values.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,8 @@ pub enum Kind {
     Levels,
     /// `tcp://host:port` or `file:///path`.
     Store,
+    /// The first and the last of a range of ports: `50000-50100`.
+    Ports,
 }
 
 /// The unit of a [`Kind::Time`].
@@ -97,6 +99,7 @@ impl Kind {
             Kind::Secret => "secret",
             Kind::Subsystems | Kind::Levels => "list",
             Kind::Store => "address",
+            Kind::Ports => "ports",
         }
     }
 
@@ -119,6 +122,7 @@ impl Kind {
                 format!("a list of {}, ALL, NONE; with ^ before it, all but those", DebugLevel::NAMES.join(", "))
             }
             Kind::Store => StoreAddress::ALLOWED.to_owned(),
+            Kind::Ports => PortRange::ALLOWED.to_owned(),
         }
     }
 
@@ -154,7 +158,9 @@ impl Kind {
                 Value::Text((*known.ok_or("no such choice")?).to_owned())
             }
             Kind::Secret => Value::Secret(Secret::new(text)),
-            Kind::Text | Kind::Path | Kind::Subsystems | Kind::Levels | Kind::Store => Value::Text(text.to_owned()),
+            Kind::Text | Kind::Path | Kind::Subsystems | Kind::Levels | Kind::Store | Kind::Ports => {
+                Value::Text(text.to_owned())
+            }
         };
         self.check(&value)?;
         Ok(value)
@@ -179,6 +185,7 @@ impl Kind {
             (Kind::Subsystems, Value::Text(text)) => SubsystemSet::parse(text).map(|_| ()),
             (Kind::Levels, Value::Text(text)) => DebugLevels::parse(text).map(|_| ()),
             (Kind::Store, Value::Text(text)) => StoreAddress::parse(text).map(|_| ()),
+            (Kind::Ports, Value::Text(text)) => PortRange::parse(text).map(|_| ()),
             (Kind::Choice(words), Value::Text(text)) => words
                 .iter()
                 .any(|word| word.eq_ignore_ascii_case(text))
@@ -305,6 +312,7 @@ field!(SocketFamily, |this| Value::Text(this.name().to_owned()), Value::Text(tex
 field!(DebugLevel, |this| Value::Text(this.name().to_owned()), Value::Text(text) => DebugLevel::from_name(text));
 field!(DebugLevels, |this| Value::Text(this.to_string()), Value::Text(text) => DebugLevels::parse(text).ok());
 field!(SubsystemSet, |this| Value::Text(this.to_string()), Value::Text(text) => SubsystemSet::parse(text).ok());
+field!(PortRange, |this| Value::Text(this.to_string()), Value::Text(text) => PortRange::parse(text).ok());
 field!(StoreAddress, |this| Value::Text(this.to_string()), Value::Text(text) => StoreAddress::parse(text).ok());
 
 /// The most bytes of a text value.

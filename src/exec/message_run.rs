@@ -518,7 +518,8 @@ mod tests {
                     }
                 })
                 .collect();
-            let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
+            let sockets =
+                SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None, ports: None };
             let shape = Shape { slots: 4, slot_bytes: 16 << 10, spread: 1 };
             let sizes =
                 Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };

@@ -107,6 +107,7 @@ impl Settings {
             sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
             send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
             receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+            ports: config.port_range,
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
@@ -162,7 +163,8 @@ impl Settings {
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
         let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
-        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes } = sockets;
+        // Each rank listens where it likes.
+        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, ports: _ } = sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
             (&["NCCL_P2P_DISABLE"], shown(no_local)),
@@ -275,6 +277,7 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
             Some(SocketFamily::Inet) => AddressFamily::V4,
             Some(SocketFamily::Inet6) => AddressFamily::V6,
         },
+        ports: config.port_range,
         retry_count: config.socket_retries,
         retry_sleep: config.socket_retry_sleep,
         check_in_timeout: config.init_timeout,

@@ -98,6 +98,20 @@ pub fn ephemeral() -> (u16, u16) {
     }
 }
 
+/// Whether the administrator keeps `port` from connections that go out. `false` where `/proc` does not tell.
+pub fn is_reserved(port: u16) -> bool {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    lists(&text, port)
+}
+
+/// Whether `list`, of ports and ranges of ports with commas between them, has `port`.
+fn lists(list: &str, port: u16) -> bool {
+    list.trim().split(',').any(|item| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        matches!((first.parse::<u16>(), last.parse::<u16>()), (Ok(first), Ok(last)) if (first..=last).contains(&port))
+    })
+}
+
 /// The bounds of a search among all processes: the files of all of them together, and the processes.
 const MAX_FILES: usize = 1 << 16;
 const MAX_PROCESSES: usize = 1 << 14;
@@ -111,6 +125,17 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+
+    #[test]
+    fn reserved_ports_are_read_one_by_one_and_as_ranges() {
+        let list = "8080,50000-50100,9148\n";
+        for (port, is_listed) in
+            [(8080, true), (50_000, true), (50_100, true), (50_101, false), (9148, true), (9, false)]
+        {
+            assert_eq!(lists(list, port), is_listed, "{port}");
+        }
+        assert!(!lists("", 0) && !lists("\n", 1) && !lists("x-y,-,70000", 1));
+    }
 
     #[test]
     fn a_table_of_the_kernel_is_read_and_odd_lines_are_skipped() {

@@ -19,6 +19,7 @@ use std::time::Instant;
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::address::localise;
 use crate::bootstrap::auth::Purpose;
+use crate::config::PortRange;
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
@@ -44,6 +45,8 @@ pub struct SocketOptions {
     pub send_buffer_bytes: Option<u32>,
     /// `NCCL_SOCKET_RCVBUF`; the system's choice where `None`.
     pub receive_buffer_bytes: Option<u32>,
+    /// `RSCCL_PORT_RANGE`: where to listen; any free port where `None`.
+    pub ports: Option<PortRange>,
 }
 
 /// One rank's side. Its listener is made when it first receives.

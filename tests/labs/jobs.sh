@@ -101,6 +101,13 @@ for plugin in none pmi2 pmix; do
     has_plugin "$plugin" "three_nodes_$plugin" || continue
     alone "three_nodes_$plugin" 5 env "${master[@]}" srun --quiet --mpi="$plugin" -N 3 -n 5 "${rank[@]}"
 done
+# With nothing but the launcher: its process manager gives the id on.
+if has_plugin pmi2 pmi2_alone; then alone pmi2_alone 5 srun --quiet --mpi=pmi2 -N 3 -n 5 "${rank[@]}"; fi
+if command -v mpiexec.mpich >/dev/null; then
+    alone hydra_alone 4 salloc --quiet -N 2 -n 4 mpiexec.mpich -launcher slurm -n 4 "${rank[@]}"
+else
+    skip hydra_alone "no mpiexec.mpich on this machine"
+fi
 alone het 3 env "${master[@]}" salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 "${rank[@]}"
 
 # Side by side.

@@ -119,8 +119,10 @@ struct Config {
     std::optional<std::string> graph_file = {};
     /// Where the command `rsccl topo` writes the channels as a graph file, and rank 0 those of a communicator. `NCCL_GRAPH_DUMP_FILE`.
     std::optional<std::string> graph_dump_file = {};
-    /// The network to use; "Socket" is the only one. `NCCL_NET`.
+    /// The network to use; "Socket" is the only one, and is used, with a warning, in place of another. `NCCL_NET`.
     std::optional<std::string> net = {};
+    /// A network that rsccl does not have is an error. `RSCCL_NET_STRICT`; false.
+    std::optional<bool> net_strict = {};
     /// Connect everything when first needed; if not, a communicator of one host maps its memory at set-up, and the rest waits for the
     /// first need all the same. Equal on all ranks. `NCCL_RUNTIME_CONNECT`; true.
     std::optional<bool> runtime_connect = {};
@@ -138,6 +140,9 @@ struct Config {
     std::optional<std::string> socket_interfaces = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
+    /// The ports where ranks listen, "first-last", for a firewall: a rank needs one for each of its communicators, a second one for each
+    /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
+    std::optional<std::string> port_range = {};
     /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait. The product is
     /// equal on all ranks. `NCCL_SOCKET_NTHREADS`; 1.
     std::optional<std::uint32_t> socket_threads = {};

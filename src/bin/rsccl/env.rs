@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use rsccl::Result;
 use rsccl::config::{Config, Environment, Launch, StoreAddress};
+use rsccl::internals::comm::place_in_words;
 use rsccl::internals::config::{CONF_FILE_DOC, Kind, Note, Setting, Variable};
 use rsccl::internals::session::settings;
 use serde_json::{Value, json};
@@ -25,9 +26,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let resolved = Config::default().resolve_in(&environment);
     // Usually there is no launcher here, and then there is nothing to show.
     let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
+    let meeting = resolved.as_ref().ok().zip(launch.as_ref()).map(|(config, launch)| {
+        // That there is no place is what the user wants to know.
+        place_in_words(launch, config).unwrap_or_else(|error| error.message().to_owned())
+    });
     let text = match arguments.json {
-        true => format!("{:#}\n", as_json(&settings, launch.as_ref(), &notes)),
-        false => as_table(&settings, &launchers(&environment), launch.as_ref()),
+        true => format!("{:#}\n", as_json(&settings, (launch.as_ref(), meeting.as_deref()), &notes)),
+        false => as_table(&settings, &launchers(&environment), launch.as_ref(), meeting.as_deref()),
     };
     print::out("the table", &text)?;
     let mut problems: Vec<String> = settings.iter().filter_map(|setting| setting.problem.clone()).collect();
@@ -81,7 +86,12 @@ fn launchers(environment: &Environment) -> Vec<(&'static str, Option<String>)> {
     Launch::names().into_iter().map(|name| (name, value(name))).collect()
 }
 
-fn as_table(settings: &[Setting], launchers: &[(&'static str, Option<String>)], launch: Option<&Launch>) -> String {
+fn as_table(
+    settings: &[Setting],
+    launchers: &[(&'static str, Option<String>)],
+    launch: Option<&Launch>,
+    meeting: Option<&str>,
+) -> String {
     let mut rows = vec![HEADER.map(str::to_owned)];
     let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     for setting in settings {
@@ -118,11 +128,12 @@ fn as_table(settings: &[Setting], launchers: &[(&'static str, Option<String>)], 
         let store = launch.store.as_ref().map_or("no store".to_owned(), StoreAddress::to_string);
         let (rank, size, source) = (launch.world.rank, launch.world.size, launch.source);
         text.push_str(&format!("Launched as rank {rank} of {size} by {source}, {store}.\n"));
+        text.push_str(&meeting.map_or(String::new(), |meeting| format!("As it is launched: {meeting}.\n")));
     }
     text
 }
 
-fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Value {
+fn as_json(settings: &[Setting], (launch, meeting): (Option<&Launch>, Option<&str>), notes: &[Note]) -> Value {
     let optional = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
     let variable = |setting: &Setting| {
         json!({
@@ -152,6 +163,7 @@ fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Val
             "local_size": launch.local_size,
             "store": launch.store.as_ref().map(StoreAddress::to_string),
             "launcher": launch.source,
+            "meeting": meeting,
         })),
         "launchers": Launch::names(),
         "notes": notes.iter().map(note).collect::<Vec<_>>(),

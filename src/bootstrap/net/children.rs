@@ -147,7 +147,7 @@ impl NetBootstrap {
 
     /// What this rank needs first for a child.
     pub(super) fn prepare(&self) -> Result<ChildPlace> {
-        let (listener, address) = socket::listen(self.interface)?;
+        let (listener, address) = socket::listen_in(self.interface, self.options.ports)?;
         Ok(ChildPlace { own: Own { interface: self.interface, listener, address }, poller: Poller::new()? })
     }
 

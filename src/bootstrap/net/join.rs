@@ -149,7 +149,7 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     };
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
-    let (listener, address) = reach::listen(&chosen, wait)?;
+    let (listener, address) = reach::listen(&chosen, options.ports, wait)?;
     log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));
     Ok(Own { interface, listener, address })
 }

@@ -97,7 +97,7 @@ impl TcpStore {
     /// # Errors
     /// As there.
     pub(crate) fn serve_on(place: SocketAddr, options: &Options) -> Result<TcpStore> {
-        let (socket, address) = socket::listen(place)?;
+        let (socket, address) = socket::listen_in(place, options.ports)?;
         TcpStore::start(ServiceListeners::one(socket, address), options)
     }
 

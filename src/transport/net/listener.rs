@@ -52,7 +52,7 @@ impl DataListener {
     ) -> Result<DataListener> {
         let mut wanted = interface;
         wanted.set_port(0);
-        let (listener, address) = socket::listen(wanted)?;
+        let (listener, address) = socket::listen_in(wanted, options.ports)?;
         tune(&listener, options)?;
         let (expected, sessions, ready) = (HashMap::new(), Vec::new(), Vec::new());
         let refused = Refused::default();

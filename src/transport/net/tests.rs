@@ -392,7 +392,7 @@ fn parts_cover_a_message_once() {
 #[test]
 fn refused_and_unanswered_connections_are_known() {
     let terms = |key: u8| Terms { key: [key; 32], purpose: Purpose::Data, communicator: 7, job: None };
-    let options = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
+    let options = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None, ports: None };
     let [me, peer] = [0, 1].map(Rank::new);
     let mut listener = DataListener::new(terms(1), me, "127.0.0.1:0".parse().unwrap(), options).unwrap();
     let ticket = listener.expect(peer).unwrap();
