@@ -321,7 +321,8 @@ const STRICT: &str = "RSCCL_STRICT_FILTERS";
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
 /// Over how many times as much memory their payloads are spread: 2.25 MiB, twice the second-level cache of present
-/// processors, and no more of the third (measured: `bench/NOTES.md`, "Lines that have left the other processor's cache").
+/// processors, and no more of the third (measured: `bench/NOTES.md`, "Lines that have left the other processor's
+/// cache").
 const MESSAGE_SPREAD: u32 = 2;
 const _: () = assert!(COLLECTIVE_SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:

@@ -186,7 +186,7 @@ mod tests {
         let peers: Vec<PeerInfo> = (0..17).map(peer).collect();
         let spread = Shape { slots: 4, slot_bytes: 8192, spread: 3 };
         let whole = Shape { spread: 1, ..spread };
-        let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None, ports: None };
+        let sockets = SocketOptions::default();
         let (shape, scratch_bytes) = (whole, 4096);
         let sizes = Sizes { shape, messages_in_memory: spread, messages_over_sockets: whole, scratch_bytes, sockets };
         for (me, other, expected) in [(0, 8, whole), (8, 0, whole), (9, 16, spread), (16, 9, spread), (0, 16, whole)] {
