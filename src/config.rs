@@ -231,7 +231,8 @@ pub struct Config {
     pub nic_timeout: Duration,
     /// The congestion control of data sockets, by the kernel's name for it: reno, cubic, bbr, dctcp. BBR paces what is
     /// sent, which costs time on a short network (`bench/rails --part congestion` measures it). Each rank has its own.
-    /// `RSCCL_TCP_CONGESTION`; the system's (`net.ipv4.tcp_congestion_control`), and inside a host reno in place of BBR.
+    /// `RSCCL_TCP_CONGESTION`; the system's (`net.ipv4.tcp_congestion_control`), and inside a host reno in place of
+    /// BBR.
     pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
