@@ -659,3 +659,39 @@ fn requests_are_beside_waits_for_others_alone() {
     })
     .unwrap();
 }
+
+/// Small collectives of requests are announced; where ranks form teams, none is. Ranks that share processors do from 9
+/// on, others from 17 on.
+#[test]
+fn small_collectives_of_requests_end_well_for_any_number_of_ranks() {
+    for ranks in [2, 8, 9, 16, 17] {
+        local::run_with(ranks, &Config::default().with_timeout(Duration::from_secs(60)), |comm| {
+            let me = comm.rank();
+            let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+            for round in 0..12 {
+                let root = round % ranks;
+                let (mut sum, mut word, mut got) = ([me + round], [if me == root { round } else { 99 }], [99]);
+                let (mine, mut all) = ([me * 100 + round], vec![99; ranks as usize]);
+                comm.scope(|scope| {
+                    let summed = scope.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+                    // Ranks wait in one order or the other.
+                    let passed = scope.send_recv(&mine, right, &mut got, left)?;
+                    let told = scope.broadcast(&mut word, root)?;
+                    let gathered = scope.all_gather(&mine, &mut all)?;
+                    if (me + round) % 2 == 0 {
+                        [gathered, told, passed, summed].into_iter().try_for_each(|request| request.wait())
+                    } else {
+                        [summed, passed, told, gathered].into_iter().try_for_each(|request| request.wait())
+                    }
+                })?;
+                assert_eq!(
+                    (sum, word, got),
+                    ([ranks * (ranks - 1) / 2 + ranks * round], [round], [left * 100 + round])
+                );
+                assert!(all.iter().zip(0..).all(|(found, rank)| *found == rank * 100 + round), "{all:?}");
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
+    }
+}
