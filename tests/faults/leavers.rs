@@ -203,7 +203,7 @@ fn stopped(transport: &[(&str, &str)]) {
         job.ranks[3].signal(Signal::CONTINUE);
         // The others may have sent all that its call needs. So it repeats the call, and gets their error.
         let failure = if command.starts_with("started") {
-            job.ranks[3].say(command);
+            job.begin(command, |rank| rank == 3);
             match job.ranks[3].answer() {
                 Answer::Error(failure) => failure,
                 Answer::Ok(_) => job.ranks[3].fails(command),

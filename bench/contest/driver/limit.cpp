@@ -9,6 +9,8 @@
 //                             both, by the C library's copy, by vector stores, and by stores past the caches
 //   limit exchange BYTES,...  an all-gather of two threads, each with half of BYTES and slots of its own: to output and slot in turns
 //                             of 8 KiB before it tells the other, and to the slot, the signal, and then to the output
+//   limit places BYTES,...    half of a round trip of BYTES through places that go round a memory of some size, next to each other
+//                             and with a page between them
 //   limit trip                a flag's round trip between the two processors, in nanoseconds
 //
 // Prints a JSON object a line. Needs two processors: exits 3 where there is one.
@@ -269,6 +271,38 @@ void exchange(std::size_t bytes) {
     }
 }
 
+void places(std::size_t bytes) {
+    bytes = std::max<std::size_t>(bytes / 64 * 64, 64);
+    char* own[2] = {reinterpret_cast<char*>(pages(bytes)), reinterpret_cast<char*>(pages(bytes))};
+    for (std::size_t gap : {0, 4096})
+        for (std::size_t reach = 64 << 10; reach <= 8 << 20; reach *= 2) {
+            std::size_t count = reach / bytes, apart = bytes + gap;
+            if (count == 0) continue;
+            char* there[2] = {reinterpret_cast<char*>(pages(count * apart)), reinterpret_cast<char*>(pages(count * apart))};
+            struct alignas(128) Turn {
+                std::size_t value = 0;
+            } turns[2];
+            Meeting gone, come;
+            double us = time_pair([&](int me) {
+                std::size_t at = turns[me].value++ % count * apart;
+                if (me == 0) {
+                    std::memcpy(there[0] + at, own[0], bytes);
+                    gone.arrive(0);
+                    come.meet(0);
+                    std::memcpy(own[0], there[1] + at, bytes);
+                } else {
+                    gone.meet(1);
+                    std::memcpy(own[1], there[0] + at, bytes);
+                    std::memcpy(there[1] + at, own[1], bytes);
+                    come.arrive(1);
+                }
+            });
+            std::printf("{\"bytes\":%zu,\"round_kib\":%zu,\"gap\":%zu,\"us\":%.2f}\n", bytes, reach >> 10, gap, us / 2);
+            for (char* memory : there) munmap(memory, count * apart);
+        }
+    for (char* memory : own) munmap(memory, bytes);
+}
+
 void whole(int socket, char* data, std::size_t bytes, bool send_it) {
     while (bytes > 0) {
         ssize_t moved = send_it ? send(socket, data, bytes, MSG_NOSIGNAL) : recv(socket, data, bytes, 0);
@@ -365,16 +399,16 @@ int main(int argc, char** argv) {
         std::printf("{\"trip_ns\":%.1f}\n", trip_ns());
         return 0;
     }
-    const std::string modes[] = {"memory", "staged", "tcp", "copies", "exchange"};
+    const std::string modes[] = {"memory", "staged", "tcp", "copies", "exchange", "places"};
     if (argc != 3 || std::find(std::begin(modes), std::end(modes), mode) == std::end(modes)) {
-        std::fprintf(stderr, "usage: limit memory|staged|tcp|copies|exchange BYTES,... | limit trip\n");
+        std::fprintf(stderr, "usage: limit memory|staged|tcp|copies|exchange|places BYTES,... | limit trip\n");
         return 2;
     }
     std::stringstream sizes(argv[2]);
     for (std::string size; std::getline(sizes, size, ',');) {
         std::size_t bytes = std::strtoull(size.c_str(), nullptr, 10);
-        if (mode == "copies" || mode == "exchange") {
-            mode == "copies" ? copies(bytes) : exchange(bytes);
+        if (mode == "copies" || mode == "exchange" || mode == "places") {
+            mode == "copies" ? copies(bytes) : mode == "exchange" ? exchange(bytes) : places(bytes);
             continue;
         }
         double us = mode == "memory" ? memory(bytes) : mode == "staged" ? staged(bytes) : tcp(bytes);
