@@ -459,7 +459,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 28> fields = {{
+    const std::array<Field, 31> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(0); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(5); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
