@@ -452,7 +452,7 @@ impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Place::Fixed => write!(f, "at NCCL_COMM_ID, where rank 0 serves"),
-            Place::Alone => write!(f, "nowhere: there is one"),
+            Place::Alone => write!(f, "nowhere: there is only one rank"),
             Place::Lobby(name, None) => write!(f, "in private on this host, at {name}"),
             Place::Lobby(name, Some(other)) => write!(f, "in private on this host, at {name}, else by {other}"),
             Place::Store(place) => write!(f, "by {place}"),
