@@ -62,7 +62,7 @@ impl Told {
 }
 
 impl UnderWay {
-    /// A message begins. It goes as far as it goes at once.
+    /// A message begins. It goes as far as it goes at once; true where that is to its end, of which nobody is told then.
     ///
     /// # Errors
     /// As [`UnderWay::progress`].
@@ -71,19 +71,18 @@ impl UnderWay {
         &mut self,
         fabric: &mut Fabric,
         (mut run, need): (MessageRun<'static>, Need),
-        told: Told,
-    ) -> Result<()> {
+        told: impl FnOnce() -> Told,
+    ) -> Result<bool> {
         let is_first = !self.messages.iter().any(|begun| begun.need == need);
         let progress = match is_first && fabric.is_connected(&need) {
             true => run.progress(fabric.links()),
             false => Ok(Progress::Idle),
         };
         if matches!(progress, Ok(Progress::Done)) {
-            told.end();
-            return Ok(());
+            return Ok(true);
         }
-        self.messages.push(Begun { run, need, told: Some(told) });
-        progress.map(drop)
+        self.messages.push(Begun { run, need, told: Some(told()) });
+        progress.map(|_| false)
     }
 
     /// The messages end by an error. Whether no receiver reads their memory any more; until then they are asked again.
