@@ -243,10 +243,10 @@ pub struct Config {
     pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
     /// waiting ranks do. The sockets of a connection take its rails in turn. The product is equal on all ranks.
-    /// `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to 10 Gbit/s, 4 up to 50, else 8.
     pub socket_threads: Option<u32>,
     /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1. The
-    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,

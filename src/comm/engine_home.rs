@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::aside::{self, Aside, Went};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::progress_thread;
 use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::{cpu, futex};
@@ -130,8 +131,9 @@ impl EngineHome {
     }
 
     /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests. Never
-    /// waits: where a collective of requests waits until peers are out of its buffers, the communicator has not ended
-    /// yet, and whoever drives comes here again.
+    /// waits for peers: where a collective of requests waits until peers are out of its buffers, the communicator has
+    /// not ended yet, and whoever drives comes here again. On the progress thread, which moves other communicators
+    /// meanwhile, the same holds while a peer may still say why it has gone; other threads wait a moment for that.
     #[cold]
     pub(super) fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.status.abort.check().err();
@@ -143,7 +145,8 @@ impl EngineHome {
             }
             Home::Busy(mut requests) => {
                 let stopped = requests.stop(error.duplicate());
-                let Some(first) = stopped else {
+                let waits = |first: &Error| progress_thread::is_here() && requests.awaits_cause(first);
+                let Some(first) = stopped.filter(|first| !waits(first)) else {
                     *home = Home::Busy(requests);
                     return self.at(error);
                 };

@@ -247,7 +247,7 @@ fn assemble(
     times.allgathers = times.lap();
     futex::register_barrier();
     let nics = NicTable::new(world.rank, &peers, nics, crossing(settings.searching.cross));
-    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics);
+    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics, &settings.dead_routes);
     let layout = Layout::of_topology(fabric.topology(), peers.iter().map(standing::place).collect());
     // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();

@@ -388,6 +388,11 @@ impl Requests {
         are_out.then_some(error)
     }
 
+    /// Whether the end of the communicator with `error` would wait for news of its cause. Never waits.
+    pub(super) fn awaits_cause(&self, error: &Error) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.awaits_cause(error))
+    }
+
     /// The engine of requests that were stopped, if it was not lost.
     pub(super) fn take_engine(&mut self) -> Option<Box<Engine>> {
         self.return_from_beside();

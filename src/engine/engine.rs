@@ -9,7 +9,7 @@ use crate::engine::host_chooser::{HostChooser, Path};
 use crate::engine::host_side::{self, CallWay, HostSide};
 use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::{
@@ -477,6 +477,13 @@ impl Engine {
     /// [`Session::fail`].
     pub(crate) fn fail(&self, error: Error) -> Error {
         self.session.fail(error, &|peer| self.host.first_difference(peer))
+    }
+
+    /// [`Session::awaits_cause`].
+    pub(crate) fn awaits_cause(&self, error: &Error) -> bool {
+        let is_named = |peer: u32| self.host.first_difference(Rank::new(peer)).is_some();
+        let is_known = error.kind() == Kind::Mismatch && error.peer().is_some_and(is_named);
+        !is_known && self.session.awaits_cause(error)
     }
 
     /// [`Session::cause`].

@@ -23,7 +23,7 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Congestion, Policy, Sizes, SocketOptions};
+use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol};
 use data_interfaces::DataInterfaces;
@@ -81,6 +81,8 @@ pub(crate) struct Settings {
     pub(crate) standing: Standing,
     /// Which interfaces carry data.
     pub(crate) data_interfaces: DataInterfaces,
+    /// By which of them no data reach some ranks. What is made from a communicator knows what that has found out.
+    pub(crate) dead_routes: DeadRoutes,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
@@ -159,6 +161,7 @@ impl Settings {
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
             data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
+            dead_routes: DeadRoutes::default(),
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,

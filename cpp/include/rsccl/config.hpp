@@ -158,10 +158,11 @@ struct Config {
     /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
     std::optional<std::string> port_range = {};
     /// Times `sockets_per_thread`: the sockets of one network connection, which take its rails in turn. No thread serves them: ranks do
-    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to
+    /// 10 Gbit/s, 4 up to 50, else 8.
     std::optional<std::uint32_t> socket_threads = {};
     /// Times `socket_threads`: the sockets of one network connection, at most 64. The product is equal on all ranks.
-    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};

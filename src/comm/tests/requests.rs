@@ -609,7 +609,7 @@ fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
         begin().iter().for_each(|pending| pending.wait().unwrap());
         let early = comms[0].begin(sum_of(count, 1)).unwrap();
         (0..4).for_each(|_| comms[0].shared.poll());
-        let mut rest = LongRest::new(&Arc::default());
+        let mut rest = LongRest::new(&Arc::default(), false);
         match &mut *comms[0].home() {
             Home::Busy(requests) => {
                 // From the first time on the bootstrap rings the chime for news.
