@@ -70,6 +70,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("bootstrap/store/agent.rs", "poller::wait_any(", 2, "of a store, under the program's `Wait`"),
     ("bootstrap/store/file.rs", "poller::pause(", 1, "of a store, under the program's `Wait`"),
     ("bootstrap/store/hash.rs", ".wait_timeout(", 1, "of a store, under the program's `Wait`"),
+    ("bootstrap/store/port_search.rs", "poller::pause(", 1, SET_UP),
     ("bootstrap/store/share.rs", "poller::pause(", 2, "of a store, under the program's `Wait`"),
     ("bootstrap/store/tcp.rs", "oller.wait(", 1, "of a store, under the program's `Wait`"),
     (

@@ -104,7 +104,7 @@ impl JobIdentity {
     }
 }
 
-fn text<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
+pub(super) fn text<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
     environment.get(name).ok().flatten()
 }
 
