@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
-use crate::bootstrap::pmi;
 use crate::bootstrap::store::port_search::{self, PortSearch};
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
+use crate::bootstrap::{pmi, pmix};
 use crate::comm::meeting_place::{MeetingPlace, StorePlace, unguarded};
 use crate::config::launch::{FirstNode, JobIdentity, Launch};
 use crate::error::{Error, Kind, Result};
@@ -129,7 +129,10 @@ impl LaunchMeeting {
             MeetingPlace::Alone => {
                 self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error)
             }
-            MeetingPlace::ProcessManager(descriptor) => self.join_by_process_manager(*descriptor, wait),
+            MeetingPlace::ProcessManager(descriptor) => {
+                self.join_by_process_manager(wait, |key, made| pmi::share_id(*descriptor, key, made, wait))
+            }
+            MeetingPlace::Pmix => self.join_by_process_manager(wait, |key, made| pmix::share_id(key, made, wait)),
             MeetingPlace::FirstNode(node) if node.is_mine => self.host_first_node(node, wait),
             MeetingPlace::FirstNode(_) => self.come(wait),
             MeetingPlace::Fixed | MeetingPlace::Lobby(..) | MeetingPlace::Store(_) if self.world.rank.get() != 0 => {
@@ -273,7 +276,11 @@ impl LaunchMeeting {
     }
 
     /// Any rank: exchanges the id in the space of the process manager.
-    fn join_by_process_manager(&self, descriptor: u32, wait: &Wait) -> Result<NetBootstrap> {
+    fn join_by_process_manager(
+        &self,
+        wait: &Wait,
+        share: impl FnOnce(&str, (World, Option<Result<UniqueId>>)) -> Result<UniqueId>,
+    ) -> Result<NetBootstrap> {
         let mut held = None;
         let mut make = || {
             let (id, root) = UniqueId::generate_held_within(&self.options, wait)?;
@@ -281,7 +288,7 @@ impl LaunchMeeting {
             Ok(id)
         };
         let made = (self.world.rank.get() == 0).then(&mut make);
-        let id = pmi::share_id(descriptor, &self.key, (self.world, made), wait)?;
+        let id = share(&self.key, (self.world, made))?;
         // It serves until all have come, or tells why they have not.
         held.into_iter().for_each(Root::detach);
         self.join_by(&id, wait).map_err(|failed| failed.error)
@@ -444,6 +451,7 @@ impl LaunchMeeting {
             MeetingPlace::Store(StorePlace::Served(_) | StorePlace::Agent(..))
             | MeetingPlace::Fixed
             | MeetingPlace::ProcessManager(_)
+            | MeetingPlace::Pmix
             | MeetingPlace::Alone
             | MeetingPlace::None(_) => error,
         }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use crate::bootstrap::Options;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::lobby::LobbyName;
+use crate::bootstrap::pmix;
 use crate::bootstrap::store::port_search;
 use crate::config::Config;
 use crate::config::launch::{FirstNode, Launch, StoreAddress};
@@ -26,6 +27,8 @@ pub(super) enum MeetingPlace {
     Store(StorePlace),
     /// In the space of the process manager, to which this descriptor leads.
     ProcessManager(u32),
+    /// In the space of the process manager that speaks PMIx.
+    Pmix,
     /// At a port of the first node of a step of Slurm.
     FirstNode(FirstNode),
     /// The reason why there is none.
@@ -46,6 +49,8 @@ struct Facts<'a> {
     launch: &'a Launch,
     has_comm_id: bool,
     mpi: MpiState,
+    /// Why PMIx cannot be used, if so; it loads a library, and so is asked last.
+    why_no_pmix: fn() -> Option<String>,
 }
 
 /// A row of the table.
@@ -57,11 +62,12 @@ enum Way {
     Lobby,
     Master,
     ProcessManager,
+    Pmix,
     FirstNode,
 }
 
 /// All ways, the strongest first, each with what it needs.
-const WAYS: [(Way, fn(&Facts<'_>) -> bool); 7] = [
+const WAYS: [(Way, fn(&Facts<'_>) -> bool); 8] = [
     (Way::Fixed, |facts| facts.has_comm_id),
     (Way::Alone, |facts| facts.launch.world.size == 1),
     (Way::NamedStore, |facts| facts.launch.is_store_named),
@@ -69,6 +75,11 @@ const WAYS: [(Way, fn(&Facts<'_>) -> bool); 7] = [
     (Way::Master, |facts| facts.launch.store.is_some()),
     // The process manager has one conversation with a process, and that is MPI's.
     (Way::ProcessManager, |facts| facts.launch.process_manager.is_some() && facts.mpi == MpiState::None),
+    // A client that comes before MPI, or after it, makes MPI_Init fail.
+    (Way::Pmix, |facts| {
+        let is_time = matches!(facts.mpi, MpiState::None | MpiState::Runs);
+        facts.launch.is_pmix_client && is_time && (facts.why_no_pmix)().is_none()
+    }),
     (Way::FirstNode, |facts| facts.launch.first_node.is_some()),
 ];
 
@@ -78,7 +89,8 @@ impl MeetingPlace {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for an address that is none.
     pub(super) fn of(launch: &Launch, options: &Options, number: u64) -> Result<MeetingPlace> {
-        MeetingPlace::choose(&Facts { launch, has_comm_id: options.comm_id.is_some(), mpi: given::mpi_state() }, number)
+        let (has_comm_id, mpi) = (options.comm_id.is_some(), given::mpi_state());
+        MeetingPlace::choose(&Facts { launch, has_comm_id, mpi, why_no_pmix: pmix::why_not }, number)
     }
 
     fn choose(facts: &Facts<'_>, number: u64) -> Result<MeetingPlace> {
@@ -96,6 +108,7 @@ impl MeetingPlace {
                 launch.lobby.as_ref().map(|job| MeetingPlace::Lobby(LobbyName::new(job, number), elsewhere))
             }
             Some(Way::ProcessManager) => launch.process_manager.map(MeetingPlace::ProcessManager),
+            Some(Way::Pmix) => Some(MeetingPlace::Pmix),
             Some(Way::FirstNode) => launch.first_node.clone().map(MeetingPlace::FirstNode),
             None => None,
         };
@@ -111,6 +124,7 @@ impl MeetingPlace {
             | MeetingPlace::Lobby(..)
             | MeetingPlace::Store(_)
             | MeetingPlace::ProcessManager(_)
+            | MeetingPlace::Pmix
             | MeetingPlace::None(_) => true,
         }
     }
@@ -123,14 +137,28 @@ fn why_none(facts: &Facts<'_>) -> String {
             "the process manager (PMI) speaks to MPI, which is in this process: MPI's communicators make rsccl's, \
              without a place"
         }
+        _ if facts.launch.is_pmix_client => return why_no_pmix(facts),
         true => {
             "the launcher names no job, and its process cannot be seen from here (is this a container with a process \
              namespace of its own?)"
         }
         false => "the launcher does not say that all ranks are on this host",
     };
-    format!("no place to meet: {why}; set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID")
+    format!("no place to meet: {why}; {REMEDY}")
 }
+
+fn why_no_pmix(facts: &Facts<'_>) -> String {
+    let why = match (facts.mpi, (facts.why_no_pmix)()) {
+        (MpiState::Waits, _) => "MPI is in this process and not initialised, and fails if rsccl comes before it: call \
+                                 MPI_Init first, or make rsccl's communicators from MPI's"
+            .to_owned(),
+        (MpiState::Ended, _) => "MPI was finalised in this process".to_owned(),
+        (MpiState::None | MpiState::Runs, why) => why.unwrap_or_default(),
+    };
+    format!("no place to meet: the process manager (PMIx) cannot be used: {why}; {REMEDY}")
+}
+
+const REMEDY: &str = "set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID";
 
 impl std::fmt::Display for MeetingPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -143,6 +171,7 @@ impl std::fmt::Display for MeetingPlace {
             MeetingPlace::ProcessManager(descriptor) => {
                 write!(f, "by the process manager that has started them (PMI, descriptor {descriptor})")
             }
+            MeetingPlace::Pmix => write!(f, "by the process manager that has started them (PMIx)"),
             MeetingPlace::FirstNode(FirstNode { name, ports, .. }) => {
                 write!(f, "at {name}, the first node of this step of Slurm, port {}", port_search::list(ports))
             }
@@ -213,6 +242,7 @@ mod tests {
         ("SLURM_LOCALID", "0"),
     ];
     const PMI2: Variables = &[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("PMI_JOBID", "7.0"), ("PMI_FD", "7")];
+    const PMIX: Variables = &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "slurm.pmix.7.0")];
     const HAND: Variables = &[("RANK", "1"), ("WORLD_SIZE", "4")];
     const TORCHRUN: Variables =
         &[("RANK", "1"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "run"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
@@ -222,11 +252,12 @@ mod tests {
         &[("SLURM_STEP_NUM_NODES", "2"), ("SLURM_NODEID", "0"), ("SLURM_STEP_NODELIST", "n[0-1]")];
 
     /// What each launcher sets: always, where all ranks are on one host, and where they are on several.
-    const LAUNCHERS: [(&str, &[Variables], Variables, Variables); 6] = [
+    const LAUNCHERS: [(&str, &[Variables], Variables, Variables); 7] = [
         ("Open MPI", &[OPEN_MPI, &[("PMIX_NAMESPACE", "job")]], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "4")], &[]),
         ("MPICH, Intel MPI", &[HYDRA], &[("MPI_LOCALNRANKS", "4")], &[("MPI_LOCALNRANKS", "2")]),
         ("srun", &[SRUN], SLURM_ONE, SLURM_TWO),
         ("srun pmi2", &[SRUN, PMI2], SLURM_ONE, SLURM_TWO),
+        ("srun pmix", &[SRUN, PMIX], SLURM_ONE, SLURM_TWO),
         ("torchrun", &[TORCHRUN, MASTER], &[("LOCAL_WORLD_SIZE", "4")], &[("LOCAL_WORLD_SIZE", "2")]),
         ("by hand", &[HAND], &[], &[]),
     ];
@@ -240,7 +271,7 @@ mod tests {
             // The job is Hydra's process, which no test has above it.
             launch.lobby = Some("process 7".to_owned());
         }
-        MeetingPlace::choose(&Facts { launch: &launch, has_comm_id, mpi }, 0).unwrap()
+        MeetingPlace::choose(&Facts { launch: &launch, has_comm_id, mpi, why_no_pmix: || None }, 0).unwrap()
     }
 
     fn word(place: &MeetingPlace) -> &'static str {
@@ -253,6 +284,7 @@ mod tests {
             MeetingPlace::Store(StorePlace::Agent(..)) => "agent's store",
             MeetingPlace::Store(StorePlace::Folder(_)) => "folder",
             MeetingPlace::ProcessManager(_) => "PMI",
+            MeetingPlace::Pmix => "PMIx",
             MeetingPlace::FirstNode(_) => "first node",
             MeetingPlace::None(_) => "no place",
         }

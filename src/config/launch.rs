@@ -48,7 +48,8 @@
 //! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there
 //!    (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks are clients of that store; else rank 0 serves one.
 //! 4. In the key-value space of a process manager that speaks PMI (`PMI_FD`), unless MPI is in the process.
-//! 5. In a step of Slurm: at a port of its first node (`first_node.rs`).
+//! 5. In that of one that speaks PMIx (`PMIX_NAMESPACE`), where MPI runs in the process, or is not in it.
+//! 6. In a step of Slurm: at a port of its first node (`first_node.rs`).
 //!
 //! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` lists it) is compared
 //! wherever ranks meet.
@@ -97,6 +98,8 @@ pub struct Launch {
     pub(crate) agent_run: Option<String>,
     /// The number of the socket to the process manager that has numbered the ranks, if there is one (PMI).
     pub(crate) process_manager: Option<u32>,
+    /// Whether this process is a client of a process manager that speaks PMIx.
+    pub(crate) is_pmix_client: bool,
     /// The first node of the step, where a step of Slurm tells it.
     pub(crate) first_node: Option<FirstNode>,
     /// The job, if its launcher tells it.
@@ -223,6 +226,7 @@ impl LauncherVerdict {
             source: row.source,
             agent_run: run.map(str::to_owned),
             process_manager: process_manager.map(|(_, descriptor)| descriptor),
+            is_pmix_client: self.job_of.is_some_and(|row| job::has_pmix(row, environment)),
             first_node,
             warnings: self.larger.map(|larger| lone_world(&self.chosen, &larger)).into_iter().collect(),
             job,

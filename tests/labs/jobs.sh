@@ -103,6 +103,19 @@ for plugin in none pmi2 pmix; do
 done
 # With nothing but the launcher: its process manager gives the id on.
 if has_plugin pmi2 pmi2_alone; then alone pmi2_alone 5 srun --quiet --mpi=pmi2 -N 3 -n 5 "${rank[@]}"; fi
+if has_plugin pmix pmix_alone; then alone pmix_alone 5 srun --quiet --mpi=pmix -N 3 -n 5 "${rank[@]}"; fi
+if has_plugin pmix pmix_without_one; then
+    # A fence waits without end for a rank that never comes to it: the deadline is the callers' own.
+    # shellcheck disable=SC2016 # the rank's shell expands it
+    error pmix_without_one 3 12 "timed out after 3.0 s (RSCCL_INIT_TIMEOUT_MS)/wait for all ranks (PMIx_Fence)" \
+        env RSCCL_INIT_TIMEOUT_MS=3000 srun --quiet --mpi=pmix -N 2 -n 4 \
+        sh -c '[ "$SLURM_PROCID" = 3 ] && exec sleep 5; exec "$0" "$@"' "${rank[@]}"
+fi
+if command -v mpirun.openmpi >/dev/null; then
+    alone open_mpi_alone 4 salloc --quiet -N 2 -n 4 mpirun.openmpi -n 4 "${rank[@]}"
+else
+    skip open_mpi_alone "no mpirun.openmpi on this machine"
+fi
 if command -v mpiexec.mpich >/dev/null; then
     alone hydra_alone 4 salloc --quiet -N 2 -n 4 mpiexec.mpich -launcher slurm -n 4 "${rank[@]}"
 else
