@@ -553,7 +553,7 @@ mod tests {
                 })
                 .collect();
             let sockets = SocketOptions::default();
-            let shape = Shape { slots: 4, slot_bytes: 16 << 10 };
+            let shape = Shape { slots: 4, slot_bytes: 16 << 10, spread: 1 };
             let sizes =
                 Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
@@ -656,7 +656,7 @@ mod tests {
     #[test]
     fn the_pieces_of_the_promised_messages_fit_their_ring_whatever_the_length() {
         for slots in [8, 32, 64] {
-            let shape = Shape { slots, slot_bytes: (1 << 20) / slots };
+            let shape = Shape { slots, slot_bytes: (1 << 20) / slots, spread: 1 };
             for bytes in [0_usize, 1, 63, 8 << 10, (8 << 10) + 1, 33_000, 100_001, 128 << 10] {
                 let pieces = bytes.div_ceil(piece_bytes(bytes, shape)).max(1);
                 assert!(

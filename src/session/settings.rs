@@ -109,7 +109,7 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes };
+        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes, spread: 1 };
         let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
@@ -144,7 +144,7 @@ impl Settings {
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
                 shape: shape(RingSizes::of_collectives(config.buffer_bytes)),
-                messages_in_memory: of_messages(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_in_memory: Shape { spread: MESSAGE_SPREAD, ..of_messages(MESSAGE_SLOTS, BUFFER_BYTES) },
                 messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
                 sockets,
@@ -320,6 +320,10 @@ const STRICT: &str = "RSCCL_STRICT_FILTERS";
 /// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
+/// Over how many times as much memory their payloads are spread: of 3.4 MiB messages of 16 to 64 KiB touch some 2.5,
+/// more than twice the second-level cache of present processors (measured: `bench/NOTES.md`, "Lines that have left the
+/// other processor's cache").
+const MESSAGE_SPREAD: u32 = 3;
 const _: () = assert!(COLLECTIVE_SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
 /// larger pieces").

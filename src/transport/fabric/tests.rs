@@ -53,7 +53,7 @@ fn fabric(rank: Rank, size: u32, has_own_host: bool) -> Fabric {
     };
     let peers: Vec<PeerInfo> = (0..size).map(peer).collect();
     let sockets = SocketOptions::default();
-    let shape = Shape { slots: 2, slot_bytes: 64 };
+    let shape = Shape { slots: 2, slot_bytes: 64, spread: 1 };
     let sizes = Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
     Fabric::new(World { rank, size }, &peers, Policy::default(), sizes)
 }
