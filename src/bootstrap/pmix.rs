@@ -146,7 +146,7 @@ fn serve(orders: &Receiver<Order>, doing: &Mutex<&'static str>) {
         match order {
             Order::Exchange { key, world, mine, wait, answers } => {
                 *doing.lock() = "begin (PMIx_Init)";
-                let opened = client.get_or_insert_with(|| open().inspect(|client| announce(client)));
+                let opened = client.get_or_insert_with(|| open().inspect(announce));
                 let outcome = match opened {
                     Ok(client) => give_and_take(client, (&key, mine.as_deref()), world, (&wait, doing)),
                     // A library that has failed to begin does not survive a second try.

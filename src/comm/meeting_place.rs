@@ -66,8 +66,11 @@ enum Way {
     FirstNode,
 }
 
+/// Whether the facts have what a way needs.
+type Fits = fn(&Facts<'_>) -> bool;
+
 /// All ways, the strongest first, each with what it needs.
-const WAYS: [(Way, fn(&Facts<'_>) -> bool); 8] = [
+const WAYS: [(Way, Fits); 8] = [
     (Way::Fixed, |facts| facts.has_comm_id),
     (Way::Alone, |facts| facts.launch.world.size == 1),
     (Way::NamedStore, |facts| facts.launch.is_store_named),

@@ -96,18 +96,21 @@ impl PmixLibrary {
             Some(library) => library,
             None => Library::open(NAME)?,
         };
-        let missing = |name: &str| format!("libpmix.so.2 has no {name}");
-        // SAFETY: each has the type that pmix.h gives the function of this name, in all versions of this interface.
-        unsafe {
-            Ok(PmixLibrary {
-                init: library.function(c"PMIx_Init").ok_or_else(|| missing("PMIx_Init"))?,
-                finalize: library.function(c"PMIx_Finalize").ok_or_else(|| missing("PMIx_Finalize"))?,
-                put: library.function(c"PMIx_Put").ok_or_else(|| missing("PMIx_Put"))?,
-                commit: library.function(c"PMIx_Commit").ok_or_else(|| missing("PMIx_Commit"))?,
-                fence: library.function(c"PMIx_Fence").ok_or_else(|| missing("PMIx_Fence"))?,
-                get: library.function(c"PMIx_Get").ok_or_else(|| missing("PMIx_Get"))?,
-            })
+        macro_rules! function {
+            ($name:literal) => {{
+                // SAFETY: the field has the type that pmix.h gives the function, in all versions of this interface.
+                let function = unsafe { library.function($name) };
+                function.ok_or_else(|| format!("libpmix.so.2 has no {}", $name.to_string_lossy()))?
+            }};
         }
+        Ok(PmixLibrary {
+            init: function!(c"PMIx_Init"),
+            finalize: function!(c"PMIx_Finalize"),
+            put: function!(c"PMIx_Put"),
+            commit: function!(c"PMIx_Commit"),
+            fence: function!(c"PMIx_Fence"),
+            get: function!(c"PMIx_Get"),
+        })
     }
 
     /// Makes this process a client. Once a process: after a failure the library must not be called again.
