@@ -34,6 +34,7 @@ pub mod nvml;
 pub mod open;
 pub mod page_text;
 pub mod peer_memory;
+pub mod pmix;
 pub mod poller;
 pub mod ports;
 pub mod prefetch;

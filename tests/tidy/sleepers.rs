@@ -61,6 +61,9 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ),
     ("bootstrap/net/join.rs", "oller.wait(", 1, SET_UP),
     ("bootstrap/net/shared.rs", "futex::nap(", 1, "gives a lock to a thread that waits for it"),
+    ("bootstrap/pmi.rs", "poller::pause(", 1, SET_UP),
+    ("bootstrap/pmix.rs", ".recv_timeout(", 2, SET_UP),
+    ("bootstrap/pmix.rs", "poller::pause(", 1, "a thread of its own, which nothing waits for without a deadline"),
     ("bootstrap/probe.rs", "oller.wait(", 1, SET_UP),
     ("bootstrap/reach.rs", "poller::pause(", 2, SET_UP),
     ("bootstrap/serving.rs", "poller::pause(", 1, SET_UP),
@@ -68,6 +71,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("bootstrap/store/agent.rs", "poller::wait_any(", 2, "of a store, under the program's `Wait`"),
     ("bootstrap/store/file.rs", "poller::pause(", 1, "of a store, under the program's `Wait`"),
     ("bootstrap/store/hash.rs", ".wait_timeout(", 1, "of a store, under the program's `Wait`"),
+    ("bootstrap/store/port_search.rs", "poller::pause(", 1, SET_UP),
     ("bootstrap/store/share.rs", "poller::pause(", 2, "of a store, under the program's `Wait`"),
     ("bootstrap/store/tcp.rs", "oller.wait(", 1, "of a store, under the program's `Wait`"),
     (
