@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use crate::error::{Error, Kind, Result};
+use crate::log::spans::{self, Span};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
 use crate::sys::futex;
 
@@ -97,6 +98,8 @@ pub(super) struct Promise {
     /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
     /// after the outcome was set.
     buffers: Option<Box<dyn Kept>>,
+    /// What the trace has of the request, where there is one.
+    span: Option<Box<Span>>,
 }
 
 /// Buffers that a promise keeps alive.
@@ -115,10 +118,19 @@ impl Promise {
 
     fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
         let outcome = Arc::<Outcome>::default();
-        (Promise { outcome: Arc::clone(&outcome), buffers }, outcome)
+        (Promise { outcome: Arc::clone(&outcome), buffers, span: None }, outcome)
+    }
+
+    /// The same, of a request that the trace has from its begin on.
+    pub(super) fn traced(mut self, span: Span) -> Promise {
+        self.span = Some(Box::new(span));
+        self
     }
 
     pub(super) fn set(&self, result: Result<()>) {
+        if let Some(span) = &self.span {
+            spans::record(&Span { times: (span.times.0, spans::now()), ..**span });
+        }
         self.outcome.set(result);
     }
 

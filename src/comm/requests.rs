@@ -22,7 +22,9 @@ use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
+use crate::log::spans;
 use crate::session::Session;
+use crate::session::trace_text::{MANY, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
@@ -81,7 +83,8 @@ impl Requests {
         let session = Arc::clone(&engine.session);
         let waiter = Waiter { patience: engine.patience(), hook: engine.hook().map(|(hook, _)| hook) };
         let backoff = Backoff::new(waiter.patience);
-        let (under_way, queue, mode) = (Box::default(), VecDeque::new(), float_mode::of_this_thread());
+        let under_way = Box::new(UnderWay::of(session.span_owner()));
+        let (queue, mode) = (VecDeque::new(), float_mode::of_this_thread());
         let (running, announced, switch, looks) = (None, None, None, Backoff::new(LOOKING));
         Requests {
             engine: Some(engine),
@@ -117,6 +120,7 @@ impl Requests {
     pub(super) fn begin(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
         self.mode = float_mode::of_this_thread();
+        let promise = if spans::is_on() { self.traced(&job, promise) } else { promise };
         match job {
             Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
                 let need = message.need();
@@ -163,6 +167,20 @@ impl Requests {
                 if is_first { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
             }
         }
+    }
+
+    /// The promise of a request that the trace has. Messages have records of their own.
+    #[cold]
+    fn traced(&self, job: &Job<'_>, promise: Promise) -> Promise {
+        let collective = match job {
+            Job::Message(_) | Job::Messages(_) => return promise,
+            Job::Collective(call) => u64::from(call.collective.code()),
+            Job::Group(..) => MANY,
+        };
+        let (now, bytes) = (spans::now(), job.bytes() as u64);
+        // Begun at one time on one thread they are told apart by their communicator.
+        let number = now ^ self.session.bootstrap.id();
+        promise.traced(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
     }
 
     /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.

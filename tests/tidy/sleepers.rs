@@ -122,6 +122,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
         2,
         "after an error: waits until peers are out of this rank's buffers, or shuts them out",
     ),
+    ("log/spans.rs", "futex::wait(", 1, SERVICE),
     ("exec/stream_callers.rs", "futex::nap(", 1, BRIEF),
     ("exec/turn.rs", "futex::nap(", 1, TURN),
     ("mpi/ending.rs", "futex::nap(", 2, "the process ends: what it has printed is to be forwarded"),
