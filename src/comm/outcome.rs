@@ -129,7 +129,7 @@ impl Promise {
 
     pub(super) fn set(&self, result: Result<()>) {
         if let Some(span) = &self.span {
-            spans::record(&Span { times: (span.times.0, spans::now()), ..**span });
+            end_span(span);
         }
         self.outcome.set(result);
     }
@@ -196,6 +196,35 @@ impl Beginner for Promised<'_> {
     fn is_told(&self) -> bool {
         self.outcome.is_set()
     }
+}
+
+/// The beginner of a request that the trace has from its begin on.
+pub(super) struct Traced<'a> {
+    pub(super) beginner: &'a mut dyn Beginner,
+    pub(super) span: Span,
+}
+
+impl Beginner for Traced<'_> {
+    fn promise(&mut self) -> Promise {
+        self.beginner.promise().traced(self.span)
+    }
+
+    fn is_asked(&self) -> bool {
+        self.beginner.is_asked()
+    }
+
+    fn ended(&mut self) {
+        end_span(&self.span);
+        self.beginner.ended();
+    }
+
+    fn is_told(&self) -> bool {
+        self.beginner.is_told()
+    }
+}
+
+fn end_span(span: &Span) {
+    spans::record(&Span { times: (span.times.0, spans::now()), ..*span });
 }
 
 /// One that is made where it is asked for, and how that ends.

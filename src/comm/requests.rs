@@ -15,14 +15,14 @@ use std::time::Duration;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::job::Job;
 use crate::comm::long_rest::{LongRest, Wakes};
-use crate::comm::outcome::{Beginner, Outcome, Promise, is_own};
+use crate::comm::outcome::{Beginner, Outcome, Promise, Traced, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
-use crate::log::spans;
+use crate::log::spans::{self, Span};
 use crate::session::Session;
 use crate::session::trace_text::{MANY, SpanKind};
 use crate::sync::primitive::Arc;
@@ -120,7 +120,13 @@ impl Requests {
     pub(super) fn begin(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
         self.mode = float_mode::of_this_thread();
-        let promise = if spans::is_on() { self.traced(&job, promise) } else { promise };
+        match if spans::is_on() { self.span_of(&job) } else { None } {
+            Some(span) => self.begin_job(job, &mut Traced { beginner, span }),
+            None => self.begin_job(job, beginner),
+        }
+    }
+
+    fn begin_job(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         match job {
             Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
                 let need = message.need();
@@ -169,18 +175,18 @@ impl Requests {
         }
     }
 
-    /// The promise of a request that the trace has. Messages have records of their own.
+    /// What the trace has of a request. Messages have records of their own.
     #[cold]
-    fn traced(&self, job: &Job<'_>, promise: Promise) -> Promise {
+    fn span_of(&self, job: &Job<'_>) -> Option<Span> {
         let collective = match job {
-            Job::Message(_) | Job::Messages(_) => return promise,
+            Job::Message(_) | Job::Messages(_) => return None,
             Job::Collective(call) => u64::from(call.collective.code()),
             Job::Group(..) => MANY,
         };
         let (now, bytes) = (spans::now(), job.bytes() as u64);
         // Begun at one time on one thread they are told apart by their communicator.
         let number = now ^ self.session.bootstrap.id();
-        promise.traced(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
+        Some(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
     }
 
     /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.
