@@ -64,6 +64,11 @@ impl Routes {
         usize::from(self.places[peer.index()])
     }
 
+    /// Which kind it is.
+    pub(super) fn kind(&self, peer: Rank) -> TransportKind {
+        TABLE[self.place(peer)].kind
+    }
+
     /// The shape of the ring of `need`, the same at both ends.
     pub(super) fn shape(&self, need: &Need) -> Shape {
         let over_sockets = self.transports[self.place(need.peer)].sharing().is_none();

@@ -125,6 +125,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("reach/proxy.rs", "futex::nap(", 1, SERVICE),
     ("reach/proxy.rs", "poller::wait_any(", 1, SERVICE),
     ("session.rs", "futex::nap(", 1, BRIEF),
+    ("session/ras.rs", "poller::wait_any(", 2, SERVICE),
     ("sync/flag.rs", "futex::wait(", 1, SYSTEM),
     ("sync/lock.rs", ".wait_timeout(", 1, SYSTEM),
     ("sync/seen.rs", ".wait_timeout(", 1, SYSTEM),
