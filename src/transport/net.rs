@@ -41,6 +41,7 @@ use crate::transport::net::send_pump::SendPump;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::nics::{NicTable, PeerRails};
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
+use crate::transport::socket_folder::SocketFolder;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
@@ -66,6 +67,8 @@ pub struct SocketOptions {
     pub silence: Duration,
     /// `RSCCL_TCP_CONGESTION`; the system's choice where `None`. Each rank has its own.
     pub congestion: Option<Congestion>,
+    /// `RSCCL_SOCKET_DIR`: where SHM makes its sockets; names without a file where `None`.
+    pub folder: Option<SocketFolder>,
 }
 
 impl Default for SocketOptions {
@@ -78,6 +81,7 @@ impl Default for SocketOptions {
             ports: None,
             silence,
             congestion: None,
+            folder: None,
         }
     }
 }
