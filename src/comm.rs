@@ -18,7 +18,8 @@ mod job;
 mod last_words;
 mod launched;
 mod long_rest;
-pub(crate) mod meeting;
+mod meeting;
+pub(crate) mod meeting_place;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;

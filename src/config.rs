@@ -184,6 +184,16 @@ pub struct Config {
     /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
     /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
     pub record_at_sigterm: bool,
+    /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
+    /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
+    /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
+    /// process decides. `rsccl trace merge` makes one file of several. `RSCCL_TRACE`; none is written.
+    pub trace: Option<PathBuf>,
+    /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
+    pub trace_steps: bool,
+    /// Whether profilers get no ranges of calls, which they get where `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`;
+    /// false.
+    pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -312,6 +322,9 @@ impl Default for Config {
             tune_file: None,
             record_dir: None,
             record_at_sigterm: false,
+            trace: None,
+            trace_steps: false,
+            nvtx_disable: false,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -697,6 +710,12 @@ setters! {
     with_record_dir => record_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::record_at_sigterm`].
     with_record_at_sigterm => record_at_sigterm: bool;
+    /// Sets [`Config::trace`].
+    with_trace => trace: impl Into<PathBuf>, some;
+    /// Sets [`Config::trace_steps`].
+    with_trace_steps => trace_steps: bool;
+    /// Sets [`Config::nvtx_disable`].
+    with_nvtx_disable => nvtx_disable: bool;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].

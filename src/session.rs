@@ -5,6 +5,7 @@
 //! because a device or a thread of its own does the work, a monitor can. One thread at a time begins operations: it
 //! alone counts up the counters.
 
+pub(crate) mod clocks;
 pub mod culprit;
 pub(crate) mod elsewhere;
 pub mod failure_watch;
@@ -16,6 +17,7 @@ pub mod peer_status;
 pub mod seats;
 pub mod settings;
 pub mod stall;
+pub(crate) mod trace_text;
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,7 @@ use crate::bootstrap::{Bootstrap, Event};
 use crate::error::{Error, Kind, Result};
 use crate::exec::History;
 use crate::log;
+use crate::log::spans::SpanOwner;
 use crate::session::culprit::Culprit;
 use crate::session::elsewhere::OwnRank;
 use crate::session::page::OwnPage;
@@ -172,6 +175,12 @@ impl Session {
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
         }
+    }
+
+    /// For whom the trace has what this rank does.
+    pub(crate) fn span_owner(&self) -> SpanOwner {
+        let (rank, communicator) = (self.world.rank, self.bootstrap.id());
+        SpanOwner { track: self.settings.first_rank.unwrap_or(rank).get(), rank: rank.get(), communicator }
     }
 
     /// Watches the processes of `peers` that mean the same by a process's number as `mine`.
@@ -504,6 +513,7 @@ impl Session {
         let (World { rank, size }, id) = (self.world, self.bootstrap.id());
         log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
         log::trace!(Call @ rank, "CommFinalize({id:016x})");
+        log::spans::flush();
     }
 
     fn told(&self) -> MutexGuard<'_, ToldStall> {

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use crate::comm::job::Job;
-use crate::comm::outcome::{self, Outcome, Promise};
+use crate::comm::outcome::{self, Beginner, Outcome};
 use crate::comm::requests::{Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
@@ -170,10 +170,9 @@ impl EngineHome {
     /// # Errors
     /// Where the communicator is not ready for calls; that of an abort. What ends the communicator now is the
     /// request's.
-    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, promise: (Promise, &Outcome)) -> Result<()> {
+    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.check_process()?;
         self.watch()?;
-        let (promise, outcome) = promise;
         let mut home = self.take_turn()?;
         self.be_busy(&mut home)?;
         let is_large = job.bytes() >= URGENT_BYTES;
@@ -182,12 +181,16 @@ impl EngineHome {
             requests.prepare(&job).map_err(|error| self.at(error.inside("a request")))?;
         }
         if let Home::Busy(requests) = &mut *home
-            && let Err(error) = requests.begin(job, promise)
+            && let Err(error) = requests.begin(job, beginner)
         {
             self.fail(&mut home, Some(error));
+            if !beginner.is_asked() {
+                // What has no promise is taken for well.
+                drop(beginner.promise());
+            }
         }
         drop(home);
-        if is_large && !outcome.is_set() {
+        if is_large && !beginner.is_told() {
             self.hand_over();
         }
         Ok(())

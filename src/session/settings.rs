@@ -25,7 +25,7 @@ use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
-use crate::types::{Algorithm, Filter, Protocol};
+use crate::types::{Algorithm, Filter, Protocol, Rank};
 use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
@@ -89,6 +89,12 @@ pub(crate) struct Settings {
     pub(crate) record_dir: Option<PathBuf>,
     /// Whether one is written when SIGTERM ends the process.
     pub(crate) record_at_sigterm: bool,
+    /// Where a trace goes, and whether it has the steps of plans.
+    pub(crate) trace: (Option<PathBuf>, bool),
+    /// Whether profilers get no ranges of calls.
+    pub(crate) no_ranges: bool,
+    /// Of a communicator that was split from another: this rank in the first of them all.
+    pub(crate) first_rank: Option<Rank>,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -165,6 +171,9 @@ impl Settings {
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
+            trace: (config.trace.clone(), config.trace_steps),
+            no_ranges: config.nvtx_disable,
+            first_rank: None,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,

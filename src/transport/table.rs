@@ -273,6 +273,7 @@ mod tests {
             tuning: 0,
             home,
             switches: [0; 4],
+            is_traced: false,
         };
         let sibling = PeerInfo { rank: Rank::new(1), ..me };
         let neighbour = PeerInfo { process: 2, ..sibling };

@@ -204,7 +204,7 @@ fn the_thread_stays_with_all_communicators_until_the_program_wants_one() {
     }
     for (comms, pending) in worlds.iter().zip(begun) {
         comms[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
-        assert!(becomes(|| pending.outcome().is_set()), "nobody moves it");
+        assert!(becomes(|| pending.has_ended()), "nobody moves it");
         pending.wait().unwrap();
     }
 }
@@ -214,11 +214,11 @@ fn a_communicator_that_fails_leaves_the_others_to_the_same_thread() {
     let worlds: Vec<_> = (0..3).map(|_| Communicator::init_all(2, &patient()).unwrap()).collect();
     let begun = receives(&worlds);
     worlds[1][0].abort_handle().abort("enough");
-    assert!(becomes(|| begun[1].outcome().is_set()), "nobody ends it");
-    assert!(!begun[0].outcome().is_set() && !begun[2].outcome().is_set());
+    assert!(becomes(|| begun[1].has_ended()), "nobody ends it");
+    assert!(!begun[0].has_ended() && !begun[2].has_ended());
     for world in [2, 0] {
         worlds[world][1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
-        assert!(becomes(|| begun[world].outcome().is_set()), "nobody moves it");
+        assert!(becomes(|| begun[world].has_ended()), "nobody moves it");
         begun[world].wait().unwrap();
     }
     assert_eq!(begun[1].wait().unwrap_err().kind(), Kind::Aborted);
