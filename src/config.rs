@@ -250,6 +250,11 @@ pub struct Config {
     pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
+    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume of it: they
+    /// count as ranks of one host and share memory, which they hand over by sockets in the folder. Without it they use
+    /// TCP. They run under one user. A process that is killed leaves its sockets there. An absolute path of at most 68
+    /// bytes, for all ranks of the host. `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
+    pub socket_dir: Option<PathBuf>,
     /// The ports where this rank listens, for a firewall that opens only these. A rank needs one for each of its
     /// communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet; an address
     /// that names its port (`NCCL_COMM_ID`, `MASTER_PORT`, `RSCCL_STORE`) has that one. Connections that go out have
@@ -347,6 +352,7 @@ impl Default for Config {
             nic_timeout: Duration::from_secs(10),
             tcp_congestion: None,
             socket_family: None,
+            socket_dir: None,
             port_range: None,
             socket_threads: None,
             sockets_per_thread: None,
@@ -757,6 +763,8 @@ setters! {
     with_tcp_congestion => tcp_congestion: impl Into<String>, some;
     /// Sets [`Config::socket_family`].
     with_socket_family => socket_family: SocketFamily, some;
+    /// Sets [`Config::socket_dir`].
+    with_socket_dir => socket_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::port_range`].
     with_port_range => port_range: PortRange, some;
     /// Sets [`Config::socket_threads`].

@@ -29,6 +29,7 @@ mod pump;
 mod pumps;
 mod routes;
 mod shm;
+mod socket_folder;
 mod table;
 pub mod traffic;
 mod windows;
@@ -49,6 +50,7 @@ pub use peer_reads::Announced;
 pub use pump::Taken;
 pub use pumps::Pumps;
 pub use routes::Sizes;
+pub use socket_folder::SocketFolder;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;

@@ -90,6 +90,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_NIC_TIMEOUT", config.nic_timeout);
     lay(*made, "RSCCL_TCP_CONGESTION", config.tcp_congestion);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
+    lay(*made, "RSCCL_SOCKET_DIR", config.socket_dir);
     lay(*made, "RSCCL_PORT_RANGE", config.port_range);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
     lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);

@@ -333,7 +333,7 @@ fn meet(
     let wait = wait.with_progress(settings.progress.clone());
     let mine = PeerInfo {
         rank: world.rank,
-        host: host_id(settings.host_id.as_deref())?,
+        host: host_id(settings.host_id.as_deref(), settings.sizes.sockets.folder)?,
         process: process_token()?,
         pid: std::process::id(),
         space: process_space(),

@@ -228,6 +228,8 @@ pub static VARIABLES: &[Variable] = &[
         "the congestion control of data sockets, as cubic; unset: the system's"),
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES),
         "the address family of all sockets"),
+    variable!(Own "SOCKET_DIR" => socket_dir: Kind::Path,
+        "a folder that pods of one host share, by which they share memory, too"),
     variable!(Own "PORT_RANGE" => port_range: Kind::Ports, "the ports to listen at, as first-last; any free port"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16),
         "times NCCL_NSOCKS_PERTHREAD: sockets of a connection; unset: by the rate of its rails"),

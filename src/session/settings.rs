@@ -23,7 +23,7 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketOptions};
+use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketFolder, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol, Rank};
 use data_interfaces::DataInterfaces;
@@ -131,6 +131,7 @@ impl Settings {
             ports: config.port_range,
             silence: config.nic_timeout,
             congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
+            folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
@@ -194,9 +195,17 @@ impl Settings {
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
         let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
-        // Each rank listens where it likes, and each end judges a socket's silence, and sends, by its own.
-        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, ports: _, silence: _, congestion: _ } =
-            sockets;
+        // Each rank listens where it likes, and each end judges a socket's silence, and sends, by its own. Ranks with
+        // different folders are on different hosts.
+        let SocketOptions {
+            sockets,
+            send_buffer_bytes,
+            receive_buffer_bytes,
+            ports: _,
+            silence: _,
+            congestion: _,
+            folder: _,
+        } = sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
             (&["NCCL_P2P_DISABLE"], shown(no_local)),

@@ -4,6 +4,9 @@
 //! and the proxies of kernels (`reach::proxy`). It starts with the first duty and ends with the last one. A duty never
 //! waits, so that none holds up another one; one that panics is dropped, and the others go on. Once no duty has more to
 //! move, the thread sleeps until what one of them waits for may have come, or somebody rings its chime.
+//!
+//! The watcher runs code of the program's here (wakers of tasks, buffers that are dropped, progress hooks). Such code
+//! that blocks holds up all duties: it must not.
 
 use std::cell::Cell;
 use std::fmt::Debug;

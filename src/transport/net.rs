@@ -41,6 +41,7 @@ use crate::transport::net::send_pump::SendPump;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::nics::{NicTable, PeerRails};
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
+use crate::transport::socket_folder::SocketFolder;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
@@ -53,8 +54,8 @@ pub use routes::DeadRoutes;
 /// Socket options of data connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, as many for each rail
-    /// between the two ranks as its rate needs ([`Rails::sockets`](crate::topo::rails::Rails::sockets)).
+    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, as many for each
+    /// rail between the two ranks as its rate needs ([`Rails::sockets`](crate::topo::rails::Rails::sockets)).
     pub sockets: Option<u32>,
     /// `NCCL_SOCKET_SNDBUF`; the system's choice where `None`.
     pub send_buffer_bytes: Option<u32>,
@@ -66,6 +67,8 @@ pub struct SocketOptions {
     pub silence: Duration,
     /// `RSCCL_TCP_CONGESTION`; the system's choice where `None`. Each rank has its own.
     pub congestion: Option<Congestion>,
+    /// `RSCCL_SOCKET_DIR`: where SHM makes its sockets; names without a file where `None`.
+    pub folder: Option<SocketFolder>,
 }
 
 impl Default for SocketOptions {
@@ -78,6 +81,7 @@ impl Default for SocketOptions {
             ports: None,
             silence,
             congestion: None,
+            folder: None,
         }
     }
 }

@@ -164,6 +164,9 @@ struct Config {
     std::optional<std::string> tcp_congestion = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
+    /// A folder on this host that ranks in several network namespaces (pods) see: they count as ranks of one host and share memory.
+    /// `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
+    std::optional<std::string> socket_dir = {};
     /// The ports where ranks listen, "first-last", for a firewall: a rank needs one for each of its communicators, a second one for each
     /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
     std::optional<std::string> port_range = {};

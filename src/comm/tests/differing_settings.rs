@@ -87,6 +87,7 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_NIC_TIMEOUT", "60", Own),
     ("RSCCL_TCP_CONGESTION", "reno", Own),
     ("NCCL_SOCKET_FAMILY", "AF_INET6", Own),
+    ("RSCCL_SOCKET_DIR", "/tmp", Own),
     ("RSCCL_PORT_RANGE", "20000-29999", Own),
     ("NCCL_SOCKET_NTHREADS", "2", Equal),
     ("NCCL_NSOCKS_PERTHREAD", "3", Equal),
