@@ -434,7 +434,8 @@ fn random_programs_by(
 ) {
     let (base, steps) = (random::seed(), random::steps());
     for ranks in worlds.iter().copied() {
-        let again = format!("RSCCL_TEST_SEED={base} RSCCL_RANDOM_STEPS={steps} cargo test --test matrix {test}");
+        let again =
+            format!("RSCCL_TEST_SEED={base} RSCCL_RANDOM_STEPS={steps} cargo test --features cli --test matrix {test}");
         let seed = base ^ u64::from(ranks);
         let script = random::Script { seed, steps, strict: true, tell: || () };
         let played = start(ranks, seed, &|comm| random::run(comm, script));

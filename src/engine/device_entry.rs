@@ -37,12 +37,12 @@ impl DeviceEntry {
     /// The side, once made.
     #[inline]
     pub(super) fn side(&self) -> Option<&DeviceSide> {
-        self.side.as_deref()
+        if device::POSSIBLE { self.side.as_deref() } else { None }
     }
 
     /// The side, once made.
     pub(super) fn side_mut(&mut self) -> Option<&mut DeviceSide> {
-        self.side.as_deref_mut()
+        if device::POSSIBLE { self.side.as_deref_mut() } else { None }
     }
 
     /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed. The

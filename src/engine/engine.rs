@@ -1,6 +1,6 @@
 //! One rank's side of a communicator: begins each call, and gives it to the side whose memory it works in.
 
-use crate::device::{Home, Region};
+use crate::device::{self, Home, Region};
 use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
@@ -243,6 +243,9 @@ impl Engine {
 
     #[cold]
     fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(begun.call.buffers.home()));
+        }
         let (_, device, given) = self.parts();
         given.session.page.goes(CallWayShown::Device.code());
         let of = (begun.call.buffers.home(), begun.operation.sequence);
@@ -330,6 +333,9 @@ impl Engine {
         messages: (Vec<Message<'_>>, Option<Operation>),
         order: Order<'_>,
     ) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(messages.0.first().map_or(Home::Host, Message::home)));
+        }
         let (_, device, given) = self.parts();
         device_messages::run(device, given, messages, (order, &mut NoBackground))
     }
@@ -419,6 +425,9 @@ impl Engine {
         memory: &Region,
         background: &mut dyn Background,
     ) -> Result<RegisteredWindow> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(memory.home()));
+        }
         let (_, device, given) = self.parts();
         window_registration::register(device, given, memory, background)
     }
@@ -429,6 +438,9 @@ impl Engine {
         window: &RegisteredWindow,
         background: &mut dyn Background,
     ) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(Home::Host));
+        }
         let (_, device, given) = self.parts();
         window_registration::deregister(device, given, window, background)
     }
