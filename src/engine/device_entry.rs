@@ -115,7 +115,7 @@ fn make(
     let order = (given.mover.fabric.hosts(), &*grounds.layout);
     let found = channel_search::find(session, order, meeting.devices(), &wait)?;
     let line_ways = line_ways::agree(session, &meeting, home, &wait)?;
-    let chooser = DeviceChooser::new(grounds, found, meeting.follows_channels(), line_ways)?;
+    let chooser = DeviceChooser::new(grounds, found, meeting.on_channels(), line_ways)?;
     let staging = StagingLayout {
         staged: Arc::clone(meeting.staged()),
         side: meeting.layout(),
