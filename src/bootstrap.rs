@@ -24,6 +24,7 @@ mod lookup;
 mod net;
 mod options;
 pub(crate) mod pmi;
+pub(crate) mod pmix;
 mod probe;
 pub(crate) mod reach;
 mod root;

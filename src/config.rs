@@ -184,6 +184,20 @@ pub struct Config {
     /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
     /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
     pub record_at_sigterm: bool,
+    /// Where a thread of the library answers NVIDIA's client `ncclras`: an address of loopback with its port, such as
+    /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
+    /// host. `NCCL_RAS_ADDR`; nobody listens.
+    pub ras_addr: Option<String>,
+    /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
+    /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
+    /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
+    /// process decides. `rsccl trace merge` makes one file of several. `RSCCL_TRACE`; none is written.
+    pub trace: Option<PathBuf>,
+    /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
+    pub trace_steps: bool,
+    /// Whether profilers get no ranges of calls, which they get where `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`;
+    /// false.
+    pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -236,6 +250,11 @@ pub struct Config {
     pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
+    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume of it: they
+    /// count as ranks of one host and share memory, which they hand over by sockets in the folder. Without it they use
+    /// TCP. They run under one user. A process that is killed leaves its sockets there. An absolute path of at most 68
+    /// bytes, for all ranks of the host. `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
+    pub socket_dir: Option<PathBuf>,
     /// The ports where this rank listens, for a firewall that opens only these. A rank needs one for each of its
     /// communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet; an address
     /// that names its port (`NCCL_COMM_ID`, `MASTER_PORT`, `RSCCL_STORE`) has that one. Connections that go out have
@@ -243,10 +262,10 @@ pub struct Config {
     pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
     /// waiting ranks do. The sockets of a connection take its rails in turn. The product is equal on all ranks.
-    /// `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to 10 Gbit/s, 4 up to 50, else 8.
     pub socket_threads: Option<u32>,
     /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1. The
-    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
@@ -312,6 +331,10 @@ impl Default for Config {
             tune_file: None,
             record_dir: None,
             record_at_sigterm: false,
+            ras_addr: None,
+            trace: None,
+            trace_steps: false,
+            nvtx_disable: false,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -329,6 +352,7 @@ impl Default for Config {
             nic_timeout: Duration::from_secs(10),
             tcp_congestion: None,
             socket_family: None,
+            socket_dir: None,
             port_range: None,
             socket_threads: None,
             sockets_per_thread: None,
@@ -697,6 +721,14 @@ setters! {
     with_record_dir => record_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::record_at_sigterm`].
     with_record_at_sigterm => record_at_sigterm: bool;
+    /// Sets [`Config::ras_addr`].
+    with_ras_addr => ras_addr: impl Into<String>, some;
+    /// Sets [`Config::trace`].
+    with_trace => trace: impl Into<PathBuf>, some;
+    /// Sets [`Config::trace_steps`].
+    with_trace_steps => trace_steps: bool;
+    /// Sets [`Config::nvtx_disable`].
+    with_nvtx_disable => nvtx_disable: bool;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].
@@ -731,6 +763,8 @@ setters! {
     with_tcp_congestion => tcp_congestion: impl Into<String>, some;
     /// Sets [`Config::socket_family`].
     with_socket_family => socket_family: SocketFamily, some;
+    /// Sets [`Config::socket_dir`].
+    with_socket_dir => socket_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::port_range`].
     with_port_range => port_range: PortRange, some;
     /// Sets [`Config::socket_threads`].

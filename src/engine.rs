@@ -19,6 +19,8 @@ pub mod device_windows;
 mod engine;
 pub mod foreseen;
 mod given;
+mod heard;
+mod memory;
 mod host_chooser;
 mod host_side;
 mod launches;

@@ -32,7 +32,7 @@
 //!
 //! ```sh
 //! rsccl run -n 4 -- ./program                                              # this host
-//! srun -n 8 ./program                      # Slurm, this host; several: MASTER_ADDR=node0 MASTER_PORT=29500
+//! srun -n 8 ./program                      # Slurm, on one host or on several
 //! mpirun -n 4 ./program                    # this host, no MPI needed; several: -x RSCCL_STORE=file:///shared/job-7
 //! torchrun --nproc-per-node 8 --no-python ./program                        # as training jobs are started
 //! ```
@@ -123,7 +123,7 @@ pub mod internals {
         pub use crate::bootstrap::*;
     }
     pub mod comm {
-        pub use crate::comm::meeting::place_in_words;
+        pub use crate::comm::meeting_place::place_in_words;
     }
     pub mod config {
         pub use crate::config::layers::{Note, Source};
@@ -157,7 +157,7 @@ pub mod internals {
     pub mod sys {
         pub use crate::sys::{
             clock, cpu, devices, float_mode, foreign_pages, host, limits, numa, nvml, open, poller, process, quota,
-            random, rank_page, text_file, thread, writing,
+            random, rank_page, terminal, text_file, thread, writing,
         };
     }
     pub mod topo {

@@ -34,12 +34,14 @@ pub mod nvml;
 pub mod open;
 pub mod page_text;
 pub mod peer_memory;
+pub mod pmix;
 pub mod poller;
 pub mod ports;
 pub mod prefetch;
 pub mod process;
 pub mod quota;
 pub mod random;
+pub mod ranges;
 #[cfg(not(all(loom, test)))]
 pub mod rank_page;
 #[cfg(all(loom, test))]
@@ -47,6 +49,7 @@ pub mod rank_page;
 pub mod rank_page;
 pub mod region;
 mod room;
+pub mod terminal;
 pub mod termination;
 pub mod text_file;
 pub mod thread;

@@ -195,6 +195,26 @@ fn ipv6() {
     must_do_everything(&mut job);
 }
 
+/// What goes over the network beside data. One call of the largest count alone moves more.
+const MOST_CONTROL_BYTES: u64 = 400_000;
+
+/// Two pods of one machine, which have a folder of it in common.
+#[test]
+fn pods_that_share_a_folder_share_memory() {
+    let Some(network) = Network::make(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let shared = ("RSCCL_SOCKET_DIR", folder.path().to_str().unwrap());
+    let mut together = job(&network, &[0, 1, 1], &[shared]);
+    must_be_placed(&together, &[0, 0, 0]);
+    let before = network.sent_bytes(0, "eth0");
+    must_do_everything(&mut together);
+    let sent = network.sent_bytes(0, "eth0") - before;
+    assert!(sent < MOST_CONTROL_BYTES, "{sent} bytes over the network");
+    // A killed rank's socket would be left.
+    together.must("drop");
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
+
 #[test]
 fn the_interface_that_was_asked_for_and_one_that_there_is_not() {
     let Some(network) = Network::make(2) else { return };

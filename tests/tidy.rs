@@ -245,7 +245,7 @@ const VAGUE_NAMES: &[&str] = &["utils", "util", "common", "helpers", "helper", "
 const FILE_LINES: usize = 800;
 const FUNCTION_LINES: usize = 70;
 /// Documents that a reader should get through in one sitting; the README has first programs in two languages.
-const DOCUMENT_LINES: &[(&str, usize)] = &[("README.md", 165), ("ARCHITECTURE.md", 300)];
+const DOCUMENT_LINES: &[(&str, usize)] = &[("README.md", 182), ("ARCHITECTURE.md", 300)];
 
 /// Paths that exist only on the machine where the code was written. They are split so that this file does not contain
 /// them.

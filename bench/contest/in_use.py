@@ -113,6 +113,32 @@ def busy(samples):
     return lines
 
 
+def readme_rows(samples):
+    """Sizes, and a row for each thing that programs do: a ratio to the best peer's for each size, empty where there is none."""
+    rows = []
+
+    def add(words, own, found):
+        rows.append((words, {size: found(size) for size in values(own, "bytes")}))
+
+    exchange, reduced = ([sample for sample in of(samples, "requests") if sample["what"] == what] for what in ("exchange", "all_reduce"))
+    for words, own in (("Irecv, Isend, Waitall as a scope", exchange), ("Iallreduce, Wait as a scope", reduced)):
+        add(words, own, lambda size, own=own: ratio(pick(own, "us", bytes=size, contestant="rsccl", way="scope"),
+                                                    best_peer(own, "us", bytes=size, way="requests")[0]))
+    prepared = of(samples, "persistent")
+    add("Allreduce prepared once / best plain or persistent", prepared, lambda size: ratio(
+        pick(prepared, "us", bytes=size, contestant="rsccl", way="persistent"),
+        best(best_peer(prepared, "us", bytes=size, way=way) for way in ("blocking", "persistent"))[0]))
+    for load in values(of(samples, "busy"), "load"):
+        own = [sample for sample in of(samples, "busy") if sample["load"] == load]
+        for collective in sorted(values(own, "of")):
+            here = [sample for sample in own if sample["of"] == collective]
+            add(f"{collective} beside {load}, mean" if "burner" in load else f"{collective} under {load}, mean", here,
+                lambda size, here=here: ratio(pick(here, "mean_us", bytes=size, contestant="rsccl"), best_peer(here, "mean_us", bytes=size)[0]))
+    rows = [(words, cells) for words, cells in rows if any(cells.values())]
+    sizes = sorted({size for _, cells in rows for size in cells})
+    return sizes, [[words, *(cells.get(size, "") for size in sizes)] for words, cells in rows]
+
+
 def gradients(samples):
     """A row for each number of ranks and size: each MPI, and rsccl in the same job."""
     rows = []

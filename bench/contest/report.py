@@ -15,6 +15,8 @@ from figures import figure, median, ratio, size_of, table
 README = BENCH.parent / "README.md"
 # The README's table stands between these lines.
 BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
+# The same of the rows of what programs do besides blocking calls, by the name of the results.
+IN_USE = {name: (f"<!-- {name} begins -->", f"<!-- {name} ends -->") for name in ("contest-requests", "contest-busy")}
 # The most sizes in the README's table, which must be short.
 README_SIZES = 6
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
@@ -309,15 +311,32 @@ def readme_block(result, name):
     return "\n".join(lines)
 
 
+def in_use_block(result, name):
+    """What the README shows of requests and of busy machines: time of rsccl / time of the best peer."""
+    samples = result["samples"]
+    sizes, rows = in_use.readme_rows(samples)
+    if not rows:
+        return None
+    peers = [NAMES[library] for library in result["versions"] if library != "rsccl"]
+    about = f"{result['machine']['processor']}, {result['date']} ([tables](bench/results/{name}.md))"
+    return table([f"best of {', '.join(peers)}; {about}", *map(size_of, sizes)], rows)
+
+
 def fill_readme(result, name, readme=README):
     """Puts the table where the README has its place."""
-    text = readme.read_text(encoding="utf-8")
-    block = readme_block(result, name)
-    if text.count(BEGINS) != 1 or text.count(ENDS) != 1 or text.index(BEGINS) > text.index(ENDS):
-        raise SystemExit(f"contest: {readme} must have the lines {BEGINS} and {ENDS} once each, in this order")
+    if name in IN_USE:
+        put(readme, IN_USE[name], in_use_block(result, name))
+    else:
+        put(readme, (BEGINS, ENDS), readme_block(result, name))
+
+
+def put(readme, marks, block):
+    text, (begins, ends) = readme.read_text(encoding="utf-8"), marks
+    if text.count(begins) != 1 or text.count(ends) != 1 or text.index(begins) > text.index(ends):
+        raise SystemExit(f"contest: {readme} must have the lines {begins} and {ends} once each, in this order")
     if block:
-        before, after = text.split(BEGINS)[0], text.split(ENDS)[1]
-        readme.write_text(f"{before}{BEGINS}\n{block}\n{ENDS}{after}", encoding="utf-8")
+        before, after = text.split(begins)[0], text.split(ends)[1]
+        readme.write_text(f"{before}{begins}\n{block}\n{ends}{after}", encoding="utf-8")
 
 
 def plot(data, prefix):

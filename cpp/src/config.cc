@@ -69,6 +69,10 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_TUNE_FILE", config.tune_file);
     lay(*made, "RSCCL_RECORD_DIR", config.record_dir);
     lay(*made, "RSCCL_RECORD_SIGTERM", config.record_at_sigterm);
+    lay(*made, "NCCL_RAS_ADDR", config.ras_addr);
+    lay(*made, "RSCCL_TRACE", config.trace);
+    lay(*made, "RSCCL_TRACE_STEPS", config.trace_steps);
+    lay(*made, "NCCL_NVTX_DISABLE", config.nvtx_disable);
     lay(*made, "RSCCL_TEAM_RANKS", config.team_ranks);
     lay(*made, "NCCL_TOPO_DUMP_FILE", config.topo_dump_file);
     lay(*made, "NCCL_GRAPH_FILE", config.graph_file);
@@ -86,6 +90,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_NIC_TIMEOUT", config.nic_timeout);
     lay(*made, "RSCCL_TCP_CONGESTION", config.tcp_congestion);
     lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
+    lay(*made, "RSCCL_SOCKET_DIR", config.socket_dir);
     lay(*made, "RSCCL_PORT_RANGE", config.port_range);
     lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
     lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);

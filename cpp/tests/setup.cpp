@@ -459,7 +459,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 31> fields = {{
+    const std::array<Field, 32> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(0); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(5); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
@@ -481,6 +481,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"RSCCL_NIC_TIMEOUT", [](Config& c) { c.nic_timeout = std::chrono::seconds(3); }, [](Config& c) { c.nic_timeout = std::chrono::seconds(1); }},
         {"RSCCL_TCP_CONGESTION", [](Config& c) { c.tcp_congestion = "reno"; }, [](Config& c) { c.tcp_congestion = "no such control"; }},
         {"NCCL_SOCKET_FAMILY", [](Config& c) { c.socket_family = "AF_INET"; }, [](Config& c) { c.socket_family = "AF_UNIX"; }},
+        {"RSCCL_SOCKET_DIR", [](Config& c) { c.socket_dir = "/tmp"; }, [](Config& c) { c.socket_dir = "/no/such/folder"; }},
         {"RSCCL_PORT_RANGE", [](Config& c) { c.port_range = "20000-29999"; }, [](Config& c) { c.port_range = "9-8"; }},
         {"NCCL_SOCKET_NTHREADS", [](Config& c) { c.socket_threads = 1; }, [](Config& c) { c.socket_threads = 1000; }},
         {"NCCL_NSOCKS_PERTHREAD", [](Config& c) { c.sockets_per_thread = 2; }, [](Config& c) { c.sockets_per_thread = 1000; }},

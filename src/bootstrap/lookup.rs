@@ -115,6 +115,11 @@ impl Lookup {
         Ok(receiver)
     }
 
+    /// Whether the resolver has answered that there is no address.
+    pub(super) fn has_failed(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// Why there is no address yet, for the message of a time-out.
     pub(super) fn state(&self) -> String {
         let (place, asked) = (&self.place, self.asked);

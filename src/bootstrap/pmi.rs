@@ -23,10 +23,10 @@ use socket2::Socket;
 
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::statics::Mutex;
+use crate::sync::primitive::statics::{Mutex, MutexGuard};
 use crate::sync::{AbortFlag, Wait};
 use crate::sys::fork::PerProcess;
-use crate::sys::given;
+use crate::sys::{given, poller};
 use crate::types::{Rank, World};
 use crate::wire::{Reader, Writer, cut};
 
@@ -73,7 +73,7 @@ pub(crate) fn share_id(
     decode(&given, world.size).map_err(|error| error.about(first))
 }
 
-fn encode(size: u32, made: &Result<UniqueId>) -> Vec<u8> {
+pub(super) fn encode(size: u32, made: &Result<UniqueId>) -> Vec<u8> {
     let mut bytes = Writer::new();
     bytes.u32(size);
     match made {
@@ -83,7 +83,7 @@ fn encode(size: u32, made: &Result<UniqueId>) -> Vec<u8> {
     bytes.finish()
 }
 
-fn decode(bytes: &[u8], size: u32) -> Result<UniqueId> {
+pub(super) fn decode(bytes: &[u8], size: u32) -> Result<UniqueId> {
     let mut reader = Reader::new(bytes, "rank 0's id");
     let theirs = reader.u32()?;
     let made = match reader.u8()? {
@@ -103,7 +103,7 @@ fn decode(bytes: &[u8], size: u32) -> Result<UniqueId> {
 /// Puts `mine` under `key` and waits for all ranks; yields what is under the key then.
 fn exchange(descriptor: u32, key: &str, mine: Option<&[u8]>, wait: &Wait) -> Result<Option<Vec<u8>>> {
     let inherited = |parents: Option<&Mutex<Link>>| Mutex::new(parents.map_or(Link::None, |_| Link::Parents));
-    let mut held = CONVERSATION.get_or_inherit(inherited).lock();
+    let mut held = lock(CONVERSATION.get_or_inherit(inherited), wait)?;
     if matches!(*held, Link::None) {
         *held = Link::Open(Conversation::open(descriptor, wait)?);
     }
@@ -118,6 +118,20 @@ fn exchange(descriptor: u32, key: &str, mine: Option<&[u8]>, wait: &Wait) -> Res
     }
     conversation.ask("barrier_in", "", "barrier_out", wait)?;
     conversation.get(key, wait)
+}
+
+/// Takes the conversation. Another thread may be in the middle of an exchange, whose deadline is not this one's.
+fn lock<'a>(link: &'a Mutex<Link>, wait: &Wait) -> Result<MutexGuard<'a, Link>> {
+    loop {
+        if let Some(held) = link.try_lock() {
+            return Ok(held);
+        }
+        wait.check(|| {
+            "waited for another thread of this process, whose communicator the process manager (PMI) serves now"
+                .to_owned()
+        })?;
+        poller::pause(wait.slice(LOOK));
+    }
 }
 
 impl Conversation {
@@ -143,7 +157,7 @@ impl Conversation {
     }
 
     fn put(&mut self, key: &str, bytes: &[u8], wait: &Wait) -> Result<()> {
-        let value: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let value = to_hex(bytes);
         if value.len() > MOST_VALUE_BYTES {
             return Err(Error::internal(format!("{} bytes are too many for the process manager", bytes.len())));
         }
@@ -157,11 +171,7 @@ impl Conversation {
         if field(&answer, "rc").is_some_and(|code| code != "0") {
             return Ok(None);
         }
-        let digits = field(&answer, "value").filter(|digits| digits.is_ascii() && digits.len() % 2 == 0);
-        // What is no number is told below.
-        let pair = |pair: &str| u8::from_str_radix(pair, 16).ok();
-        let bytes =
-            digits.and_then(|digits| (0..digits.len()).step_by(2).map(|at| pair(&digits[at..at + 2])).collect());
+        let bytes = field(&answer, "value").and_then(from_hex);
         bytes.map(Some).ok_or_else(|| misunderstood("get", &answer))
     }
 
@@ -223,6 +233,19 @@ extern "C" fn finalize() {
         // Nobody is left to tell of an error.
         let _gone = conversation.ask("finalize", "", "finalize_ack", &Wait::new(FINALIZE_LIMIT, &AbortFlag::new()));
     }
+}
+
+/// Two digits for each byte.
+pub(super) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of pairs of digits; `None` if the text is anything else.
+pub(super) fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok()).collect()
 }
 
 /// The value of `name` in a line of pairs.
@@ -310,6 +333,18 @@ mod tests {
         let values = [(); 3].map(|()| conversation.get("key", &soon()).unwrap());
         assert_eq!(values, [Some(vec![0, 255, b'k']), Some(vec![]), None]);
         assert!(conversation.put("key", &[0; 600], &soon()).is_err(), "more than a value holds");
+    }
+
+    #[test]
+    fn a_second_thread_waits_for_the_conversation_until_its_own_deadline() {
+        let link = Mutex::new(Link::None);
+        let held = link.lock();
+        let wait = Wait::new(Duration::from_millis(50), &AbortFlag::new());
+        let error = lock(&link, &wait).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout);
+        assert!(error.to_string().contains("waited for another thread of this process"), "{error}");
+        drop(held);
+        assert!(matches!(*lock(&link, &wait.until(crate::sync::Deadline::NEVER)).unwrap(), Link::None));
     }
 
     #[test]

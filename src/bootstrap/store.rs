@@ -8,6 +8,7 @@ mod agent;
 mod config;
 mod file;
 mod hash;
+pub(crate) mod port_search;
 pub(crate) mod record;
 pub(crate) mod share;
 mod table;

@@ -16,7 +16,8 @@ use crate::sync::primitive::{Ordering, statics::AtomicU64};
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table
     /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, in private where the launcher
-    /// says that all ranks are on one host, or at `MASTER_ADDR` and `MASTER_PORT`. May be called again: each call makes
+    /// says that all ranks are on one host, at `MASTER_ADDR` and `MASTER_PORT`, or by what the launcher itself offers
+    /// (`docs/launchers.md`). May be called again: each call makes
     /// one more communicator of the same processes. After a failed call a further one meets ranks that start later.
     ///
     /// Ranks of two jobs never form one world, whatever they were told: their launchers' names of the jobs are compared.

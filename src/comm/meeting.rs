@@ -1,24 +1,22 @@
 //! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by
 //! it. An attempt that fails leaves nothing that a later one could take for its own.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
-use crate::bootstrap::pmi;
+use crate::bootstrap::store::port_search::{self, PortSearch};
 use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
-use crate::config::Config;
-use crate::config::launch::{JobIdentity, Launch, StoreAddress};
+use crate::bootstrap::{pmi, pmix};
+use crate::comm::meeting_place::{MeetingPlace, StorePlace, unguarded};
+use crate::config::launch::{FirstNode, JobIdentity, Launch};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::session::settings::bootstrap_options;
 use crate::sync::{AbortFlag, Deadline, Wait};
-use crate::sys::{clock, given, poller};
+use crate::sys::{clock, poller};
 use crate::types::{Rank, World};
 
 /// The meeting of the ranks of one communicator.
@@ -28,32 +26,7 @@ pub(super) struct LaunchMeeting {
     options: Options,
     /// The key of the id in a store.
     key: String,
-    place: Place,
-}
-
-/// Where ranks meet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
-    /// A fixed address, at which rank 0 serves the root: nothing has to be shared.
-    Fixed,
-    /// One rank needs no place.
-    Alone,
-    /// In private on this host; ranks that do not find rank 0 there look at the other place, if there is one.
-    Lobby(LobbyName, Option<StorePlace>),
-    Store(StorePlace),
-    /// In the space of the process manager, to which this descriptor leads.
-    ProcessManager(u32),
-    /// The reason why there is none.
-    None(String),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum StorePlace {
-    /// A store that rank 0 serves.
-    Served(HostPort),
-    /// The store of torchrun's agents, for the run with this id.
-    Agent(HostPort, String),
-    Folder(PathBuf),
+    place: MeetingPlace,
 }
 
 /// A rank's look at the place beside the lobby.
@@ -131,13 +104,14 @@ impl LaunchMeeting {
         // The name of the private place tells more than the job of some launchers, which users name.
         let private = launch.lobby.as_ref().filter(|_| launch.job.is_none()).map(|lobby| JobTag::new(lobby, lobby));
         let job = launch.job.as_ref().map(tag).or(private).map(|job| job.or_unseen(unseen.as_ref()));
-        let place = Place::of(launch, &options, number)?;
+        let place = MeetingPlace::of(launch, &options, number)?;
         if let Some(warning) = unguarded(launch, &place, &options) {
             log::tell(&warning);
         }
+        let first_serves = options.first_serves && place.is_rank_zeros();
         Ok(LaunchMeeting {
             world: launch.world,
-            options: Options { job, ..options },
+            options: Options { job, first_serves, ..options },
             key: format!("rsccl/id/{number}"),
             place,
         })
@@ -151,13 +125,22 @@ impl LaunchMeeting {
     pub(super) fn join(&self, wait: &Wait) -> Result<NetBootstrap> {
         log::info!(Bootstrap @ self.world.rank, "ranks meet {}", self.place);
         let outcome = match &self.place {
-            Place::None(why) => Err(Error::invalid_argument(why.clone())),
-            Place::Alone => self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error),
-            Place::ProcessManager(descriptor) => self.join_by_process_manager(*descriptor, wait),
-            Place::Fixed | Place::Lobby(..) | Place::Store(_) if self.world.rank.get() != 0 => self.come(wait),
-            Place::Fixed => self.join_by(&self.fixed(wait)?, wait).map_err(|failed| failed.error),
-            Place::Lobby(name, elsewhere) => self.host_lobby(name, elsewhere.as_ref(), wait),
-            Place::Store(place) => self.host_store(place, wait),
+            MeetingPlace::None(why) => Err(Error::invalid_argument(why.clone())),
+            MeetingPlace::Alone => {
+                self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error)
+            }
+            MeetingPlace::ProcessManager(descriptor) => {
+                self.join_by_process_manager(wait, |key, made| pmi::share_id(*descriptor, key, made, wait))
+            }
+            MeetingPlace::Pmix => self.join_by_process_manager(wait, |key, made| pmix::share_id(key, made, wait)),
+            MeetingPlace::FirstNode(node) if node.is_mine => self.host_first_node(node, wait),
+            MeetingPlace::FirstNode(_) => self.come(wait),
+            MeetingPlace::Fixed | MeetingPlace::Lobby(..) | MeetingPlace::Store(_) if self.world.rank.get() != 0 => {
+                self.come(wait)
+            }
+            MeetingPlace::Fixed => self.join_by(&self.fixed(wait)?, wait).map_err(|failed| failed.error),
+            MeetingPlace::Lobby(name, elsewhere) => self.host_lobby(name, elsewhere.as_ref(), wait),
+            MeetingPlace::Store(place) => self.host_store(place, wait),
         };
         outcome.map_err(|error| self.explain(error))
     }
@@ -185,9 +168,13 @@ impl LaunchMeeting {
     }
 
     fn shared<'a>(&'a self, place: &StorePlace, store: &'a dyn Store, wait: &'a Wait) -> IdSharing<'a> {
+        self.shared_by(self.key_in(place), store, wait)
+    }
+
+    fn shared_by<'a>(&'a self, key: &'a str, store: &'a dyn Store, wait: &'a Wait) -> IdSharing<'a> {
         IdSharing {
             store,
-            key: self.key_in(place),
+            key,
             members: self.world,
             wait,
             job: self.options.job.as_ref(),
@@ -244,7 +231,32 @@ impl LaunchMeeting {
     /// Rank 0: gives the id in a store.
     fn host_store(&self, place: &StorePlace, wait: &Wait) -> Result<NetBootstrap> {
         let store = self.open(place, wait)?;
-        let shared = self.shared(place, &*store, wait);
+        self.give(&self.shared(place, &*store, wait), wait)
+    }
+
+    /// The process that serves at the first node: gives the id in a store there.
+    fn host_first_node(&self, node: &FirstNode, wait: &Wait) -> Result<NetBootstrap> {
+        if self.options.secret.is_none() {
+            log::warn!(
+                Bootstrap @ self.world.rank,
+                "nothing secret is known to the ranks of this step alone: whoever reaches a port of this node can read \
+                 the id; set RSCCL_SECRET on all ranks, or start them by srun --mpi=pmi2"
+            );
+        }
+        let store = port_search::serve_at_one_of(&node.ports, &self.of_group()?)?;
+        self.give(&self.shared_by(&self.key, &store, wait), wait)
+    }
+
+    /// The options of the store at the first node of this step: those of another step, restart, size or communicator
+    /// do not open it.
+    fn of_group(&self) -> Result<Options> {
+        let job = self.options.job.as_ref().ok_or_else(|| Error::internal("a step is a job"))?;
+        let (digest, name, size) = (job.digest(), job.name(), self.world.size);
+        port_search::for_group(&self.options, &format!("{digest:?}, {name}, {size} ranks, {}", self.key))
+    }
+
+    /// Gives the id in a store, and joins.
+    fn give(&self, shared: &IdSharing<'_>, wait: &Wait) -> Result<NetBootstrap> {
         let mut held = None;
         let given = shared.give(|| {
             let (id, root) = UniqueId::generate_held_within(&self.options, wait)?;
@@ -256,7 +268,7 @@ impl LaunchMeeting {
         self.join_by(&given.id, wait).map_err(|failed| {
             shared.withdraw(given.number);
             // The others may look for it elsewhere.
-            match store.listens_at() {
+            match shared.store.listens_at() {
                 Some(place) if failed.error.kind() == Kind::Timeout => failed.error.advising(&place),
                 _ => failed.error,
             }
@@ -264,7 +276,11 @@ impl LaunchMeeting {
     }
 
     /// Any rank: exchanges the id in the space of the process manager.
-    fn join_by_process_manager(&self, descriptor: u32, wait: &Wait) -> Result<NetBootstrap> {
+    fn join_by_process_manager(
+        &self,
+        wait: &Wait,
+        share: impl FnOnce(&str, (World, Option<Result<UniqueId>>)) -> Result<UniqueId>,
+    ) -> Result<NetBootstrap> {
         let mut held = None;
         let mut make = || {
             let (id, root) = UniqueId::generate_held_within(&self.options, wait)?;
@@ -272,7 +288,7 @@ impl LaunchMeeting {
             Ok(id)
         };
         let made = (self.world.rank.get() == 0).then(&mut make);
-        let id = pmi::share_id(descriptor, &self.key, (self.world, made), wait)?;
+        let id = share(&self.key, (self.world, made))?;
         // It serves until all have come, or tells why they have not.
         held.into_iter().for_each(Root::detach);
         self.join_by(&id, wait).map_err(|failed| failed.error)
@@ -312,8 +328,9 @@ impl LaunchMeeting {
     /// The id that rank 0 gives, but not that of the sharing `spent`.
     fn find(&self, spent: Option<u64>, wait: &Wait) -> Result<FoundId> {
         match &self.place {
-            Place::Lobby(name, elsewhere) => self.find_in_lobby(name, elsewhere.as_ref(), (spent, wait)),
-            Place::Store(place) => self.find_in_store(place, (spent, wait)),
+            MeetingPlace::Lobby(name, elsewhere) => self.find_in_lobby(name, elsewhere.as_ref(), (spent, wait)),
+            MeetingPlace::Store(place) => self.find_in_store(place, (spent, wait)),
+            MeetingPlace::FirstNode(node) => self.find_at_first_node(node, (spent, wait)),
             _ => Ok(FoundId { id: self.fixed(wait)?, number: None, _store: None }),
         }
     }
@@ -371,6 +388,24 @@ impl LaunchMeeting {
         }
     }
 
+    fn find_at_first_node(&self, node: &FirstNode, (spent, wait): (Option<u64>, &Wait)) -> Result<FoundId> {
+        let mut search = PortSearch::new(&node.name, &node.ports, &self.of_group()?)?;
+        loop {
+            if let Some(store) = search.look(wait)? {
+                let slice = wait.until(Deadline::after(ELSEWHERE_SLICE).earlier(wait.deadline));
+                match self.shared_by(&self.key, &store, &slice).take(spent) {
+                    Ok(SharedId { id, number }) => {
+                        return Ok(FoundId { id, number: Some(number), _store: Some(Box::new(store)) });
+                    }
+                    // The store of an attempt that has just ended.
+                    Err(error) if error.kind() == Kind::Timeout || is_of_store(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            search.rest(wait)?;
+        }
+    }
+
     /// Whether this is the process's first communicator of this kind.
     fn is_first(&self) -> bool {
         self.key.ends_with("/0")
@@ -397,116 +432,30 @@ impl LaunchMeeting {
         let help =
             "if ranks are in containers, or see other addresses, set RSCCL_STORE to a place that all of them reach";
         match &self.place {
-            Place::Lobby(name, None) => error.advising(&format!("the ranks of this host meet at {name}; {help}")),
-            Place::Lobby(name, Some(other)) => {
+            MeetingPlace::Lobby(name, None) => {
+                error.advising(&format!("the ranks of this host meet at {name}; {help}"))
+            }
+            MeetingPlace::Lobby(name, Some(other)) => {
                 error.advising(&format!("the ranks of this host meet at {name}, else at {other}; {help}"))
             }
-            Place::Store(place @ StorePlace::Folder(_)) => error.advising(&format!("the ranks meet at {place}")),
+            MeetingPlace::Store(place @ StorePlace::Folder(_)) => error.advising(&format!("the ranks meet at {place}")),
+            MeetingPlace::FirstNode(node) => {
+                let (name, ports) = (&node.name, port_search::list(&node.ports));
+                error.advising(&format!(
+                    "the ranks of this step meet at the node {name}, at the first free one of the ports {ports}: if a \
+                     firewall closes them, or the name leads elsewhere, set RSCCL_PORT_RANGE, MASTER_ADDR and \
+                     MASTER_PORT, or RSCCL_STORE"
+                ))
+            }
             // The client and rank 0 name the address.
-            Place::Store(StorePlace::Served(_) | StorePlace::Agent(..))
-            | Place::Fixed
-            | Place::ProcessManager(_)
-            | Place::Alone
-            | Place::None(_) => error,
+            MeetingPlace::Store(StorePlace::Served(_) | StorePlace::Agent(..))
+            | MeetingPlace::Fixed
+            | MeetingPlace::ProcessManager(_)
+            | MeetingPlace::Pmix
+            | MeetingPlace::Alone
+            | MeetingPlace::None(_) => error,
         }
     }
-}
-
-impl Place {
-    fn of(launch: &Launch, options: &Options, number: u64) -> Result<Place> {
-        if options.comm_id.is_some() {
-            return Ok(Place::Fixed);
-        }
-        if launch.world.size == 1 {
-            return Ok(Place::Alone);
-        }
-        let named = launch.store.as_ref().map(|store| StorePlace::of(store, launch.agent_run.as_ref())).transpose()?;
-        match (&launch.lobby, named) {
-            (_, Some(place)) if launch.is_store_named => Ok(Place::Store(place)),
-            (Some(job), elsewhere) => Ok(Place::Lobby(LobbyName::new(job, number), elsewhere)),
-            (None, Some(place)) => Ok(Place::Store(place)),
-            (None, None) => {
-                let is_mpis = launch.process_manager.is_some() && given::has_function(c"MPI_Init");
-                if let Some(descriptor) = launch.process_manager.filter(|_| !is_mpis) {
-                    return Ok(Place::ProcessManager(descriptor));
-                }
-                let why = match launch.one_host {
-                    _ if is_mpis => {
-                        "the process manager (PMI) speaks to MPI, which is in this process: MPI's communicators make \
-                         rsccl's, without a place"
-                    }
-                    true => {
-                        "the launcher names no job, and its process cannot be seen from here (is this a container with \
-                         a process namespace of its own?)"
-                    }
-                    false => "the launcher does not say that all ranks are on this host",
-                };
-                let how = "set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID";
-                Ok(Place::None(format!("no place to meet: {why}; {how}")))
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Place::Fixed => write!(f, "at NCCL_COMM_ID, where rank 0 serves"),
-            Place::Alone => write!(f, "nowhere: there is only one rank"),
-            Place::Lobby(name, None) => write!(f, "in private on this host, at {name}"),
-            Place::Lobby(name, Some(other)) => write!(f, "in private on this host, at {name}, else by {other}"),
-            Place::Store(place) => write!(f, "by {place}"),
-            Place::ProcessManager(descriptor) => {
-                write!(f, "by the process manager that has started them (PMI, descriptor {descriptor})")
-            }
-            Place::None(_) => write!(f, "nowhere: there is no place"),
-        }
-    }
-}
-
-/// Where the ranks of `launch` meet under `config`, in words; for `rsccl env`.
-///
-/// # Errors
-/// The reason why there is no place.
-pub fn place_in_words(launch: &Launch, config: &Config) -> Result<String> {
-    match Place::of(launch, &bootstrap_options(config)?, 0)? {
-        Place::None(why) => Err(Error::invalid_argument(why)),
-        place => Ok(format!("ranks meet {place}")),
-    }
-}
-
-impl StorePlace {
-    fn of(address: &StoreAddress, agent_run: Option<&String>) -> Result<StorePlace> {
-        Ok(match (address, agent_run) {
-            (StoreAddress::File(folder), _) => StorePlace::Folder(folder.clone()),
-            (StoreAddress::Tcp { host, port }, None) => StorePlace::Served(HostPort::new(host, *port)?),
-            (StoreAddress::Tcp { host, port }, Some(run)) => {
-                StorePlace::Agent(HostPort::new(host, *port)?, run.clone())
-            }
-        })
-    }
-}
-
-impl std::fmt::Display for StorePlace {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            StorePlace::Served(place) => write!(f, "the store that rank 0 serves at {place}"),
-            StorePlace::Agent(place, _) => write!(f, "the store of torchrun's agent at {place}"),
-            StorePlace::Folder(folder) => write!(f, "the folder {}", folder.display()),
-        }
-    }
-}
-
-/// The warning that nothing tells this job from another one that meets at the same place. Only rank 0 says it.
-fn unguarded(launch: &Launch, place: &Place, options: &Options) -> Option<String> {
-    let is_shared = matches!(place, Place::Fixed | Place::Store(_));
-    let is_unknown = launch.source == "PMI" && launch.job.as_ref().is_none_or(|job| !job.is_certain);
-    (is_shared && is_unknown && options.secret.is_none() && launch.world.rank.get() == 0).then(|| {
-        "nothing tells this job for certain from another one that is given the same place: the launcher (Hydra: MPICH, \
-         Intel MPI) names no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or \
-         NCCL_COMM_ID"
-            .to_owned()
-    })
 }
 
 /// Whether a store could not be reached. A failure that rank 0 tells of is another error.

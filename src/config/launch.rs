@@ -48,10 +48,13 @@
 //! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there
 //!    (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks are clients of that store; else rank 0 serves one.
 //! 4. In the key-value space of a process manager that speaks PMI (`PMI_FD`), unless MPI is in the process.
+//! 5. In that of one that speaks PMIx (`PMIX_NAMESPACE`), where MPI runs in the process, or is not in it.
+//! 6. In a step of Slurm: at a port of its first node (`first_node.rs`).
 //!
 //! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` lists it) is compared
 //! wherever ranks meet.
 
+mod first_node;
 mod job;
 #[cfg(test)]
 mod pairs;
@@ -70,6 +73,7 @@ pub(super) const PARTITION: &str = "SLURM_JOB_PARTITION";
 
 use super::Config;
 use super::environment::Environment;
+pub(crate) use first_node::FirstNode;
 pub(crate) use job::JobIdentity;
 use rows::{LAUNCHERS, Launcher, Row, SLURM_RANK, SLURM_STEP};
 use verdict::{Candidate, LauncherVerdict};
@@ -94,6 +98,10 @@ pub struct Launch {
     pub(crate) agent_run: Option<String>,
     /// The number of the socket to the process manager that has numbered the ranks, if there is one (PMI).
     pub(crate) process_manager: Option<u32>,
+    /// Whether this process is a client of a process manager that speaks PMIx.
+    pub(crate) is_pmix_client: bool,
+    /// The first node of the step, where a step of Slurm tells it.
+    pub(crate) first_node: Option<FirstNode>,
     /// The job, if its launcher tells it.
     pub(crate) job: Option<JobIdentity>,
     /// Whether the launcher says that all ranks are on this host.
@@ -152,6 +160,7 @@ impl Launch {
         }
         names.extend([SLURM_STEP, PROCESS_MANAGER, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE, OWN_RUN]);
         names.extend(job::NAMES);
+        names.extend(first_node::NAMES);
         let mut seen = std::collections::HashSet::new();
         names.retain(|name| seen.insert(*name));
         names
@@ -195,6 +204,8 @@ impl LauncherVerdict {
                 (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
             };
         let job = self.job_of.and_then(|row| JobIdentity::of(row, environment, (daemon, one_host, size)));
+        let of_step = |job: &JobIdentity| FirstNode::of(environment, config.port_range, &job.key);
+        let first_node = job.as_ref().filter(|_| by_slurm).and_then(of_step);
         let lobby = self.job_of.and_then(|row| JobIdentity::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
         // A program's own configuration may name one too.
         let is_left_over = self.is_store_left_over && environment.has("RSCCL_STORE");
@@ -215,6 +226,8 @@ impl LauncherVerdict {
             source: row.source,
             agent_run: run.map(str::to_owned),
             process_manager: process_manager.map(|(_, descriptor)| descriptor),
+            is_pmix_client: self.job_of.is_some_and(|row| job::has_pmix(row, environment)),
+            first_node,
             warnings: self.larger.map(|larger| lone_world(&self.chosen, &larger)).into_iter().collect(),
             job,
             one_host,

@@ -393,11 +393,12 @@ mod tests {
                     tuning: 0,
                     home,
                     switches: [0; 4],
+                    is_traced: false,
                 }
             })
             .collect();
         let sockets = SocketOptions::default();
-        let shape = Shape { slots: 2, slot_bytes: 64 };
+        let shape = Shape { slots: 2, slot_bytes: 64, spread: 1 };
         let sizes =
             Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
         Fabric::new(World { rank, size: 2 }, &peers, Policy { no_local: true, ..Policy::default() }, sizes)

@@ -152,6 +152,11 @@ impl<'a> MessageRun<'a> {
         self.message.peer()
     }
 
+    /// How many bytes it has.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// A message that has failed takes its offer back. Whether nobody reads its memory any more; a receiver that reads
     /// is asked to leave, and is given a moment. Dropping the message waits for the same.
     pub fn leave(&mut self) -> bool {
@@ -549,11 +554,12 @@ mod tests {
                         tuning: 0,
                         home,
                         switches: [0; 4],
+                        is_traced: false,
                     }
                 })
                 .collect();
             let sockets = SocketOptions::default();
-            let shape = Shape { slots: 4, slot_bytes: 16 << 10 };
+            let shape = Shape { slots: 4, slot_bytes: 16 << 10, spread: 1 };
             let sizes =
                 Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
@@ -656,7 +662,7 @@ mod tests {
     #[test]
     fn the_pieces_of_the_promised_messages_fit_their_ring_whatever_the_length() {
         for slots in [8, 32, 64] {
-            let shape = Shape { slots, slot_bytes: (1 << 20) / slots };
+            let shape = Shape { slots, slot_bytes: (1 << 20) / slots, spread: 1 };
             for bytes in [0_usize, 1, 63, 8 << 10, (8 << 10) + 1, 33_000, 100_001, 128 << 10] {
                 let pieces = bytes.div_ceil(piece_bytes(bytes, shape)).max(1);
                 assert!(

@@ -148,7 +148,7 @@ mod tests {
     /// Where the receiver reads, words and lines stay with it; else slots lie between them.
     #[test]
     fn slots_lie_at_the_receiver_or_at_the_sender() {
-        let (layout, shape) = (SideLayout { ranks: 2 }, Shape { slots: 8, slot_bytes: 192 });
+        let (layout, shape) = (SideLayout { ranks: 2 }, Shape { slots: 8, slot_bytes: 192, spread: 1 });
         let places = Addresses { sides: vec![1 << 30, 2 << 30], stages: vec![0, 0] };
         for reads in [false, true] {
             let bytes = queue_bytes(shape, reads).unwrap();

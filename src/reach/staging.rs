@@ -423,7 +423,7 @@ mod tests {
                 staged: Arc::clone(&staged),
                 side: SideLayout { ranks: 4 },
                 scratch_bytes: 100,
-                shape: Shape { slots: 8, slot_bytes },
+                shape: Shape { slots: 8, slot_bytes, spread: 1 },
                 channels: 2,
                 led: false,
             };
@@ -456,7 +456,7 @@ mod tests {
     fn the_queues_of_a_rank_do_not_overlap() {
         let staged = Arc::new(of([[0, 2, 2], [2, 0, 0], [2, 0, 0]]));
         for (slot_bytes, slots) in [(64, 8), (128 << 10, 8), (8 << 20, LEAST_SLOTS)] {
-            let (side, shape) = (SideLayout { ranks: 3 }, Shape { slots: 8, slot_bytes });
+            let (side, shape) = (SideLayout { ranks: 3 }, Shape { slots: 8, slot_bytes, spread: 1 });
             let layout =
                 StagingLayout { staged: Arc::clone(&staged), side, scratch_bytes: 100, shape, channels: 3, led: false };
             assert_eq!(layout.slots((rank(1), rank(0))), slots);
@@ -483,7 +483,7 @@ mod tests {
             staged: Arc::new(Staged::of(world, &told, |_, _| true).unwrap()),
             side: SideLayout { ranks: 3 },
             scratch_bytes: 100,
-            shape: Shape { slots: 8, slot_bytes: 64 },
+            shape: Shape { slots: 8, slot_bytes: 64, spread: 1 },
             channels: 1,
             led: false,
         };

@@ -23,9 +23,9 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Congestion, Policy, Sizes, SocketOptions};
+use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketFolder, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
-use crate::types::{Algorithm, Filter, Protocol};
+use crate::types::{Algorithm, Filter, Protocol, Rank};
 use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
@@ -81,12 +81,22 @@ pub(crate) struct Settings {
     pub(crate) standing: Standing,
     /// Which interfaces carry data.
     pub(crate) data_interfaces: DataInterfaces,
+    /// By which of them no data reach some ranks. What is made from a communicator knows what that has found out.
+    pub(crate) dead_routes: DeadRoutes,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
     pub(crate) record_dir: Option<PathBuf>,
     /// Whether one is written when SIGTERM ends the process.
     pub(crate) record_at_sigterm: bool,
+    /// Where ncclras is answered.
+    pub(crate) ras_addr: Option<String>,
+    /// Where a trace goes, and whether it has the steps of plans.
+    pub(crate) trace: (Option<PathBuf>, bool),
+    /// Whether profilers get no ranges of calls.
+    pub(crate) no_ranges: bool,
+    /// Of a communicator that was split from another: this rank in the first of them all.
+    pub(crate) first_rank: Option<Rank>,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -109,7 +119,7 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes };
+        let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes, spread: 1 };
         let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
@@ -121,6 +131,7 @@ impl Settings {
             ports: config.port_range,
             silence: config.nic_timeout,
             congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
+            folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
         };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
@@ -144,7 +155,7 @@ impl Settings {
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
                 shape: shape(RingSizes::of_collectives(config.buffer_bytes)),
-                messages_in_memory: of_messages(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_in_memory: Shape { spread: MESSAGE_SPREAD, ..of_messages(MESSAGE_SLOTS, BUFFER_BYTES) },
                 messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
                 sockets,
@@ -159,9 +170,14 @@ impl Settings {
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
             data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
+            dead_routes: DeadRoutes::default(),
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
+            ras_addr: config.ras_addr.clone(),
+            trace: (config.trace.clone(), config.trace_steps),
+            no_ranges: config.nvtx_disable,
+            first_rank: None,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
@@ -179,9 +195,17 @@ impl Settings {
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
         let Sizes { shape, messages_in_memory, messages_over_sockets, scratch_bytes, sockets } = sizes;
-        // Each rank listens where it likes, and each end judges a socket's silence, and sends, by its own.
-        let SocketOptions { sockets, send_buffer_bytes, receive_buffer_bytes, ports: _, silence: _, congestion: _ } =
-            sockets;
+        // Each rank listens where it likes, and each end judges a socket's silence, and sends, by its own. Ranks with
+        // different folders are on different hosts.
+        let SocketOptions {
+            sockets,
+            send_buffer_bytes,
+            receive_buffer_bytes,
+            ports: _,
+            silence: _,
+            congestion: _,
+            folder: _,
+        } = sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
         [
             (&["NCCL_P2P_DISABLE"], shown(no_local)),
@@ -320,6 +344,10 @@ const STRICT: &str = "RSCCL_STRICT_FILTERS";
 /// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
 /// `bench/NOTES.md`, "Messages in quarters").
 const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
+/// Over how many times as much memory their payloads are spread: of 3.4 MiB messages of 16 to 64 KiB touch some 2.5,
+/// more than twice the second-level cache of present processors (measured: `bench/NOTES.md`, "Lines that have left the
+/// other processor's cache").
+const MESSAGE_SPREAD: u32 = 3;
 const _: () = assert!(COLLECTIVE_SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
 /// larger pieces").

@@ -16,6 +16,12 @@
 //! 64 + i*stride    64           line of slot i
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
+//! A ring that [spreads](Shape::spread) its payloads has those of more than [`BESIDE_LINE`] bytes behind all slots,
+//! which are 4,160 bytes apart and have room for shorter ones. There a payload begins a page behind the one before it: a
+//! processor that reads one likely fetches what follows it, too, while the sender writes that. At most `slots` payloads,
+//! each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory never take
+//! more than twice what the slots would: the credit of slots is enough.
+//!
 //! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it
 //! once the slot's flag is at 2 m + 2, which the sender raises it to. So a message of a few bytes travels in one cache
 //! line, where the payload is host memory.
@@ -36,6 +42,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
+use crate::sync::EndCount;
 use crate::sync::Flag;
 use crate::sync::offer::Offer;
 use crate::sync::primitive::{AtomicU64, Ordering, mapped};
@@ -52,12 +59,35 @@ pub struct Shape {
     pub slots: u32,
     /// Bytes of a slot's payload, a multiple of 64.
     pub slot_bytes: u32,
+    /// The memory for payloads, as a multiple of what all slots hold. With 1, each slot's payload has a place of its
+    /// own, which stays in the caches. With more, payloads go through all of that memory in turn: a line that is
+    /// written again only when it has left its reader's second-level cache costs less than one that has to be taken
+    /// back from there.
+    pub spread: u32,
 }
 
 impl Shape {
     /// Bytes of memory that a ring of this shape takes in one mapping.
     pub fn memory_bytes(self) -> usize {
-        HEAD_BYTES + self.slots as usize * self.stride()
+        if self.is_spread() {
+            self.spread_from() + self.spread_bytes()
+        } else {
+            HEAD_BYTES + self.slots as usize * self.stride()
+        }
+    }
+
+    fn is_spread(self) -> bool {
+        self.spread > 1
+    }
+
+    /// Where payloads that are spread begin in one mapping.
+    fn spread_from(self) -> usize {
+        (HEAD_BYTES + self.slots as usize * SPREAD_LINES).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes that payloads are spread over.
+    fn spread_bytes(self) -> usize {
+        self.slots as usize * apart(self.slot_bytes as usize) * self.spread as usize
     }
 
     fn stride(self) -> usize {
@@ -82,13 +112,17 @@ impl Parts {
     pub fn in_one(memory: HostRegion, shape: Shape) -> Parts {
         assert!(memory.bytes() >= shape.memory_bytes(), "a ring's memory is made for its shape");
         let (stride, payload) = (shape.stride(), memory.as_region().clone());
+        let (line_stride, first_payload) = match shape.is_spread() {
+            true => (SPREAD_LINES, shape.spread_from()),
+            false => (stride, HEAD_BYTES + LINE_BYTES),
+        };
         Parts {
             head: memory.clone(),
             lines: memory,
             payload,
             first_line: HEAD_BYTES,
-            line_stride: stride,
-            first_payload: HEAD_BYTES + LINE_BYTES,
+            line_stride,
+            first_payload,
             payload_stride: stride,
         }
     }
@@ -99,7 +133,8 @@ impl Parts {
     pub fn apart(head: HostRegion, lines: HostRegion, payload: Region, shape: Shape) -> Parts {
         let (slots, slot_bytes) = (shape.slots as usize, shape.slot_bytes as usize);
         let fits = head.bytes() >= HEAD_BYTES && lines.bytes() >= slots * LINE_BYTES;
-        assert!(fits && payload.bytes() >= slots * slot_bytes, "a ring's memory is made for its shape");
+        let fits = fits && payload.bytes() >= slots * slot_bytes && !shape.is_spread();
+        assert!(fits, "a ring's memory is made for its shape");
         let (line_stride, payload_stride) = (LINE_BYTES, slot_bytes);
         Parts { head, lines, payload, first_line: 0, line_stride, first_payload: 0, payload_stride }
     }
@@ -120,7 +155,8 @@ impl fmt::Debug for View {
 
 impl View {
     fn new(parts: Parts, shape: Shape) -> View {
-        assert!(shape.slots > 0 && shape.slot_bytes.is_multiple_of(64), "a ring's shape comes from our own layout");
+        let is_ours = shape.slots > 0 && shape.slot_bytes.is_multiple_of(64) && shape.spread > 0;
+        assert!(is_ours, "a ring's shape comes from our own layout");
         View { parts, shape }
     }
 
@@ -155,14 +191,19 @@ impl View {
         unsafe { place.as_ref() }
     }
 
-    /// Where `bytes` of payload lie: an address of the payload's home.
-    fn payload(&self, message: u64, bytes: usize) -> NonNull<u8> {
+    /// Where `bytes` of payload of a message lie, after payloads that end `before`: an address of the payload's home.
+    #[inline]
+    fn payload(&self, message: u64, before: PayloadEnd, bytes: usize) -> NonNull<u8> {
         let parts = &self.parts;
         if bytes <= INLINE_BYTES && parts.payload.home() == Home::Host {
             self.line(message, INLINE_OFFSET, INLINE_BYTES)
-        } else {
+        } else if !self.shape.is_spread() {
             let offset = parts.first_payload + self.slot(message) * parts.payload_stride;
             parts.payload.at(offset, self.shape.slot_bytes as usize)
+        } else if bytes > BESIDE_LINE {
+            parts.payload.at(parts.first_payload + before.next(bytes, self.shape), bytes)
+        } else {
+            self.line(message, LINE_BYTES, BESIDE_LINE)
         }
     }
 
@@ -177,16 +218,40 @@ impl View {
     }
 }
 
+/// Where the last payload ends in a ring that spreads them: an offset in the memory for payloads. Both ends know it,
+/// since both know the length of each message.
+#[derive(Debug, Clone, Copy, Default)]
+struct PayloadEnd(usize);
+
+impl PayloadEnd {
+    /// Where a payload of `bytes` begins: behind the last one, or at the beginning where there is no room for it.
+    #[inline]
+    fn next(self, bytes: usize, shape: Shape) -> usize {
+        if self.0 + apart(bytes) > shape.spread_bytes() { 0 } else { self.0 }
+    }
+
+    /// Goes past a payload of `bytes`, if it takes a place here.
+    #[inline]
+    fn pass(&mut self, bytes: usize, shape: Shape) {
+        if bytes > BESIDE_LINE && shape.is_spread() {
+            self.0 = self.next(bytes, shape) + apart(bytes);
+        }
+    }
+}
+
 /// The end that fills slots. One thread at a time.
 #[derive(Debug)]
 pub struct Sender {
     view: View,
     next: u64,
+    end: PayloadEnd,
     credit_until: u64,
     /// The last message that was offered.
     offered: Option<u64>,
     /// Bytes that were published: tests compare them with what a simulation sends.
     bytes: u64,
+    /// Where others see what was sent.
+    count: Option<EndCount>,
 }
 
 /// The end that empties slots. One thread at a time.
@@ -194,10 +259,17 @@ pub struct Sender {
 pub struct Receiver {
     view: View,
     next: u64,
+    end: PayloadEnd,
+    /// The length of the message that was peeked last.
+    peeked: usize,
     /// Messages that are known to have come.
     known: u64,
     /// The next message was offered, and the offer is void.
     withdrawn: bool,
+    /// Where others see what has come.
+    count: Option<EndCount>,
+    /// Bytes that the message that was peeked brings, by its slot or past it.
+    brought: u64,
 }
 
 /// A message that lies in a slot, or is offered there.
@@ -238,14 +310,29 @@ impl Sender {
 
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
-        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), offered: None, bytes: 0 }
+        let (view, credit_until, end) = (View::new(parts, shape), u64::from(shape.slots), PayloadEnd::default());
+        Sender { view, next: 0, end, credit_until, offered: None, bytes: 0, count: None }
+    }
+
+    /// The same, which counts what is sent here.
+    pub fn counted(mut self, count: Option<EndCount>) -> Sender {
+        self.count = count;
+        self
+    }
+
+    /// A message of so many bytes has been sent, by the ring or past it.
+    #[inline]
+    pub fn note(&self, bytes: u64) {
+        if let Some(count) = &self.count {
+            count.add(bytes);
+        }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place
     /// until `publish`.
     #[inline]
     pub fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        self.has_credit().then(|| self.view.payload(self.next, bytes))
+        self.has_credit().then(|| self.view.payload(self.next, self.end, bytes))
     }
 
     /// Whether a slot is free.
@@ -268,7 +355,9 @@ impl Sender {
         debug_assert!(bytes > INLINE_BYTES || self.offered != Some(self.next), "the offer's words may still be read");
         self.describe(bytes as u64, label);
         self.next += 1;
+        self.end.pass(bytes, self.view.shape);
         self.bytes += bytes as u64;
+        self.note(bytes as u64);
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
     }
 
@@ -277,7 +366,7 @@ impl Sender {
     #[inline(never)]
     pub fn prefetch_next(&self, bytes: usize) {
         if self.view.parts.payload.home() == Home::Host {
-            prefetch::all_to_write(self.view.payload(self.next, bytes), bytes);
+            prefetch::all_to_write(self.view.payload(self.next, self.end, bytes), bytes);
         }
     }
 
@@ -304,6 +393,7 @@ impl Sender {
         let answered = self.view.head().reached(self.next + 1);
         let bytes = if answered { offer.word().left() } else { None }?;
         self.next += 1;
+        self.note(bytes);
         Some(bytes)
     }
 
@@ -350,7 +440,22 @@ impl Receiver {
 
     /// The receiving end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Receiver {
-        Receiver { view: View::new(parts, shape), next: 0, known: 0, withdrawn: false }
+        let (view, end) = (View::new(parts, shape), PayloadEnd::default());
+        Receiver { view, next: 0, end, peeked: 0, brought: 0, known: 0, withdrawn: false, count: None }
+    }
+
+    /// The same, which counts what comes here.
+    pub fn counted(mut self, count: Option<EndCount>) -> Receiver {
+        self.count = count;
+        self
+    }
+
+    /// A message of so many bytes has come, by the ring or past it.
+    #[inline]
+    pub fn note(&self, bytes: u64) {
+        if let Some(count) = &self.count {
+            count.add(bytes);
+        }
     }
 
     /// The next message, where one has come. The same one until `release`.
@@ -382,7 +487,8 @@ impl Receiver {
             let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
             return Err(Error::new(Kind::Remote, message));
         }
-        let (payload, label) = (self.view.payload(self.next, bytes), [words[1], words[2], words[3]]);
+        (self.peeked, self.brought) = (bytes, bytes as u64);
+        let (payload, label) = (self.view.payload(self.next, self.end, bytes), [words[1], words[2], words[3]]);
         Ok(Some(Message { payload, bytes, label, is_offer }))
     }
 
@@ -404,6 +510,7 @@ impl Receiver {
     pub fn leave(&mut self, bytes: u64) {
         self.view.offer(self.next).0.leave(bytes);
         self.known = self.next + 1;
+        (self.peeked, self.brought) = (0, bytes);
         self.release();
     }
 
@@ -414,7 +521,9 @@ impl Receiver {
     pub fn release(&mut self) {
         assert!(self.next < self.known, "release follows a successful peek");
         (self.next, self.withdrawn) = (self.next + 1, false);
+        self.end.pass(self.peeked, self.view.shape);
         self.view.head().raise(self.next);
+        self.note(self.brought);
     }
 
     /// The flag and value that the next message waits for.
@@ -429,6 +538,11 @@ impl Receiver {
     }
 }
 
+/// From the beginning of a payload of `bytes` to that of the next one, where payloads are spread.
+fn apart(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+}
+
 /// The value of a slot's flag once its message is offered there.
 fn offered(message: u64) -> u64 {
     2 * message + 1
@@ -441,6 +555,12 @@ fn filled(message: u64) -> u64 {
 
 const HEAD_BYTES: usize = Flag::LINE;
 const LINE_BYTES: usize = 64;
+const PAGE_BYTES: usize = 4096;
+/// The longest payload that has a place behind its line in a ring that spreads longer ones.
+const BESIDE_LINE: usize = SPREAD_LINES - 2 * LINE_BYTES;
+/// From one line to the next in a ring that spreads its payloads: in pages of their own, and not all at the same place of
+/// the page, which the caches' sets follow.
+const SPREAD_LINES: usize = PAGE_BYTES + LINE_BYTES;
 /// Words of a line: length and label.
 const WORDS: usize = 4;
 const INLINE_OFFSET: usize = Flag::BYTES + WORDS * size_of::<u64>();
@@ -448,159 +568,9 @@ const INLINE_BYTES: usize = LINE_BYTES - INLINE_OFFSET;
 
 const _: () = assert!(INLINE_BYTES == 16 && LINE_BYTES == Flag::LINE);
 
-#[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::sync::Deadline;
-    use crate::sys::memory::SharedMemory;
-    use crate::sys::region::DeviceId;
-    use crate::sys::{clock, cpu};
-
-    fn pair(slots: u32) -> (Sender, Receiver) {
-        let shape = Shape { slots, slot_bytes: 64 };
-        let memory = SharedMemory::anonymous(shape.memory_bytes()).unwrap().into_region();
-        (Sender::new(memory.clone(), shape), Receiver::new(memory, shape))
-    }
-
-    #[test]
-    fn messages_come_in_order_and_credit_bounds_them() {
-        let (mut sender, mut receiver) = pair(2);
-        assert!(receiver.peek().unwrap().is_none());
-        for turn in 0..10u64 {
-            for part in 0..2 {
-                let slot = sender.reserve(1).unwrap();
-                // SAFETY: a reserved byte.
-                unsafe { slot.as_ptr().write(u8::try_from(turn * 2 + part).unwrap()) };
-                sender.publish(1, [turn, part, 0]);
-            }
-            assert!(sender.reserve(1).is_none());
-            for part in 0..2 {
-                let message = receiver.peek().unwrap().unwrap();
-                assert_eq!((message.bytes, message.label), (1, [turn, part, 0]));
-                // SAFETY: a message of one byte.
-                assert_eq!(u64::from(unsafe { message.payload.as_ptr().read() }), turn * 2 + part);
-                receiver.release();
-            }
-            assert!(sender.drain().0.reached(sender.drain().1));
-        }
-    }
-
-    /// The payload's addresses are those of a device that this program does not have: an end that followed one would be
-    /// killed.
-    #[test]
-    fn control_words_travel_without_a_touch_of_the_payload() {
-        let shape = Shape { slots: 2, slot_bytes: 64 };
-        let host = || SharedMemory::anonymous(4096).unwrap().into_region();
-        let (head, lines) = (host(), host());
-        let address = NonNull::without_provenance(std::num::NonZero::new(0x5ea1_0000_0000_0000_usize).unwrap());
-        let keep = crate::sync::primitive::Arc::clone(head.keep());
-        // SAFETY: it is said to be no memory of the host, so nobody follows it.
-        let payload = unsafe { Region::new(address, 128, Home::Device(DeviceId(1)), keep) };
-        let parts = Parts::apart(head, lines, payload, shape);
-        let (mut sender, mut receiver) = (Sender::of(parts.clone(), shape), Receiver::of(parts, shape));
-        for message in 0..6u64 {
-            // A few bytes do not travel in the line either: the device could not write them there.
-            let bytes = if message % 2 == 0 { 64 } else { 8 };
-            let place = sender.reserve(bytes).unwrap();
-            assert_eq!(place.addr().get(), 0x5ea1_0000_0000_0000 + usize::try_from(message % 2).unwrap() * 64);
-            sender.publish(bytes, [message; 3]);
-            let found = receiver.peek().unwrap().unwrap();
-            assert_eq!((found.payload, found.bytes, found.label), (place, bytes, [message; 3]));
-            receiver.release();
-        }
-    }
-
-    #[test]
-    fn an_offer_takes_one_slot_whether_it_is_taken_or_withdrawn() {
-        let (mut sender, mut receiver) = pair(2);
-        for turn in 0..5u64 {
-            let posted = sender.offer([turn, 9], [turn; 3]).unwrap();
-            let message = receiver.peek().unwrap().unwrap();
-            assert!(message.is_offer && message.label == [turn; 3] && sender.settled(&posted).is_none());
-            let (whereabouts, word) = receiver.take_offer().unwrap();
-            assert!(whereabouts == [turn, 9] && !word.is_stopped() && !posted.word().withdraw());
-            receiver.leave(77);
-            assert!(sender.answer().0.reached(sender.answer().1));
-            assert_eq!(sender.settled(&posted), Some(77));
-            // Withdrawn before and after the receiver has seen it, and filled.
-            for seen in [true, false] {
-                let posted = sender.offer([turn, 9], [turn; 3]).unwrap();
-                assert!(receiver.peek().unwrap().is_some_and(|message| message.is_offer));
-                assert!(posted.word().withdraw());
-                if seen {
-                    assert!(receiver.take_offer().is_none() && receiver.peek().unwrap().is_none());
-                    assert!(!receiver.arrival().0.reached(receiver.arrival().1));
-                }
-                sender.reserve(64).unwrap();
-                sender.publish(64, [turn; 3]);
-                let message = receiver.peek().unwrap().unwrap();
-                assert!(!message.is_offer && message.bytes == 64);
-                receiver.release();
-            }
-        }
-    }
-
-    /// What `look` finds within a time that no machine needs.
-    fn found<T>(mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Deadline::after(Duration::from_secs(60));
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            assert!(!deadline.passed(clock::now()), "the other end does nothing");
-            cpu::relax();
-        }
-    }
-
-    /// Regression, which ThreadSanitizer shows (`tests/sanitize.sh thread`): a receiver that has seen an offer read its
-    /// line while the sender, which had withdrawn the offer, wrote the line again.
-    #[test]
-    fn an_offer_may_be_withdrawn_while_the_receiver_looks_at_it() {
-        const MESSAGES: u64 = 20_000;
-        let (mut sender, mut receiver) = pair(2);
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                for message in 0..MESSAGES {
-                    found(|| {
-                        let seen = receiver.peek().unwrap()?;
-                        assert_eq!(seen.label, [message; 3]);
-                        if !seen.is_offer {
-                            receiver.release();
-                        } else if receiver.take_offer().is_some_and(|(at, _)| at == [message, 9]) {
-                            receiver.leave(message);
-                        } else {
-                            return None;
-                        }
-                        Some(())
-                    });
-                }
-            });
-            for message in 0..MESSAGES {
-                let posted = found(|| sender.offer([message, 9], [message; 3]));
-                // Some are withdrawn at once, others while the receiver looks.
-                (0..message % 50).for_each(|_| cpu::relax());
-                if posted.word().withdraw() {
-                    sender.reserve(64).unwrap();
-                    sender.publish(64, [message; 3]);
-                } else {
-                    assert_eq!(found(|| sender.settled(&posted)), message);
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn a_forged_length_is_the_peers_fault() {
-        let (mut sender, mut receiver) = pair(1);
-        sender.reserve(1).unwrap();
-        sender.publish(1, [0; 3]);
-        sender.view.words(0)[0].store(65, Ordering::Relaxed);
-        assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
-    }
-}
+#[cfg(test)]
+mod tests;
 
 #[cfg(all(test, loom))]
 mod models {
@@ -680,7 +650,7 @@ mod models {
     /// Each message is read whole before its slot is written again, whoever sleeps when.
     fn messages_go_round(slots: u32, messages: u64, bytes: usize, apart: bool) {
         model(Membarrier::Works, move || {
-            let (mut sender, mut receiver) = pair(Shape { slots, slot_bytes: 64 }, apart);
+            let (mut sender, mut receiver) = pair(Shape { slots, slot_bytes: 64, spread: 1 }, apart);
             let cells = Arc::new(Slots((0..slots).map(|_| UnsafeCell::new(())).collect()));
             let theirs = Arc::clone(&cells);
             let peer = loom::thread::spawn(move || {

@@ -1,20 +1,43 @@
 //! Unix sockets that pass descriptors between processes of one host.
 //!
-//! Names are abstract, so that no file is left behind; those where memory is handed over are random. A received
-//! descriptor is close-on-exec. A message must carry exactly one descriptor; anything else is an error of the peer.
+//! Names are abstract, so that no file is left behind, unless the ends are in two network namespaces; those where memory
+//! is handed over are random. A received descriptor is close-on-exec. A message must carry exactly one descriptor;
+//! anything else is an error of the peer.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, SockRef, Socket};
 
 use crate::error::{Error, Result};
 use crate::sys::alive::Process;
+use crate::sys::fork::Birthplace;
 use crate::sys::open;
 
-/// A non-blocking listener on an abstract name.
+/// A non-blocking listener on an abstract name, or on a file.
 #[derive(Debug)]
-pub struct Listener(Socket);
+pub struct Listener {
+    socket: Socket,
+    /// The file that goes with it, if its name is that of one.
+    _file: Option<SocketFile>,
+}
+
+/// The file of a listener, which the process that has made it removes, and no forked child.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    birthplace: Birthplace,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.birthplace.is_here() {
+            // Where the folder has gone, so has the file.
+            let _gone = std::fs::remove_file(&self.path);
+        }
+    }
+}
 
 /// A connected, non-blocking stream.
 #[derive(Debug)]
@@ -43,7 +66,20 @@ impl Listener {
         let address = address(name)?;
         socket.bind(&address).map_err(|error| Error::system(format!("bind of the unix socket @{name}"), error))?;
         socket.listen(BACKLOG).map_err(|error| Error::system("listen on a unix socket", error))?;
-        Ok(Listener(socket))
+        Ok(Listener { socket, _file: None })
+    }
+
+    /// Listens on a file of this path, which must not be there, and which goes with the listener.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn bind_file(path: &Path) -> Result<Listener> {
+        let socket = socket()?;
+        let failed = |error| Error::system(format!("bind of the unix socket {}", path.display()), error);
+        socket.bind(&SockAddr::unix(path).map_err(failed)?).map_err(failed)?;
+        let file = SocketFile { path: path.to_owned(), birthplace: Birthplace::here() };
+        socket.listen(BACKLOG).map_err(|error| Error::system("listen on a unix socket", error))?;
+        Ok(Listener { socket, _file: Some(file) })
     }
 
     /// Accepts a connection whose other end runs under this user (or root); `None` if none waits. Others are closed.
@@ -52,7 +88,7 @@ impl Listener {
     /// [`crate::error::Kind::System`].
     pub fn accept(&self) -> Result<Option<HandoverStream>> {
         for _ in 0..UNWELCOME_AT_ONCE {
-            let socket = match open::accept(&self.0) {
+            let socket = match open::accept(&self.socket) {
                 Ok((socket, _)) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -72,7 +108,7 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -82,15 +118,29 @@ impl HandoverStream {
     /// # Errors
     /// [`crate::error::Kind::System`].
     pub fn connect(name: &str) -> Result<Option<HandoverStream>> {
+        HandoverStream::connect_to(&address(name)?, &format!("@{name}"))
+    }
+
+    /// [`HandoverStream::connect`] to a file of this path.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_file(path: &Path) -> Result<Option<HandoverStream>> {
+        let shown = path.display().to_string();
+        let address = SockAddr::unix(path).map_err(|error| Error::system(format!("the unix socket {shown}"), error))?;
+        HandoverStream::connect_to(&address, &shown)
+    }
+
+    fn connect_to(address: &SockAddr, name: &str) -> Result<Option<HandoverStream>> {
         let socket = socket()?;
-        match socket.connect(&address(name)?) {
+        match socket.connect(address) {
             Ok(()) => {
                 // The listener would close the connection without an answer.
                 let (theirs, mine) = users(&socket)?;
                 if is_welcome(mine, theirs) { Ok(Some(HandoverStream(socket))) } else { Err(other_user(theirs, mine)) }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
+            Err(error) => Err(Error::system(format!("connect to the unix socket {name}"), error)),
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use socket2::Socket;
 
+use crate::sys::library::as_function;
 use crate::sys::open;
 
 /// A copy of the socket that this process was started with under this number. The number's own descriptor stays open.
@@ -23,10 +24,48 @@ pub fn socket(number: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Whether a library of this process, or the program, exports a function of this name.
-pub fn has_function(name: &std::ffi::CStr) -> bool {
-    // SAFETY: the name ends in a zero byte; the address is compared, and not used.
-    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+/// How far MPI is in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MpiState {
+    /// No library of the process is an MPI.
+    None,
+    /// It is there, and was not initialised.
+    Waits,
+    /// It is initialised.
+    Runs,
+    /// It was finalised.
+    Ended,
+}
+
+/// Asks the MPI library of this process, if there is one.
+pub fn mpi_state() -> MpiState {
+    // SAFETY: all MPIs and all their versions give the two functions this type.
+    let [begun, ended] = [c"MPI_Initialized", c"MPI_Finalized"].map(|name| unsafe { function::<AskMpi>(name) });
+    let (Some(begun), Some(ended)) = (begun, ended) else { return MpiState::None };
+    let asks = |ask: AskMpi| {
+        let mut answer = 0;
+        // SAFETY: the function may be called at any time, by any thread, and writes one number.
+        unsafe { ask(&raw mut answer) };
+        answer != 0
+    };
+    match (asks(begun), asks(ended)) {
+        (_, true) => MpiState::Ended,
+        (true, false) => MpiState::Runs,
+        (false, false) => MpiState::Waits,
+    }
+}
+
+type AskMpi = unsafe extern "C" fn(*mut libc::c_int) -> libc::c_int;
+
+/// The function of this name that a library of this process, or the program, exports.
+///
+/// # Safety
+/// `F` is a pointer to a function of the type that the name has.
+unsafe fn function<F: Copy>(name: &std::ffi::CStr) -> Option<F> {
+    // SAFETY: the name ends in a zero byte.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: the caller knows the type.
+    unsafe { as_function(address) }
 }
 
 /// Has `work` called when the process ends by itself: by `exit`, or by the end of `main`. `false` if the system has no
@@ -61,6 +100,12 @@ mod tests {
 
     #[test]
     fn functions_of_this_process_are_found() {
-        assert!(has_function(c"malloc") && !has_function(c"no_such_function"));
+        // SAFETY: the type of `getpid`.
+        let pid = unsafe { function::<extern "C" fn() -> i32>(c"getpid") }.unwrap();
+        assert_eq!(u32::try_from(pid()).unwrap(), std::process::id());
+        // SAFETY: there is no such function.
+        assert!(unsafe { function::<extern "C" fn()>(c"no_such_function") }.is_none());
+        #[cfg(not(feature = "mpi"))]
+        assert_eq!(mpi_state(), MpiState::None);
     }
 }

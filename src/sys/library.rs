@@ -32,6 +32,13 @@ impl Library {
         Err(unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned())
     }
 
+    /// The library of this name if the process has loaded it already.
+    pub fn loaded(name: &CStr) -> Option<Library> {
+        // SAFETY: the name ends in a zero byte; nothing is loaded.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        (!library.is_null()).then_some(Library(library))
+    }
+
     /// The function of a name, as `F`; `None` where the library lacks it.
     ///
     /// # Safety
@@ -67,6 +74,7 @@ mod tests {
     fn libraries_and_functions_that_are_not_there_are_told() {
         let missing = Library::open(c"librsccl-does-not-exist.so.7").unwrap_err();
         assert!(missing.contains("librsccl-does-not-exist.so.7"), "{missing}");
+        assert!(Library::loaded(c"librsccl-does-not-exist.so.7").is_none() && Library::loaded(c"libc.so.6").is_some());
         let library = Library::open(c"libc.so.6").unwrap();
         // SAFETY: the type of `getpid`.
         let pid = unsafe { library.function::<extern "C" fn() -> i32>(c"getpid") }.unwrap();

@@ -25,7 +25,7 @@ use crate::transport::peer_reads::PeerReads;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
-use crate::transport::{NicTable, PeerInfo, Policy, neighbourhood, select};
+use crate::transport::{DeadRoutes, NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -109,9 +109,9 @@ pub struct Fabric {
     topology: Topology,
     hosts: Topology,
     near: TransportKind,
-    windows: Option<Arc<HostWindows>>,
-    links: Links,
-    queues: DeviceQueues,
+    pub(super) windows: Option<Arc<HostWindows>>,
+    pub(super) links: Links,
+    pub(super) queues: DeviceQueues,
     openings: Openings<EndKey, OpenEnd>,
     /// For words of few bytes, which wait for nothing. It is made once: a new one in each turn would begin a wait
     /// anew, and then nobody sees that the process stood still since the last look (`sys::clock`).
@@ -138,11 +138,12 @@ impl Fabric {
         }
     }
 
-    /// Learns which NICs all ranks have: data between hosts take several of them.
+    /// Learns which NICs all ranks have: data between hosts take several of them. What is found out about dead ones is
+    /// kept in `dead`.
     #[must_use]
-    pub fn with_nics(mut self, table: NicTable) -> Fabric {
+    pub fn with_nics(mut self, table: NicTable, dead: &DeadRoutes) -> Fabric {
         let table = Arc::new(table);
-        self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table));
+        self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table, dead));
         self
     }
 
@@ -270,7 +271,7 @@ impl Fabric {
     }
 
     /// Bytes from one arena to the next: large pages hold no two.
-    fn arena_stride(&self) -> usize {
+    pub(super) fn arena_stride(&self) -> usize {
         Arena::memory_bytes(self.routes.sizes.scratch_bytes).next_multiple_of(LARGE_PAGE)
     }
 

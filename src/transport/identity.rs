@@ -3,20 +3,28 @@
 use crate::error::Result;
 use crate::sys::fork::PerProcess;
 use crate::sys::{host, random};
+use crate::transport::socket_folder::SocketFolder;
 
 /// A number that is equal on two ranks that can share memory: a hash of the host's name and boot, or of `NCCL_HOSTID`
-/// in their place, and of the network namespace, since shared memory is handed over by sockets that end there.
+/// in their place, and of the network namespace, since shared memory is handed over by sockets that end there. With a
+/// folder for these sockets, of the folder in place of name and namespace: two pods of one host have their own of both.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the system has no host name, or no descriptor is left to read who it is.
-pub fn host_id(chosen: Option<&str>) -> Result<u64> {
+pub fn host_id(chosen: Option<&str>, folder: Option<SocketFolder>) -> Result<u64> {
     let mut hasher = blake3::Hasher::new();
-    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let (name, boot) = match chosen {
-        Some(chosen) => (chosen.to_owned(), String::new()),
-        None => (host::hostname()?, host::known_boot_id()?.unwrap_or_default()),
+    let boot = if chosen.is_none() { host::known_boot_id()? } else { None };
+    let name = match (chosen, folder, &boot) {
+        (Some(chosen), _, _) => chosen.to_owned(),
+        (None, Some(_), Some(_)) => String::new(),
+        (None, _, _) => host::hostname()?,
     };
-    for part in [name.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes()] {
+    let space = match folder {
+        Some(folder) => format!("{:?}", folder.identity()).into(),
+        None => std::fs::read_link("/proc/self/ns/net").unwrap_or_default(),
+    };
+    let boot = boot.unwrap_or_default();
+    for part in [name.as_bytes(), boot.as_bytes(), space.as_os_str().as_encoded_bytes()] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
@@ -58,8 +66,10 @@ mod tests {
 
     #[test]
     fn a_host_id_is_stable_and_a_chosen_one_sets_hosts_apart() {
-        assert_eq!(host_id(None).unwrap(), host_id(None).unwrap());
-        assert_ne!(host_id(None).unwrap(), host_id(Some("rack 2")).unwrap());
+        assert_eq!(host_id(None, None).unwrap(), host_id(None, None).unwrap());
+        assert_ne!(host_id(None, None).unwrap(), host_id(Some("rack 2"), None).unwrap());
+        let folder = SocketFolder::at(std::path::Path::new("/")).unwrap();
+        assert_ne!(host_id(None, None).unwrap(), host_id(None, Some(folder)).unwrap());
         assert_eq!(process_token().unwrap(), process_token().unwrap());
     }
 

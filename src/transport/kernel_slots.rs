@@ -214,7 +214,7 @@ mod tests {
     use crate::device::{HostMemory, Sharing};
     use crate::transport::connection::Channel;
 
-    const SHAPE: Shape = Shape { slots: 2, slot_bytes: 64 };
+    const SHAPE: Shape = Shape { slots: 2, slot_bytes: 64, spread: 1 };
 
     fn slots() -> KernelSlots {
         let memory = HostMemory.allocate_host(KernelSlots::memory_bytes(SHAPE), Sharing::Threads).unwrap();

@@ -18,7 +18,7 @@ pub struct Sizes {
     /// Of every ring but the next two.
     pub shape: Shape,
     /// Of the rings in memory that messages between two ranks go by: each message takes several slots, so that its
-    /// receiver copies one while the sender fills the next.
+    /// receiver copies one while the sender fills the next. On a host of more than eight ranks payloads are not spread.
     pub messages_in_memory: Shape,
     /// Of the rings behind sockets that messages between two ranks go by: fewer and larger pieces take fewer system
     /// calls and wake-ups. Shared memory loses by them, since they leave the caches; so would plans, whose pieces have
@@ -29,6 +29,10 @@ pub struct Sizes {
     /// Of the sockets of the NET transport.
     pub sockets: SocketOptions,
 }
+
+/// Ranks of a host up to which rings of messages may spread their payloads: with more, a rank that sends to all others
+/// would take hundreds of megabytes.
+const FEW_RANKS: usize = 8;
 
 /// This rank's side of each transport, and which of them leads to which rank.
 #[derive(Debug)]
@@ -45,6 +49,10 @@ impl Routes {
     pub(super) fn new(world: World, peers: &[PeerInfo], policy: Policy, sizes: Sizes) -> Routes {
         let mine = &peers[world.rank.index()];
         let place = |peer: &PeerInfo| u8::try_from(table::choose(mine, peer, policy)).expect("a short table");
+        // All ranks of a host count the same.
+        let is_crowd = peers.iter().filter(|peer| peer.host == mine.host).count() > FEW_RANKS;
+        let spread = if is_crowd { 1 } else { sizes.messages_in_memory.spread };
+        let sizes = Sizes { messages_in_memory: Shape { spread, ..sizes.messages_in_memory }, ..sizes };
         log_refusals(mine, peers, policy);
         Routes {
             world,
@@ -62,6 +70,11 @@ impl Routes {
     /// The place of the transport between `peer` and me.
     pub(super) fn place(&self, peer: Rank) -> usize {
         usize::from(self.places[peer.index()])
+    }
+
+    /// Which kind it is.
+    pub(super) fn kind(&self, peer: Rank) -> TransportKind {
+        TABLE[self.place(peer)].kind
     }
 
     /// The shape of the ring of `need`, the same at both ends.
@@ -156,6 +169,36 @@ fn log_refusals(mine: &PeerInfo, peers: &[PeerInfo], policy: Policy) {
         let (me, kind) = (mine.rank, select(mine, peer, policy));
         if kind != TABLE[0].kind {
             crate::log::trace!(Graph @ me, "{me} -> {} by {kind}, not by {}", peer.rank, refusals(mine, peer, policy));
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::sys::numa::ThreadHome;
+
+    #[test]
+    fn both_ends_spread_payloads_on_hosts_of_few_ranks_alone() {
+        let peer = |rank: u32| {
+            let host = u64::from(rank / 9);
+            let (rank, process, pid, space, cores, settings, tuning) = (Rank::new(rank), 1, 1, 0, 2, 0, 0);
+            let (home, switches) = (ThreadHome::default(), [0; 4]);
+            PeerInfo { rank, host, process, pid, space, cores, settings, tuning, home, switches, is_traced: false }
+        };
+        // Nine ranks on the first host, eight on the second.
+        let peers: Vec<PeerInfo> = (0..17).map(peer).collect();
+        let spread = Shape { slots: 4, slot_bytes: 8192, spread: 3 };
+        let whole = Shape { spread: 1, ..spread };
+        let sockets = SocketOptions::default();
+        let (shape, scratch_bytes) = (whole, 4096);
+        let sizes = Sizes { shape, messages_in_memory: spread, messages_over_sockets: whole, scratch_bytes, sockets };
+        for (me, other, expected) in [(0, 8, whole), (8, 0, whole), (9, 16, spread), (16, 9, spread), (0, 16, whole)] {
+            let world = World { rank: Rank::new(me), size: 17 };
+            let routes = Routes::new(world, &peers, Policy::default(), sizes);
+            let need = Need { way: Way::Send, peer: Rank::new(other), channel: Channel::PointToPoint };
+            assert_eq!(routes.shape(&need), expected, "{me} to {other}");
         }
     }
 }

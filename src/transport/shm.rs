@@ -1,6 +1,7 @@
 //! SHM between processes of a host: descriptors of memory, handed over on an abstract unix socket.
 //!
-//! There is no file to leave behind and no limit of `/dev/shm`. The socket's name is random; who connects must run
+//! There is no file to leave behind and no limit of `/dev/shm`. Ranks whose network namespaces differ hand over on a
+//! socket in a folder that all of them see (`RSCCL_SOCKET_DIR`). The socket's name is random; who connects must run
 //! under the same user and prove that it belongs to the communicator before it is given anything; it is given what its
 //! ticket names and was offered to it.
 
@@ -18,6 +19,7 @@ use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::{limits, random};
 use crate::transport::connection::Way;
 use crate::transport::data_handshake::{Answerer, Caller, Refused, Request, SESSION_TIME, crowd_out, terms};
+use crate::transport::socket_folder::SocketFolder;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
@@ -30,6 +32,7 @@ use crate::wire::{Reader, Writer};
 #[derive(Debug)]
 pub(super) struct Shm {
     me: Rank,
+    folder: Option<SocketFolder>,
     exporter: Option<Exporter>,
 }
 
@@ -41,8 +44,8 @@ impl Shm {
         (!policy.no_shm).then_some((peer.host, None, None))
     }
 
-    fn open(me: Rank, _: SocketOptions) -> Box<dyn Transport> {
-        Box::new(Shm { me, exporter: None })
+    fn open(me: Rank, SocketOptions { folder, .. }: SocketOptions) -> Box<dyn Transport> {
+        Box::new(Shm { me, folder, exporter: None })
     }
 }
 
@@ -54,7 +57,7 @@ impl Transport for Shm {
     fn offer(&mut self, (memory, _): Offered<'_>, takers: &[Rank], bootstrap: &dyn Bootstrap) -> Result<Vec<u8>> {
         let exporter = match &mut self.exporter {
             Some(exporter) => exporter,
-            none => none.insert(Exporter::new(terms(bootstrap, Purpose::Descriptor), self.me)?),
+            none => none.insert(Exporter::new(terms(bootstrap, Purpose::Descriptor), self.me, self.folder)?),
         };
         let ticket = exporter.offer(memory.clone(), takers.to_vec())?;
         let mut written = Writer::new();
@@ -77,7 +80,7 @@ impl Transport for Shm {
         let (ticket, name) = read().map_err(|error| error.about(wanted.owner))?;
         let terms = terms(bootstrap, Purpose::Descriptor);
         let caller = Caller::new(terms, (self.me, wanted.owner), Request { ticket, index: 0 })?;
-        Ok(Box::new(Fetch { wanted, name, stream: None, caller, asked: false }))
+        Ok(Box::new(Fetch { wanted, name, folder: self.folder, stream: None, caller, asked: false }))
     }
 
     fn serve(&mut self, now: Instant) -> Result<()> {
@@ -140,18 +143,22 @@ struct Session {
 struct Fetch {
     wanted: PeerOffer,
     name: String,
+    folder: Option<SocketFolder>,
     stream: Option<HandoverStream>,
     caller: Caller,
     asked: bool,
 }
 
 impl Exporter {
-    fn new(terms: Terms, me: Rank) -> Result<Exporter> {
+    fn new(terms: Terms, me: Rank, folder: Option<SocketFolder>) -> Result<Exporter> {
         let mut name = String::from("rsccl-");
         for byte in random::bytes::<16>()? {
             write!(name, "{byte:02x}").expect("writing to a string does not fail");
         }
-        let listener = Listener::bind(&name)?;
+        let listener = match folder {
+            Some(folder) => Listener::bind_file(&folder.socket(&name).ok_or_else(|| Error::internal("our own name"))?)?,
+            None => Listener::bind(&name)?,
+        };
         let (offers, sessions, refused) = (HashMap::new(), Vec::new(), Refused::default());
         Ok(Exporter { terms, me, name, listener, offers, sessions, refused })
     }
@@ -212,7 +219,13 @@ impl Session {
 impl Opening<Imported> for Fetch {
     fn progress(&mut self) -> Result<Option<Imported>> {
         if self.stream.is_none() {
-            self.stream = HandoverStream::connect(&self.name).map_err(not_here)?;
+            self.stream = match self.folder {
+                Some(folder) => {
+                    let wrong = || Error::remote(self.wanted.owner, "an offer of memory names no socket of the folder");
+                    HandoverStream::connect_file(&folder.socket(&self.name).ok_or_else(wrong)?)?
+                }
+                None => HandoverStream::connect(&self.name).map_err(not_here)?,
+            };
         }
         let Some(stream) = &self.stream else { return Ok(None) };
         if !self.asked {

@@ -312,3 +312,33 @@ fn ranks_of_ipv6_may_meet_at_the_loopback_of_ipv4() {
     job.begin("from_env", |_| true);
     must_join(&mut job);
 }
+
+/// A step of Slurm over nodes that have no IPv4 at all, loopback included: it meets at its first node.
+#[test]
+fn a_step_of_slurm_on_hosts_with_ipv6_only() {
+    let Some(network) = Network::make(2) else { return };
+    for host in [0, 1] {
+        network.change(host, "-4 addr flush dev eth0");
+        network.change(host, "-4 addr flush dev lo");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let names = folder.path().join("hosts");
+    fs::write(&names, "::1 localhost\nfd77::1 n0\nfd77::2 n1\n").unwrap();
+    fs::write(names.with_extension("resolver"), "").unwrap();
+    let step = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "3"),
+        ("SLURM_STEP_NUM_NODES", "2"),
+        ("SLURM_STEP_NODELIST", "n[0-1]"),
+        ("SLURM_DISTRIBUTION", "block"),
+    ];
+    let mut job = Job::start_each(3, |rank| {
+        let [number, node, local] = [["0", "0", "0"], ["1", "0", "1"], ["2", "1", "0"]][rank];
+        let mine = [("SLURM_PROCID", number), ("SLURM_NODEID", node), ("SLURM_LOCALID", local)];
+        (network.on_with_names(node.parse().unwrap(), &names), [&step[..], &mine].concat())
+    });
+    job.begin("from_env", |_| true);
+    must_join(&mut job);
+    assert!(job.ranks[2].log().contains("ranks meet at n0, the first node of this step of Slurm"));
+}

@@ -103,10 +103,42 @@ for plugin in none pmi2 pmix; do
 done
 # With nothing but the launcher: its process manager gives the id on.
 if has_plugin pmi2 pmi2_alone; then alone pmi2_alone 5 srun --quiet --mpi=pmi2 -N 3 -n 5 "${rank[@]}"; fi
+if has_plugin pmix pmix_alone; then alone pmix_alone 5 srun --quiet --mpi=pmix -N 3 -n 5 "${rank[@]}"; fi
+if has_plugin pmix pmix_without_one; then
+    # A fence waits without end for a rank that never comes to it: the deadline is the callers' own.
+    # shellcheck disable=SC2016 # the rank's shell expands it
+    error pmix_without_one 3 12 "timed out after 3.0 s (RSCCL_INIT_TIMEOUT_MS)/wait for all ranks (PMIx_Fence)" \
+        env RSCCL_INIT_TIMEOUT_MS=3000 srun --quiet --mpi=pmix -N 2 -n 4 \
+        sh -c '[ "$SLURM_PROCID" = 3 ] && exec sleep 5; exec "$0" "$@"' "${rank[@]}"
+fi
+if command -v mpirun.openmpi >/dev/null; then
+    alone open_mpi_alone 4 salloc --quiet -N 2 -n 4 mpirun.openmpi -n 4 "${rank[@]}"
+else
+    skip open_mpi_alone "no mpirun.openmpi on this machine"
+fi
 if command -v mpiexec.mpich >/dev/null; then
     alone hydra_alone 4 salloc --quiet -N 2 -n 4 mpiexec.mpich -launcher slurm -n 4 "${rank[@]}"
 else
     skip hydra_alone "no mpiexec.mpich on this machine"
+fi
+# With nothing at all: a port of the first node, which need not have rank 0, and which other jobs on it may have, too.
+alone slurm_alone 5 srun --quiet -N 3 -n 5 "${rank[@]}"
+printf 'n%d\n' 1 0 1 >"$OUT/hosts"
+alone slurm_alone_arbitrary 3 env SLURM_HOSTFILE="$OUT/hosts" srun --quiet -n 3 -m arbitrary "${rank[@]}"
+alone slurm_alone_ports 4 env RSCCL_PORT_RANGE=21000-21015 RSCCL_SECRET=hush srun --quiet -N 2 -n 4 "${rank[@]}"
+alone slurm_alone_het 3 salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 "${rank[@]}"
+# shellcheck disable=SC2016 # the rank's shell expands it
+no_names='[ "$SLURM_PROCID" = 0 ] || mount --bind /dev/null /etc/hosts; exec "$0" "$@"'
+error slurm_alone_no_names 2 12 "the node n0 has no address on this host/set MASTER_ADDR to an address of that node" \
+    env RSCCL_INIT_TIMEOUT_MS=8000 srun --quiet -N 3 -n 3 unshare --mount sh -c "$no_names" "${rank[@]}"
+if wants slurm_alone_often; then
+    often=right
+    for ((start = 0; start < 20; start++)); do
+        run slurm_alone_often 1000 srun --quiet -N 2 -n 3 "${rank[@]}"
+        seen=$(verdict "$OUT/slurm_alone_often" 1000 3)
+        [[ $seen == right ]] || often="start $start: $seen"
+    done
+    tell slurm_alone_often "$often"
 fi
 alone het 3 env "${master[@]}" salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 "${rank[@]}"
 
@@ -116,6 +148,7 @@ pair pair_master 4 "3 3" MASTER_ADDR="$ADDRESS" MASTER_PORT=@
 pair pair_master_sizes 4 "2 3" MASTER_ADDR="$ADDRESS" MASTER_PORT=@
 pair pair_comm_id 2 "3 3" NCCL_COMM_ID="$ADDRESS:@"
 pair pair_tcp 2 "3 3" RSCCL_STORE="tcp://$ADDRESS:@"
+pair pair_alone 4 "3 3"
 pair pair_file 2 "3 3" RSCCL_STORE="file://$OUT/store.@"
 scancel "$allocation"
 if wants array; then

@@ -115,6 +115,16 @@ struct Config {
     /// Whether a process writes that too when SIGTERM ends it. A program that handles the signal itself is left alone.
     /// `RSCCL_RECORD_SIGTERM`; false.
     std::optional<bool> record_at_sigterm = {};
+    /// Where a thread of the library answers NVIDIA's client ncclras: an address of loopback with its port, such as "localhost:28028".
+    /// `NCCL_RAS_ADDR`; nobody listens.
+    std::optional<std::string> ras_addr = {};
+    /// A file for a trace of what each rank did when, as Chrome and Perfetto read it. In the name %r is the rank ("threads" where ranks
+    /// are threads), %h the host, %p the process; without any of them the rank stands before the ending. `RSCCL_TRACE`; none is written.
+    std::optional<std::string> trace = {};
+    /// Whether the trace has the steps of plans too. `RSCCL_TRACE_STEPS`; false.
+    std::optional<bool> trace_steps = {};
+    /// Whether profilers get no ranges of calls, which they get where libnvToolsExt.so.1 loads. `NCCL_NVTX_DISABLE`; false.
+    std::optional<bool> nvtx_disable = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};
@@ -154,14 +164,18 @@ struct Config {
     std::optional<std::string> tcp_congestion = {};
     /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
+    /// A folder on this host that ranks in several network namespaces (pods) see: they count as ranks of one host and share memory.
+    /// `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
+    std::optional<std::string> socket_dir = {};
     /// The ports where ranks listen, "first-last", for a firewall: a rank needs one for each of its communicators, a second one for each
     /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
     std::optional<std::string> port_range = {};
     /// Times `sockets_per_thread`: the sockets of one network connection, which take its rails in turn. No thread serves them: ranks do
-    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to
+    /// 10 Gbit/s, 4 up to 50, else 8.
     std::optional<std::uint32_t> socket_threads = {};
     /// Times `socket_threads`: the sockets of one network connection, at most 64. The product is equal on all ranks.
-    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};

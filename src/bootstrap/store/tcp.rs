@@ -112,7 +112,7 @@ impl TcpStore {
         TcpStore::start(serving::listen(place, rules, options, wait)?, options)
     }
 
-    fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
+    pub(super) fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
         let served = Served { near: listeners.near(), words: listeners.words("MASTER_ADDR (or RSCCL_STORE)") };
         let (near, terms) = (served.near, terms(options));
         if options.secret.is_none() {
@@ -151,6 +151,14 @@ impl TcpStore {
         TcpStore::of(ServicePlace::Host(place.clone(), options.family), options, None)
     }
 
+    /// Opens the store that is served at `address`.
+    ///
+    /// # Errors
+    /// As [`TcpStore::connect_to`].
+    pub(super) fn connect_near(address: SocketAddr, options: &Options) -> Result<TcpStore> {
+        TcpStore::of(ServicePlace::Known(vec![address]), options, None)
+    }
+
     fn of(place: ServicePlace, options: &Options, served: Option<(Served, ServiceThread)>) -> Result<TcpStore> {
         let (served, thread) = served.unzip();
         let store = TcpStore { client: PerProcess::new(), place, options: options.clone(), served, _thread: thread };
@@ -174,7 +182,7 @@ impl TcpStore {
     }
 }
 
-fn terms(options: &Options) -> Terms {
+pub(super) fn terms(options: &Options) -> Terms {
     let key = match &options.secret {
         Some(secret) => secret.key("rsccl store"),
         None => blake3::hash(b"rsccl store without secret").into(),

@@ -64,6 +64,11 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_RECORD_DIR", "/none/records", Own),
     // Without a folder nothing is done about the signal.
     ("RSCCL_RECORD_SIGTERM", "1", Own),
+    ("NCCL_RAS_ADDR", "none", Own),
+    ("RSCCL_TRACE", "/none/trace", Own),
+    // Without a file nothing is recorded.
+    ("RSCCL_TRACE_STEPS", "1", Own),
+    ("NCCL_NVTX_DISABLE", "1", Own),
     ("RSCCL_TEAM_RANKS", "2", Equal),
     ("NCCL_TOPO_DUMP_FILE", "/none/topo", Own),
     ("NCCL_GRAPH_FILE", "/none/of.xml", Own),
@@ -82,6 +87,7 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_NIC_TIMEOUT", "60", Own),
     ("RSCCL_TCP_CONGESTION", "reno", Own),
     ("NCCL_SOCKET_FAMILY", "AF_INET6", Own),
+    ("RSCCL_SOCKET_DIR", "/tmp", Own),
     ("RSCCL_PORT_RANGE", "20000-29999", Own),
     ("NCCL_SOCKET_NTHREADS", "2", Equal),
     ("NCCL_NSOCKS_PERTHREAD", "3", Equal),

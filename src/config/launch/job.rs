@@ -104,7 +104,21 @@ impl JobIdentity {
     }
 }
 
-fn text<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
+/// Whether the ranks that `launcher` has started are clients of a process manager that speaks PMIx. Its variables may be
+/// left over from a launcher around `srun`.
+pub(super) fn has_pmix(launcher: &Launcher, environment: &Environment) -> bool {
+    let space = text(environment, NAMESPACE);
+    match launcher.kind {
+        Row::OpenMpi | Row::Pmix => space.is_some(),
+        Row::Pmi | Row::Slurm => {
+            let step = space.and_then(|space| space.strip_prefix(SLURM_SPACE));
+            step.is_some() && step == slurm_id(environment).as_deref()
+        }
+        Row::Own | Row::Torchrun => false,
+    }
+}
+
+pub(super) fn text<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
     environment.get(name).ok().flatten()
 }
 

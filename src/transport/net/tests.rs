@@ -62,7 +62,7 @@ impl Counting {
     }
 }
 
-const SHAPE: Shape = Shape { slots: 4, slot_bytes: 64 << 10 };
+const SHAPE: Shape = Shape { slots: 4, slot_bytes: 64 << 10, spread: 1 };
 
 fn ring() -> (Sender, Receiver) {
     let memory = SharedMemory::anonymous(SHAPE.memory_bytes()).unwrap().into_region();
