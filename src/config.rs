@@ -184,6 +184,16 @@ pub struct Config {
     /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
     /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
     pub record_at_sigterm: bool,
+    /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
+    /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
+    /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
+    /// process decides. `rsccl trace merge` makes one file of several. `RSCCL_TRACE`; none is written.
+    pub trace: Option<PathBuf>,
+    /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
+    pub trace_steps: bool,
+    /// Whether profilers get no ranges of calls, which they get where `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`;
+    /// false.
+    pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -248,10 +258,10 @@ pub struct Config {
     pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
     /// waiting ranks do. The sockets of a connection take its rails in turn. The product is equal on all ranks.
-    /// `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to 10 Gbit/s, 4 up to 50, else 8.
     pub socket_threads: Option<u32>,
     /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`]; 0 counts as 1. The
-    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// product is equal on all ranks. `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
@@ -317,6 +327,9 @@ impl Default for Config {
             tune_file: None,
             record_dir: None,
             record_at_sigterm: false,
+            trace: None,
+            trace_steps: false,
+            nvtx_disable: false,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -703,6 +716,12 @@ setters! {
     with_record_dir => record_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::record_at_sigterm`].
     with_record_at_sigterm => record_at_sigterm: bool;
+    /// Sets [`Config::trace`].
+    with_trace => trace: impl Into<PathBuf>, some;
+    /// Sets [`Config::trace_steps`].
+    with_trace_steps => trace_steps: bool;
+    /// Sets [`Config::nvtx_disable`].
+    with_nvtx_disable => nvtx_disable: bool;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].

@@ -19,6 +19,7 @@ pub mod device_windows;
 mod engine;
 pub mod foreseen;
 mod given;
+mod heard;
 mod host_chooser;
 mod host_side;
 mod launches;

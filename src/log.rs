@@ -24,11 +24,13 @@ mod line;
 mod printer;
 mod redirect;
 mod sink;
+pub(crate) mod spans;
+mod trace_file;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use tracing::level_filters::LevelFilter;
 
@@ -39,6 +41,7 @@ use crate::sys::writing;
 
 use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
+pub(crate) use trace_file::{lane_thread, microseconds};
 
 /// Starts to log as `config` says: the first configuration of the process that sets `NCCL_DEBUG` decides. Then logs the
 /// remarks about the configuration, each one once in a process; their lines name the caller's place. Mistakes of
@@ -58,7 +61,9 @@ pub(crate) fn install(config: &Config, rank: Option<u32>) {
         // Relaxed: a thread that sees these numbers early looks for the printer, and prints nothing if it is not there
         // yet.
         LOUDNESS.store(printer.level() as u8 + 1, Ordering::Relaxed);
-        PRINTS_CALLS.store(printer.hears_calls(), Ordering::Relaxed);
+        if printer.hears_calls() {
+            hear_calls(HEARD_BY_PRINTER);
+        }
     }
     for note in config.notes().iter().cloned().chain(mistakes.into_iter().map(Note::Mistake)) {
         match note {
@@ -77,12 +82,35 @@ pub(crate) fn version() {
 
 const VERSION: &str = concat!("RSCCL version ", env!("CARGO_PKG_VERSION"));
 
-/// Whether the lines of calls have a listener. Costs two loads, for calls that must cost no more without one.
+/// Whether calls have a listener: their lines, the trace, or ranges of NVTX. Costs two loads, for calls that must cost
+/// no more without one.
 #[inline]
 pub(crate) fn hears_calls() -> bool {
     // Relaxed: a call during the installation may lack its line.
-    PRINTS_CALLS.load(Ordering::Relaxed) || LevelFilter::current() >= LevelFilter::DEBUG
+    CALLS_HEARD_BY.load(Ordering::Relaxed) != 0 || LevelFilter::current() >= LevelFilter::DEBUG
 }
+
+/// Whether their lines have one.
+pub(crate) fn has_lines_of_calls() -> bool {
+    CALLS_HEARD_BY.load(Ordering::Relaxed) & HEARD_BY_PRINTER != 0 || LevelFilter::current() >= LevelFilter::DEBUG
+}
+
+/// Whether profilers have ranges of them.
+pub(crate) fn shows_ranges() -> bool {
+    CALLS_HEARD_BY.load(Ordering::Relaxed) & HEARD_BY_RANGES != 0
+}
+
+/// Calls have this listener from now on.
+pub(crate) fn hear_calls(by: u8) {
+    CALLS_HEARD_BY.fetch_or(by, Ordering::Relaxed);
+}
+
+/// The printer has lines for calls.
+const HEARD_BY_PRINTER: u8 = 1;
+/// The trace records them.
+const HEARD_BY_TRACE: u8 = 2;
+/// A profiler has ranges of them.
+pub(crate) const HEARD_BY_RANGES: u8 = 4;
 
 /// Prints a warning on standard error, whatever `NCCL_DEBUG` asks for: for a situation that makes all results wrong but
 /// is not an error of a call, and for settings that have not the effect which the user expects. Each text is printed
@@ -212,8 +240,8 @@ pub(crate) use {detail, event, info, trace, warn_ as warn};
 static PRINTER: PerProcess<Printer> = PerProcess::new();
 /// One more than the level of [`PRINTER`]; 0 while there is none.
 static LOUDNESS: AtomicU8 = AtomicU8::new(0);
-/// Whether [`PRINTER`] has lines for calls.
-static PRINTS_CALLS: AtomicBool = AtomicBool::new(false);
+/// Who hears of calls: bits such as [`HEARD_BY_PRINTER`].
+static CALLS_HEARD_BY: AtomicU8 = AtomicU8::new(0);
 /// The remarks that have been logged, and the version: a process with many communicators logs each once.
 static SAID: PerProcess<Mutex<BTreeSet<String>>> = PerProcess::new();
 /// The most remarks that are remembered; a process has a few.

@@ -5,6 +5,7 @@
 //! because a device or a thread of its own does the work, a monitor can. One thread at a time begins operations: it
 //! alone counts up the counters.
 
+pub(crate) mod clocks;
 pub mod culprit;
 pub(crate) mod elsewhere;
 pub mod failure_watch;
@@ -16,6 +17,7 @@ pub mod peer_status;
 pub mod seats;
 pub mod settings;
 pub mod stall;
+pub(crate) mod trace_text;
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,7 @@ use crate::bootstrap::{Bootstrap, Event};
 use crate::error::{Error, Kind, Result};
 use crate::exec::History;
 use crate::log;
+use crate::log::spans::SpanOwner;
 use crate::session::culprit::Culprit;
 use crate::session::elsewhere::OwnRank;
 use crate::session::page::OwnPage;
@@ -123,6 +126,8 @@ struct ToldStall {
     elsewhere: Vec<Weak<dyn OwnRank>>,
     /// Of messages for which they wait.
     begun: Vec<BegunMessages>,
+    /// Until when news are waited for that say why it fails.
+    cause_due: Option<Deadline>,
 }
 
 /// Counts up a number that one thread counts up and any thread may read; the number before, for what is counted now.
@@ -170,6 +175,12 @@ impl Session {
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
         }
+    }
+
+    /// For whom the trace has what this rank does.
+    pub(crate) fn span_owner(&self) -> SpanOwner {
+        let (rank, communicator) = (self.world.rank, self.bootstrap.id());
+        SpanOwner { track: self.settings.first_rank.unwrap_or(rank).get(), rank: rank.get(), communicator }
     }
 
     /// Watches the processes of `peers` that mean the same by a process's number as `mine`.
@@ -398,14 +409,39 @@ impl Session {
         self.bootstrap.publish(&failure_note(error));
     }
 
+    /// Whether [`Session::fail`] with this error would wait for news of its cause: the caller is to come again in a
+    /// moment instead. Never waits.
+    pub(crate) fn awaits_cause(&self, error: &Error) -> bool {
+        let peer = match error.kind() {
+            Kind::Remote => error.peer(),
+            Kind::Mismatch if self.history.is_unnamed() => None,
+            _ => return false,
+        };
+        if self.peers().is_cause {
+            return false;
+        }
+        let begun = self.told().cause_due.is_some();
+        if !begun && error.kind() == Kind::Mismatch {
+            self.tell_latest();
+        }
+        let events = self.bootstrap.poll();
+        let is_told = self.peers().explain(peer, events, &self.history).is_some();
+        !is_told && !self.cause_due().is_over()
+    }
+
+    /// Until when news of a failure's cause are waited for.
+    fn cause_due(&self) -> Deadline {
+        *self.told().cause_due.get_or_insert_with(|| Deadline::after(CAUSE_PATIENCE))
+    }
+
     /// The error behind `error`. A data connection that breaks says nothing of why; the bootstrap's news do, which may
     /// come a moment later.
     pub(crate) fn cause(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         match error.kind() {
             Kind::Mismatch => self.first_mismatch(error, first_difference),
             Kind::Remote => {
-                let patience = if self.peers().is_cause { Duration::ZERO } else { CAUSE_PATIENCE };
-                let told = self.await_explanation(error.peer(), patience);
+                let due = if self.peers().is_cause { Deadline::after(Duration::ZERO) } else { self.cause_due() };
+                let told = self.await_explanation(error.peer(), &due);
                 // Now we have the cause, or no better one will come: no later error waits for news again.
                 self.peers().is_cause = true;
                 match (told, error.operation()) {
@@ -423,9 +459,8 @@ impl Session {
         }
     }
 
-    /// Waits for news that say why `peer` has gone, `patience` at most.
-    fn await_explanation(&self, peer: Option<u32>, patience: Duration) -> Option<Error> {
-        let deadline = Deadline::after(patience);
+    /// Waits for news that say why `peer` has gone.
+    fn await_explanation(&self, peer: Option<u32>, deadline: &Deadline) -> Option<Error> {
         loop {
             let events = self.bootstrap.poll();
             let told = self.peers().explain(peer, events, &self.history);
@@ -456,9 +491,19 @@ impl Session {
 
     /// Tells the others what this rank has called, and waits a little for one that has called something else.
     fn ask_for_the_first_difference(&self) -> Option<Error> {
-        let now = *self.history.latest(1).first()?;
-        self.bootstrap.publish(&stall::comparison_note(now, self.bootstrap.exchanges(), &self.history));
-        self.await_explanation(None, CAUSE_PATIENCE).filter(|told| told.kind() == Kind::Mismatch)
+        if !self.tell_latest() {
+            return None;
+        }
+        self.await_explanation(None, &self.cause_due()).filter(|told| told.kind() == Kind::Mismatch)
+    }
+
+    /// Tells the others what this rank has called last; false where it has called nothing.
+    fn tell_latest(&self) -> bool {
+        let latest = self.history.latest(1).first().copied();
+        if let Some(latest) = latest {
+            self.bootstrap.publish(&stall::comparison_note(latest, self.bootstrap.exchanges(), &self.history));
+        }
+        latest.is_some()
     }
 
     /// Says goodbye.
@@ -468,6 +513,7 @@ impl Session {
         let (World { rank, size }, id) = (self.world, self.bootstrap.id());
         log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
         log::trace!(Call @ rank, "CommFinalize({id:016x})");
+        log::spans::flush();
     }
 
     fn told(&self) -> MutexGuard<'_, ToldStall> {

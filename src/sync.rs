@@ -15,6 +15,8 @@ pub(crate) mod flag;
 pub(crate) mod offer;
 pub mod primitive;
 pub(crate) mod progress;
+pub(crate) mod progress_thread;
+mod rest;
 pub mod ring;
 #[cfg(sanitize_thread)]
 mod seen;
@@ -31,6 +33,7 @@ pub use chime::Chime;
 pub use flag::Flag;
 pub use progress::Progress;
 pub(crate) use progress::{HookSlot, WeakHook};
+pub(crate) use rest::RestEnds;
 pub use turn::{Turn, Turned};
 pub use turns::{Denied, KeptVisit, Stay, TurnGuard, Turns};
 pub use wait::{Deadline, NoteReader, TimeLimit, Wait};

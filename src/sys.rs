@@ -41,6 +41,7 @@ pub mod prefetch;
 pub mod process;
 pub mod quota;
 pub mod random;
+pub mod ranges;
 #[cfg(not(all(loom, test)))]
 pub mod rank_page;
 #[cfg(all(loom, test))]

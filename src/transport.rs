@@ -40,7 +40,7 @@ pub use identity::{host_id, process_space, process_token};
 pub use kernel_slots::{FarEnd, KernelSlots};
 pub use lease::{Lease, LeaseGuard};
 pub use links::Links;
-pub use net::{Congestion, SocketOptions};
+pub use net::{Congestion, DeadRoutes, SocketOptions};
 pub use nics::{Crossing, NicTable};
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;

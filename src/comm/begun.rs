@@ -3,7 +3,9 @@
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::{Steps, check_message, check_messages};
 use crate::comm::job::Job;
-use crate::comm::outcome::{Outcome, Promise};
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
+use crate::comm::outcome::IfLeft;
+use crate::comm::outcome::{Beginner, Outcome, Promise, Promised};
 use crate::comm::request::Pending;
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
@@ -14,10 +16,14 @@ use crate::sync::primitive::Arc;
 impl Communicator {
     /// Begins a request on memory that outlives it.
     pub(super) fn begin_job(&self, job: Job<'static>, promise: (Promise, Arc<Outcome>)) -> Result<Pending> {
-        self.be_ready()?;
         let (promise, outcome) = promise;
-        self.shared.begin(job, (promise, &outcome))?;
-        Ok(Pending::new(Arc::clone(&self.shared), outcome))
+        self.begin_by(job, &mut Promised::new(promise, &outcome))?;
+        Ok(Pending::new(Arc::clone(&self.shared), Some(outcome)))
+    }
+
+    fn begin_by(&self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
+        self.be_ready()?;
+        self.shared.begin(job, beginner)
     }
 
     /// Makes a communicator that threads were making one for requests, if they are through.
@@ -40,6 +46,12 @@ impl Communicator {
 
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 impl Communicator {
+    fn begin_unowned(&self, job: Job<'static>) -> Result<Pending> {
+        let mut beginner = IfLeft::default();
+        self.begin_by(job, &mut beginner)?;
+        Ok(Pending::new(Arc::clone(&self.shared), beginner.0))
+    }
+
     /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks
     /// must begin them.
     ///
@@ -47,7 +59,7 @@ impl Communicator {
     /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
     pub(crate) fn begin(&self, call: Call<'static>) -> Result<Pending> {
         call.check(self.world()?).map_err(|error| self.at(error))?;
-        self.begin_job(Job::Collective(call), Promise::new())
+        self.begin_unowned(Job::Collective(call))
     }
 
     /// Begins one send or recv; not to or from the own rank.
@@ -56,7 +68,7 @@ impl Communicator {
     /// As [`Communicator::begin`].
     pub(crate) fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
         check_message(&message, self.world()?)?;
-        self.begin_job(Job::Message(message), Promise::new())
+        self.begin_unowned(Job::Message(message))
     }
 
     /// Begins messages that run side by side; those to and from the own rank go in pairs.
@@ -65,7 +77,7 @@ impl Communicator {
     /// As [`Communicator::begin`].
     pub(crate) fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
         check_messages(&messages, self.world()?)?;
-        self.begin_job(Job::Messages(messages), Promise::new())
+        self.begin_unowned(Job::Messages(messages))
     }
 
     /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.
@@ -76,7 +88,7 @@ impl Communicator {
         check_messages(&messages, self.world()?)?;
         let mut steps = Steps::default();
         steps.add_exchange(messages);
-        self.begin_job(Job::Group(Vec::new(), steps), Promise::new())
+        self.begin_unowned(Job::Group(Vec::new(), steps))
     }
 
     /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that
@@ -92,6 +104,6 @@ impl Communicator {
             steps.add(call);
         }
         check_messages(&messages, self.world()?)?;
-        self.begin_job(Job::Group(messages, steps), Promise::new())
+        self.begin_unowned(Job::Group(messages, steps))
     }
 }

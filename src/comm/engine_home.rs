@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use crate::comm::job::Job;
-use crate::comm::outcome::{self, Outcome, Promise};
+use crate::comm::outcome::{self, Beginner, Outcome};
 use crate::comm::requests::{Left, Requests};
 use crate::comm::status::Status;
 use crate::comm::{Home, forked, unusable, watcher};
@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sync::aside::{self, Aside, Went};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::progress_thread;
 use crate::sync::{Denied, Stay, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::{cpu, futex};
@@ -130,8 +131,9 @@ impl EngineHome {
     }
 
     /// Ends the communicator with `error`, or with the abort's reason, tells the others, and then the requests. Never
-    /// waits: where a collective of requests waits until peers are out of its buffers, the communicator has not ended
-    /// yet, and whoever drives comes here again.
+    /// waits for peers: where a collective of requests waits until peers are out of its buffers, the communicator has
+    /// not ended yet, and whoever drives comes here again. On the progress thread, which moves other communicators
+    /// meanwhile, the same holds while a peer may still say why it has gone; other threads wait a moment for that.
     #[cold]
     pub(super) fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.status.abort.check().err();
@@ -143,7 +145,8 @@ impl EngineHome {
             }
             Home::Busy(mut requests) => {
                 let stopped = requests.stop(error.duplicate());
-                let Some(first) = stopped else {
+                let waits = |first: &Error| progress_thread::is_here() && requests.awaits_cause(first);
+                let Some(first) = stopped.filter(|first| !waits(first)) else {
                     *home = Home::Busy(requests);
                     return self.at(error);
                 };
@@ -167,10 +170,9 @@ impl EngineHome {
     /// # Errors
     /// Where the communicator is not ready for calls; that of an abort. What ends the communicator now is the
     /// request's.
-    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, promise: (Promise, &Outcome)) -> Result<()> {
+    pub(super) fn begin(self: &Arc<EngineHome>, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.check_process()?;
         self.watch()?;
-        let (promise, outcome) = promise;
         let mut home = self.take_turn()?;
         self.be_busy(&mut home)?;
         let is_large = job.bytes() >= URGENT_BYTES;
@@ -179,12 +181,16 @@ impl EngineHome {
             requests.prepare(&job).map_err(|error| self.at(error.inside("a request")))?;
         }
         if let Home::Busy(requests) = &mut *home
-            && let Err(error) = requests.begin(job, promise)
+            && let Err(error) = requests.begin(job, beginner)
         {
             self.fail(&mut home, Some(error));
+            if !beginner.is_asked() {
+                // What has no promise is taken for well.
+                drop(beginner.promise());
+            }
         }
         drop(home);
-        if is_large && !outcome.is_set() {
+        if is_large && !beginner.is_told() {
             self.hand_over();
         }
         Ok(())

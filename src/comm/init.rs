@@ -14,8 +14,11 @@ use crate::comm::placement;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::log;
+use crate::log::spans;
 use crate::plan::Layout;
 use crate::session::Session;
+use crate::session::clocks;
 use crate::session::flight_record;
 use crate::session::page::{OwnPage, Phase};
 use crate::session::seats::{self, HostSeats};
@@ -23,8 +26,9 @@ use crate::session::settings::Settings;
 use crate::session::settings::bootstrap_options;
 use crate::session::settings::standing;
 use crate::session::settings::tuning::Tuning;
+use crate::session::trace_text::{self, SpanKind};
 use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
-use crate::sys::{clock, cpu, futex, limits};
+use crate::sys::{clock, cpu, futex, limits, ranges};
 use crate::topo::search::between::CrossNic;
 use crate::transport::nics::{self, ToldNics};
 use crate::transport::{Crossing, Fabric, NicTable, PeerInfo, host_id, process_space, process_token};
@@ -173,6 +177,7 @@ pub(super) fn make(
     let name = settings.name.clone();
     let page = OwnPage::of_beginning(world, origin.shown(), &name);
     flight_record::expect_sigterm(&settings, world.rank);
+    listen_for(&settings, origin, world);
     let made = join(abort, limit).and_then(|bootstrap| {
         times.bootstrap = times.lap();
         page.begins(Phase::Telling);
@@ -185,12 +190,25 @@ pub(super) fn make(
     let (local_ranks, hosts) = engine.census();
     let id = engine.session.bootstrap.id();
     engine.session.page.is_ready((local_ranks, hosts));
+    times.record(&engine.session);
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }
 
+/// Lets the trace and profilers hear of calls, where the settings say so.
+fn listen_for(settings: &Settings, origin: &Origin, world: World) {
+    let (file, has_steps) = &settings.trace;
+    let rank = (*origin != Origin::Threads).then(|| world.rank.get());
+    spans::install(file.as_deref(), *has_steps, rank, trace_text::write);
+    if !settings.no_ranges && ranges::load() {
+        log::hear_calls(log::HEARD_BY_RANGES);
+    }
+}
+
 /// How long the parts of an init took.
 struct Times {
+    /// In nanoseconds, for the trace.
+    began: u64,
     begun: Instant,
     lap: Instant,
     /// Until the ranks had met.
@@ -206,7 +224,24 @@ struct Times {
 impl Times {
     fn begin() -> Times {
         let (now, none) = (clock::now(), Duration::ZERO);
-        Times { begun: now, lap: now, bootstrap: none, allgathers: none, topology: none, connections: none }
+        let began = clock::monotonic_nanoseconds();
+        Times { began, begun: now, lap: now, bootstrap: none, allgathers: none, topology: none, connections: none }
+    }
+
+    /// The phases as slices of the trace.
+    fn record(&self, session: &Session) {
+        if !spans::is_on() {
+            return;
+        }
+        let parts = [self.bootstrap, self.allgathers, self.topology, self.connections];
+        let mut begun = self.began;
+        for (phase, time) in (0u64..).zip(parts) {
+            let ended = begun.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(0));
+            spans::record(&SpanKind::Phase.span(session, (begun, ended), [phase, 0, 0]));
+            begun = ended;
+        }
+        let whole = trace_text::PHASES.len() as u64 - 1;
+        spans::record(&SpanKind::Phase.span(session, (self.began, begun), [whole, 0, 0]));
     }
 
     /// The time since the last lap.
@@ -247,7 +282,7 @@ fn assemble(
     times.allgathers = times.lap();
     futex::register_barrier();
     let nics = NicTable::new(world.rank, &peers, nics, crossing(settings.searching.cross));
-    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics);
+    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics, &settings.dead_routes);
     let layout = Layout::of_topology(fabric.topology(), peers.iter().map(standing::place).collect());
     // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
@@ -305,6 +340,7 @@ fn meet(
         tuning: Tuning::hash(settings.tuning.as_ref()),
         home: settings.standing.home(Path::new("/")),
         switches: settings.standing.switches(settings.host_id.as_deref())?,
+        is_traced: spans::is_on(),
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
     let seat =
@@ -316,6 +352,7 @@ fn meet(
         world.ranks().zip(parts).map(|(rank, (peer, told))| (PeerInfo::decode(rank, peer), (rank, told))).unzip();
     let peers: Vec<PeerInfo> = peers.into_iter().collect::<Result<_>>()?;
     let (nics, told) = nics::decode(told)?;
+    let is_first = known.is_none();
     let seats = match known {
         // Where the seats are known nobody tells one.
         Some(known) => match world.ranks().zip(&told).find(|(_, rest)| !rest.is_empty()) {
@@ -326,6 +363,9 @@ fn meet(
     };
     let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else {
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
+        if is_first && clocks::differ(&peers) {
+            clocks::align(bootstrap, (world, &peers), &wait)?;
+        }
         return Ok((peers, seats, nics));
     };
     Err(other_settings(settings, other.rank, &bootstrap.all_gather(&settings.equal.told(), &wait)?))

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use crate::error::{Error, Kind, Result};
+use crate::log::spans::{self, Span};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
 use crate::sys::futex;
 
@@ -97,6 +98,8 @@ pub(super) struct Promise {
     /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
     /// after the outcome was set.
     buffers: Option<Box<dyn Kept>>,
+    /// What the trace has of the request, where there is one.
+    span: Option<Box<Span>>,
 }
 
 /// Buffers that a promise keeps alive.
@@ -115,10 +118,19 @@ impl Promise {
 
     fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
         let outcome = Arc::<Outcome>::default();
-        (Promise { outcome: Arc::clone(&outcome), buffers }, outcome)
+        (Promise { outcome: Arc::clone(&outcome), buffers, span: None }, outcome)
+    }
+
+    /// The same, of a request that the trace has from its begin on.
+    pub(super) fn traced(mut self, span: Span) -> Promise {
+        self.span = Some(Box::new(span));
+        self
     }
 
     pub(super) fn set(&self, result: Result<()>) {
+        if let Some(span) = &self.span {
+            end_span(span);
+        }
         self.outcome.set(result);
     }
 
@@ -137,6 +149,105 @@ impl Promise {
         if let Some(promise) = Arc::into_inner(part) {
             promise.set(Ok(()));
         }
+    }
+}
+
+/// Who is told how an operation ends that begins now. What ends at once needs no promise.
+pub(super) trait Beginner {
+    /// The promise, where it has not ended yet. Asked for once.
+    fn promise(&mut self) -> Promise;
+
+    /// Whether it was asked for.
+    fn is_asked(&self) -> bool;
+
+    /// It has ended well, and no promise was asked for.
+    fn ended(&mut self);
+
+    /// Whether it is known how it has ended.
+    fn is_told(&self) -> bool;
+}
+
+/// A promise that was made before.
+#[derive(Debug)]
+pub(super) struct Promised<'a> {
+    promise: Option<Promise>,
+    outcome: &'a Outcome,
+}
+
+impl Promised<'_> {
+    pub(super) fn new(promise: Promise, outcome: &Outcome) -> Promised<'_> {
+        Promised { promise: Some(promise), outcome }
+    }
+}
+
+impl Beginner for Promised<'_> {
+    fn promise(&mut self) -> Promise {
+        self.promise.take().unwrap_or_else(|| Promise::new().0)
+    }
+
+    fn is_asked(&self) -> bool {
+        self.promise.is_none()
+    }
+
+    fn ended(&mut self) {
+        self.promise.take().into_iter().for_each(|promise| promise.set(Ok(())));
+    }
+
+    fn is_told(&self) -> bool {
+        self.outcome.is_set()
+    }
+}
+
+/// The beginner of a request that the trace has from its begin on.
+pub(super) struct Traced<'a> {
+    pub(super) beginner: &'a mut dyn Beginner,
+    pub(super) span: Span,
+}
+
+impl Beginner for Traced<'_> {
+    fn promise(&mut self) -> Promise {
+        self.beginner.promise().traced(self.span)
+    }
+
+    fn is_asked(&self) -> bool {
+        self.beginner.is_asked()
+    }
+
+    fn ended(&mut self) {
+        end_span(&self.span);
+        self.beginner.ended();
+    }
+
+    fn is_told(&self) -> bool {
+        self.beginner.is_told()
+    }
+}
+
+fn end_span(span: &Span) {
+    spans::record(&Span { times: (span.times.0, spans::now()), ..*span });
+}
+
+/// One that is made where it is asked for, and how that ends.
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
+#[derive(Debug, Default)]
+pub(super) struct IfLeft(pub(super) Option<Arc<Outcome>>);
+
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
+impl Beginner for IfLeft {
+    fn promise(&mut self) -> Promise {
+        let (promise, outcome) = Promise::new();
+        self.0 = Some(outcome);
+        promise
+    }
+
+    fn is_asked(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn ended(&mut self) {}
+
+    fn is_told(&self) -> bool {
+        self.0.as_ref().is_none_or(|outcome| outcome.is_set())
     }
 }
 

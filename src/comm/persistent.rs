@@ -11,7 +11,7 @@ use std::fmt;
 use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Calls, Member, Step, Steps, check_messages, run_part};
 use crate::comm::job::Job;
-use crate::comm::outcome::{Outcome, Promise};
+use crate::comm::outcome::{Outcome, Promise, Promised};
 use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
 use crate::comm::{Buffer, Communicator, Message};
@@ -243,8 +243,8 @@ impl Rounds {
         self.check_idle()?;
         self.shared.return_from_split()?;
         let (promise, outcome) = promise();
-        self.shared.begin(self.work.again(), (promise, &outcome))?;
-        self.pending = Some(Pending::new(Arc::clone(&self.shared), outcome));
+        self.shared.begin(self.work.again(), &mut Promised::new(promise, &outcome))?;
+        self.pending = Some(Pending::new(Arc::clone(&self.shared), Some(outcome)));
         Ok(())
     }
 

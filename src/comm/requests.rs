@@ -15,14 +15,16 @@ use std::time::Duration;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::job::Job;
 use crate::comm::long_rest::{LongRest, Wakes};
-use crate::comm::outcome::{Outcome, Promise, is_own};
+use crate::comm::outcome::{Beginner, Outcome, Promise, Traced, is_own};
 use crate::comm::panics::as_error;
 use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
+use crate::log::spans::{self, Span};
 use crate::session::Session;
+use crate::session::trace_text::{MANY, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
@@ -81,7 +83,8 @@ impl Requests {
         let session = Arc::clone(&engine.session);
         let waiter = Waiter { patience: engine.patience(), hook: engine.hook().map(|(hook, _)| hook) };
         let backoff = Backoff::new(waiter.patience);
-        let (under_way, queue, mode) = (Box::default(), VecDeque::new(), float_mode::of_this_thread());
+        let under_way = Box::new(UnderWay::of(session.span_owner()));
+        let (queue, mode) = (VecDeque::new(), float_mode::of_this_thread());
         let (running, announced, switch, looks) = (None, None, None, Backoff::new(LOOKING));
         Requests {
             engine: Some(engine),
@@ -114,24 +117,35 @@ impl Requests {
     ///
     /// # Errors
     /// What ends the communicator; the request learns it from whoever ends the requests.
-    pub(super) fn begin(&mut self, job: Job<'static>, promise: Promise) -> Result<()> {
+    pub(super) fn begin(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
         self.mode = float_mode::of_this_thread();
+        match if spans::is_on() { self.span_of(&job) } else { None } {
+            Some(span) => self.begin_job(job, &mut Traced { beginner, span }),
+            None => self.begin_job(job, beginner),
+        }
+    }
+
+    fn begin_job(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         match job {
             Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
                 let need = message.need();
                 if let Err(error) = self.connect(&[need], Receivers::AreAsked) {
-                    return self.refuse(error, &promise);
+                    return self.refuse(error, &beginner.promise());
                 }
                 let run = beginning::begin_message(&self.session, message);
-                self.add((run, need), Told::Alone(promise))
+                if self.add((run, need), || Told::Alone(beginner.promise()))? {
+                    beginner.ended();
+                }
+                Ok(())
             }
             Job::Message(message) => {
+                let promise = beginner.promise();
                 self.queue.push_back(Queued { messages: vec![message], steps: VecDeque::new(), promise, part: None });
                 Ok(())
             }
             Job::Messages(messages) if !self.queue.iter().any(Queued::has_messages) => {
-                let promise = Arc::new(promise);
+                let promise = Arc::new(beginner.promise());
                 match self.begin_messages(messages, &promise) {
                     Ok(()) => {
                         // Of messages to the own rank alone nothing is under way: the promise is kept here.
@@ -142,35 +156,51 @@ impl Requests {
                 }
             }
             Job::Messages(messages) => {
+                let promise = beginner.promise();
                 self.queue.push_back(Queued { messages, steps: VecDeque::new(), promise, part: None });
                 Ok(())
             }
-            Job::Collective(call) if self.queue.is_empty() => self.begin_collective(call, promise),
+            Job::Collective(call) if self.queue.is_empty() => self.begin_collective(call, beginner),
             Job::Collective(call) => {
-                let steps = Steps::of(call).into_iter().collect();
+                let (steps, promise) = (Steps::of(call).into_iter().collect(), beginner.promise());
                 self.queue.push_back(Queued { messages: Vec::new(), steps, promise, part: None });
                 Ok(())
             }
             Job::Group(messages, steps) => {
                 let is_first = self.queue.is_empty();
-                let steps = steps.into_iter().collect();
+                let (steps, promise) = (steps.into_iter().collect(), beginner.promise());
                 self.queue.push_back(Queued { messages, steps, promise, part: None });
                 if is_first { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
             }
         }
     }
 
+    /// What the trace has of a request. Messages have records of their own.
+    #[cold]
+    fn span_of(&self, job: &Job<'_>) -> Option<Span> {
+        let collective = match job {
+            Job::Message(_) | Job::Messages(_) => return None,
+            Job::Collective(call) => u64::from(call.collective.code()),
+            Job::Group(..) => MANY,
+        };
+        let (now, bytes) = (spans::now(), job.bytes() as u64);
+        // Begun at one time on one thread they are told apart by their communicator.
+        let number = now ^ self.session.bootstrap.id();
+        Some(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
+    }
+
     /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.
-    fn begin_collective(&mut self, call: Call<'static>, promise: Promise) -> Result<()> {
+    fn begin_collective(&mut self, call: Call<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         let begun = self.start_collective(call);
         if matches!(begun, Ok(true)) {
-            promise.set(Ok(()));
+            beginner.ended();
             // A rank that always comes last never waits, so its messages are moved here: they may get no other turn.
             return match fabric_of(&mut self.engine, &mut self.running) {
                 Some(fabric) if !self.under_way.is_empty() => self.under_way.progress(fabric).map(drop),
                 _ => Ok(()),
             };
         }
+        let promise = beginner.promise();
         self.queue.push_back(Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None });
         self.tell_own(begun.map(drop))?;
         if self.running.is_some() { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
@@ -382,6 +412,11 @@ impl Requests {
         are_out.then_some(error)
     }
 
+    /// Whether the end of the communicator with `error` would wait for news of its cause. Never waits.
+    pub(super) fn awaits_cause(&self, error: &Error) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.awaits_cause(error))
+    }
+
     /// The engine of requests that were stopped, if it was not lost.
     pub(super) fn take_engine(&mut self) -> Option<Box<Engine>> {
         self.return_from_beside();
@@ -395,7 +430,7 @@ impl Requests {
         self.queue.iter().for_each(|queued| queued.promise.set(Err(error.duplicate())));
     }
 
-    fn add(&mut self, message: (MessageRun<'static>, Need), told: Told) -> Result<()> {
+    fn add(&mut self, message: (MessageRun<'static>, Need), told: impl FnOnce() -> Told) -> Result<bool> {
         match fabric_of(&mut self.engine, &mut self.running) {
             Some(fabric) => self.under_way.add(fabric, message, told),
             None => Err(Error::internal("a request has no connections")),
@@ -691,7 +726,7 @@ impl Requests {
         self.connect(&needs, Receivers::AreAsked)?;
         for (message, need) in others.into_iter().zip(needs) {
             let run = beginning::begin_message(&self.session, message);
-            self.add((run, need), Told::Together(Arc::clone(promise)))?;
+            self.add((run, need), || Told::Together(Arc::clone(promise)))?;
         }
         Ok(())
     }
@@ -704,7 +739,7 @@ impl Requests {
         self.connect(&needs, Receivers::Come)?;
         let (_, runs) = beginning::begin_exchange(&self.session, others, data_type);
         for (run, need) in runs.into_iter().zip(needs) {
-            self.add((run, need), Told::Together(Arc::clone(promise)))?;
+            self.add((run, need), || Told::Together(Arc::clone(promise)))?;
         }
         Ok(())
     }

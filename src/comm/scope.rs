@@ -11,7 +11,7 @@ use crate::comm::collectives::Submit;
 use crate::comm::engine_home::EngineHome;
 use crate::comm::group::{Steps, check_message, check_messages};
 use crate::comm::job::Job;
-use crate::comm::outcome::{Outcome, Promise};
+use crate::comm::outcome::{Beginner, Outcome, Promise};
 use crate::comm::request::Request;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
@@ -151,22 +151,45 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     fn queue(&self, job: Job<'scope>) -> Result<Request<'scope>> {
-        let (promise, outcome) = Promise::new();
         let job = ManuallyDrop::new(job);
         // SAFETY: read once, and the original is not dropped; only the lifetime changes. What the job points to
-        // outlives the scope, which does not end before the outcome is set, below, and that is when the job has been
+        // outlives the scope. Either the job has ended and been dropped when `begin` returns, or a promise was asked for
+        // before anybody kept it: then the scope does not end before the outcome is set, which is when the job has been
         // dropped.
         let job = unsafe { (&raw const *job).cast::<Job<'static>>().read() };
-        // Before it begins: whatever happens then, the scope waits for it.
-        let outcome = self.begun.keep(outcome);
-        match self.shared.begin(job, (promise, outcome)) {
-            Ok(()) => Ok(Request::new(self.shared, outcome)),
+        let mut beginner = OfScope { begun: self.begun, outcome: None };
+        match self.shared.begin(job, &mut beginner) {
+            Ok(()) => Ok(Request::new(self.shared, beginner.outcome)),
             Err(error) => {
                 // It has not begun, and nobody gets an error of it but here.
-                self.begun.forget(outcome);
+                beginner.outcome.into_iter().for_each(|outcome| self.begun.forget(outcome));
                 Err(error)
             }
         }
+    }
+}
+
+/// What begins in a scope: where it does not end at once, the scope waits for it, whatever happens then.
+struct OfScope<'scope> {
+    begun: &'scope Outcomes,
+    outcome: Option<&'scope Outcome>,
+}
+
+impl Beginner for OfScope<'_> {
+    fn promise(&mut self) -> Promise {
+        let (promise, outcome) = Promise::new();
+        self.outcome = Some(self.begun.keep(outcome));
+        promise
+    }
+
+    fn is_asked(&self) -> bool {
+        self.outcome.is_some()
+    }
+
+    fn ended(&mut self) {}
+
+    fn is_told(&self) -> bool {
+        self.outcome.is_none_or(Outcome::is_set)
     }
 }
 

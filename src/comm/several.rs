@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::comm::request::Pending;
 use crate::comm::{CallBuffers, OwnedRequest, PersistentCall, Request};
 use crate::error::Result;
 use crate::sys::{clock, cpu, futex};
@@ -29,7 +30,7 @@ impl private::HasEnded for Request<'_> {
     }
 
     fn note_wait(&self) {
-        self.outcome().note_wait();
+        Request::note_wait(self);
     }
 }
 
@@ -39,7 +40,7 @@ impl<B> private::HasEnded for OwnedRequest<B> {
     }
 
     fn note_wait(&self) {
-        self.pending().outcome().note_wait();
+        self.pending().note_wait();
     }
 }
 
@@ -49,7 +50,7 @@ impl<B: CallBuffers> private::HasEnded for PersistentCall<B> {
     }
 
     fn note_wait(&self) {
-        self.pending().into_iter().for_each(|pending| pending.outcome().note_wait());
+        self.pending().into_iter().for_each(Pending::note_wait);
     }
 }
 

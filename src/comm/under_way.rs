@@ -7,9 +7,12 @@ use crate::comm::outcome::Promise;
 use crate::engine::Beside;
 use crate::error::{Error, Result};
 use crate::exec::{Background, Blocked, MessageRun, Progress, Task, leave_all};
+use crate::log::spans::{self, Span, SpanOwner};
+use crate::session::trace_text::{self, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{AwaitedMessage, Backoff, Flag};
 use crate::transport::{Fabric, Links, Need};
+use crate::types::Collective;
 
 /// Messages that have begun and not ended, in their order.
 #[derive(Debug, Default)]
@@ -17,6 +20,8 @@ pub(super) struct UnderWay {
     messages: Vec<Begun>,
     /// The connections of messages that a turn has found waiting: kept for its memory alone.
     blocked: Vec<Need>,
+    /// For whom the trace has them.
+    owner: SpanOwner,
 }
 
 /// A message with the connection that it needs, and the promise of its operation until it has ended.
@@ -25,6 +30,8 @@ struct Begun {
     run: MessageRun<'static>,
     need: Need,
     told: Option<Told>,
+    /// When it began, for the trace; 0 without one.
+    begun: u64,
 }
 
 /// Who is told of a message's end.
@@ -61,8 +68,24 @@ impl Told {
     }
 }
 
+/// The trace has a message that has ended, and that began at `begun` if there is one.
+#[inline]
+fn note(run: &MessageRun<'_>, (begun, of): (u64, SpanOwner)) {
+    let awaited = if begun == 0 { return } else { run.awaited() };
+    if matches!(awaited.call, Collective::Send | Collective::Recv) {
+        let words = [trace_text::end(awaited.peer.get(), awaited.sends), awaited.number, run.bytes() as u64];
+        let (kind, times) = (SpanKind::RequestMessage as u8, (begun, spans::now()));
+        spans::record(&Span { kind, lane: 0, of, times, words });
+    }
+}
+
 impl UnderWay {
-    /// A message begins. It goes as far as it goes at once.
+    /// None yet, of a rank that the trace has so.
+    pub(super) fn of(owner: SpanOwner) -> UnderWay {
+        UnderWay { owner, ..UnderWay::default() }
+    }
+
+    /// A message begins. It goes as far as it goes at once; true where that is to its end, of which nobody is told then.
     ///
     /// # Errors
     /// As [`UnderWay::progress`].
@@ -71,19 +94,20 @@ impl UnderWay {
         &mut self,
         fabric: &mut Fabric,
         (mut run, need): (MessageRun<'static>, Need),
-        told: Told,
-    ) -> Result<()> {
+        told: impl FnOnce() -> Told,
+    ) -> Result<bool> {
+        let begun = if spans::is_on() { spans::now() } else { 0 };
         let is_first = !self.messages.iter().any(|begun| begun.need == need);
         let progress = match is_first && fabric.is_connected(&need) {
             true => run.progress(fabric.links()),
             false => Ok(Progress::Idle),
         };
         if matches!(progress, Ok(Progress::Done)) {
-            told.end();
-            return Ok(());
+            note(&run, (begun, self.owner));
+            return Ok(true);
         }
-        self.messages.push(Begun { run, need, told: Some(told) });
-        progress.map(drop)
+        self.messages.push(Begun { run, need, told: Some(told()), begun });
+        progress.map(|_| false)
     }
 
     /// The messages end by an error. Whether no receiver reads their memory any more; until then they are asked again.
@@ -104,10 +128,10 @@ impl UnderWay {
     /// # Errors
     /// Of a message: then all that have not ended are still here.
     pub(super) fn progress(&mut self, fabric: &mut Fabric) -> Result<bool> {
-        let UnderWay { messages, blocked } = self;
+        let UnderWay { messages, blocked, owner } = self;
         let (mut moved, mut failed) = (false, Ok(()));
         blocked.clear();
-        messages.retain_mut(|Begun { run, need, told }| {
+        messages.retain_mut(|Begun { run, need, told, begun }| {
             // Messages of one connection keep their order: the first that has not ended blocks those behind it.
             if failed.is_err() || blocked.contains(need) {
                 return true;
@@ -119,6 +143,7 @@ impl UnderWay {
             match progress {
                 Ok(Progress::Done) => {
                     moved = true;
+                    note(run, (*begun, *owner));
                     if let Some(told) = told.take() {
                         told.end();
                     }

@@ -1,10 +1,10 @@
-//! The watcher: the one thread of the process that moves what nobody drives.
+//! The watcher: what moves requests that nobody drives, on the progress thread of the process.
 //!
-//! While nothing is outstanding it is parked. While something is, it wakes at each tick. Where the program has driven
-//! the requests of a communicator since the last tick, it leaves them alone: so it never touches a request that is
-//! waited for soon, and a program that begins and ends requests all the time makes no call of the system for it. Where
-//! the program computes, or waits elsewhere, the watcher begins a [`Visit`]: it takes the engine, moves what moves, and
-//! keeps the engine until the program rings for it. It begins at once with a request that is large.
+//! While nothing is outstanding it has nothing to do. While something is, it looks at each tick. Where the program has
+//! driven the requests of a communicator since the last tick, it leaves them alone: so it never touches a request that
+//! is waited for soon, and a program that begins and ends requests all the time makes no call of the system for it.
+//! Where the program computes, or waits elsewhere, the watcher begins a [`Visit`]: it takes the engine, moves what
+//! moves, and keeps the engine until the program rings for it. It begins at once with a request that is large.
 //!
 //! Once it visits all communicators that have something outstanding, there are no more ticks: it sleeps until something
 //! can move, beside any number of visits ([`LongRest`]). It lets go of all of them before it runs code of the program's
@@ -14,18 +14,19 @@
 //! communicator for long while others have something to move. So one thread is enough for all communicators.
 
 use std::collections::BTreeMap;
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use crate::comm::engine_home::EngineHome;
 use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{self, LeftOver};
 use crate::comm::visit::{Drove, Visit};
 use crate::error::Result;
-use crate::sync::Chime;
-use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, Weak, fence};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering, Weak, fence};
+use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
+use crate::sync::{Chime, RestEnds};
+use crate::sys::clock;
 use crate::sys::fork::PerProcess;
-use crate::sys::thread;
 
 /// The watcher of this process.
 static WATCHER: PerProcess<Watcher> = PerProcess::new();
@@ -33,23 +34,25 @@ static WATCHER: PerProcess<Watcher> = PerProcess::new();
 #[derive(Debug, Default)]
 struct Watcher(Mutex<Watched>);
 
-/// The communicators that have, or have had, requests; and the thread, while there are any.
+/// The communicators that have, or have had, requests; and the seat of the watcher, while there are any.
 #[derive(Debug, Default)]
 struct Watched {
-    post: Option<(Arc<Post>, JoinHandle<()>)>,
+    post: Option<(Arc<Post>, ProgressSeat)>,
 }
 
-/// What the thread looks at.
+/// What the watcher looks at.
 #[derive(Debug, Default)]
 struct Post {
     homes: Mutex<Vec<Weak<EngineHome>>>,
     /// How often these have changed.
     changes: AtomicU64,
-    /// Rung for what cannot wait for a tick, and to end.
-    chime: Arc<Chime>,
+    /// That of the progress thread, once it is known.
+    chime: OnceLock<Arc<Chime>>,
+    /// How often this watcher was rung for: for what cannot wait for a tick, and to end.
+    rings: AtomicU64,
     /// What threads that have moved requests have left to this one.
     due: Mutex<LeftOver>,
-    /// Whether the thread sleeps until it is rung for.
+    /// Whether the watcher sleeps until it is rung for.
     is_parked: AtomicBool,
     ends: AtomicBool,
 }
@@ -62,9 +65,12 @@ pub(super) fn watch(shared: &Arc<EngineHome>) -> Result<()> {
     let mut watched = WATCHER.get_or_init(Watcher::default).0.lock();
     if watched.post.is_none() {
         let post = Arc::<Post>::default();
-        let served = Arc::clone(&post);
-        let thread = thread::spawn("rsccl watcher", move || served.serve())?;
-        watched.post = Some((post, thread));
+        let seat = progress_thread::enter(|chime| {
+            // Nobody else has it yet.
+            let _first = post.chime.set(Arc::clone(chime));
+            Box::new(Rounds::new(Arc::clone(&post), chime))
+        })?;
+        watched.post = Some((post, seat));
     }
     if let Some((post, _)) = &watched.post {
         post.homes.lock().push(Arc::downgrade(shared));
@@ -74,7 +80,7 @@ pub(super) fn watch(shared: &Arc<EngineHome>) -> Result<()> {
     Ok(())
 }
 
-/// The watcher looks after `shared` no more. The last one ends its thread.
+/// The watcher looks after `shared` no more. The last one ends it.
 pub(super) fn forget(shared: &Arc<EngineHome>) {
     let Some(watcher) = WATCHER.get() else { return };
     let mut watched = watcher.0.lock();
@@ -84,14 +90,11 @@ pub(super) fn forget(shared: &Arc<EngineHome>) {
     let is_last = homes.is_empty();
     drop(homes);
     post.changes.fetch_add(1, Ordering::Relaxed);
-    if is_last && let Some((post, thread)) = watched.post.take() {
+    if is_last && let Some((post, seat)) = watched.post.take() {
         drop(watched);
         post.ends.store(true, Ordering::Relaxed);
-        post.chime.ring();
-        // The buffers of a request may own a communicator, and the watcher drops them: it does not wait for itself.
-        if thread.thread().id() != std::thread::current().id() {
-            drop(thread.join());
-        }
+        post.ring();
+        drop(seat);
     }
 }
 
@@ -101,14 +104,14 @@ pub(super) fn note_work() {
     fence(Ordering::SeqCst);
     on_post(|post| {
         if post.is_parked.load(Ordering::Relaxed) {
-            post.chime.ring();
+            post.ring();
         }
     });
 }
 
 /// Something is not to wait for a tick.
 pub(super) fn wake() {
-    on_post(|post| post.chime.ring());
+    on_post(Post::ring);
 }
 
 /// Runs what is due of requests that another thread has moved and is not to run itself.
@@ -119,7 +122,7 @@ pub(super) fn release(due: LeftOver) {
     let mut due = Some(due);
     on_post(|post| {
         due.take().into_iter().for_each(|due| post.due.lock().add(due));
-        post.chime.ring();
+        post.ring();
     });
     // Without a watcher there are no requests.
     due.into_iter().for_each(LeftOver::run);
@@ -134,32 +137,10 @@ fn on_post(body: impl FnOnce(&Post)) {
 }
 
 impl Post {
-    fn serve(&self) {
-        let mut rounds = Rounds::new(LongRest::new(&self.chime));
-        let (mut quiet, mut vain, mut has_rested) = (0, 0, false);
-        while !self.ends.load(Ordering::Relaxed) {
-            let heard = self.chime.count();
-            self.take_over(&mut rounds);
-            let due = std::mem::take(&mut *self.due.lock());
-            rounds.run(due);
-            let round = rounds.round();
-            rounds.run(outcome::take());
-            quiet = if round.is_outstanding { 0 } else { quiet + 1 };
-            vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
-            if round.goes_on {
-                continue;
-            }
-            let tick = match round.has_moved {
-                true => SHORT_TICK,
-                false => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
-            };
-            let is_quiet = quiet > QUIET_TICKS || (round.is_outstanding && !round.is_loose);
-            // What ends long sleeps again and again, and moves nothing, ends no more than one in a tick.
-            let was_vain = has_rested && round.is_outstanding && !round.has_moved;
-            has_rested = is_quiet && !was_vain && self.may_park(&rounds);
-            rounds.sleep((&self.chime, heard), (tick, has_rested));
-            self.is_parked.store(false, Ordering::Relaxed);
-        }
+    fn ring(&self) {
+        // Relaxed: published by the chime, by which the watcher learns of it.
+        self.rings.fetch_add(1, Ordering::Relaxed);
+        self.chime.get().into_iter().for_each(|chime| chime.ring());
     }
 
     /// Lets those who begin requests ring. False where something is outstanding that is not visited.
@@ -172,25 +153,33 @@ impl Post {
         let is_outstanding = |shared: &Weak<EngineHome>| shared.upgrade().is_some_and(|one| one.is_outstanding());
         known.iter().all(|shared| rounds.visits(shared) || !is_outstanding(shared))
     }
-
-    /// Learns of new communicators, and forgets those that have gone.
-    fn take_over(&self, rounds: &mut Rounds) {
-        let changes = self.changes.load(Ordering::Relaxed);
-        if std::mem::replace(&mut rounds.changes, changes) != changes {
-            let homes = self.homes.lock().clone();
-            rounds.know(homes);
-        }
-    }
 }
 
-/// The communicators that the thread knows, and its visits to them.
+/// The communicators that the watcher knows, and its visits to them.
 #[derive(Debug)]
 struct Rounds {
+    post: Arc<Post>,
+    chime: Arc<Chime>,
     known: BTreeMap<usize, Known>,
     changes: u64,
-    rest: LongRest,
     /// Rounds in a row in which some visits were not driven.
     partial: u32,
+    pace: Pace,
+}
+
+/// When the watcher looks.
+#[derive(Debug)]
+struct Pace {
+    /// Rounds in a row in which nothing was outstanding, and in which nothing has moved.
+    quiet: u32,
+    vain: u32,
+    /// When the next round is due.
+    due: Instant,
+    /// Whether the sleep behind the last round has no end of its own.
+    is_long: bool,
+    /// How often the chime, and this watcher, had been rung for before the last round.
+    heard: u64,
+    rings: u64,
 }
 
 #[derive(Debug)]
@@ -217,8 +206,17 @@ struct Round {
 }
 
 impl Rounds {
-    fn new(rest: LongRest) -> Rounds {
-        Rounds { known: BTreeMap::new(), changes: u64::MAX, rest, partial: 0 }
+    fn new(post: Arc<Post>, chime: &Arc<Chime>) -> Rounds {
+        let due = clock::now();
+        let pace = Pace { quiet: 0, vain: 0, due, is_long: false, heard: 0, rings: u64::MAX };
+        Rounds { post, chime: Arc::clone(chime), known: BTreeMap::new(), changes: u64::MAX, partial: 0, pace }
+    }
+
+    /// Whether the thread has come for something else: nothing is visited, and the next look is not due.
+    fn is_early(&self) -> bool {
+        self.post.rings.load(Ordering::Relaxed) == self.pace.rings
+            && self.known.values().all(|known| known.visit.is_none())
+            && clock::now() < self.pace.due
     }
 
     /// `homes` are all that there are.
@@ -237,7 +235,7 @@ impl Rounds {
     }
 
     /// Drives the visits, and visits what the program has left alone since the last look.
-    fn round(&mut self) -> Round {
+    fn look(&mut self) -> Round {
         let mut round = Round::default();
         for known in self.known.values_mut() {
             if known.visit.as_ref().is_some_and(Visit::is_wanted) {
@@ -277,16 +275,70 @@ impl Rounds {
         }
     }
 
-    /// Sleeps beside the visits, without an end where `is_long`. Where one of them has to be driven soon, or the system
-    /// cannot, for a tick.
-    fn sleep(&mut self, (chime, heard): (&Chime, u64), (tick, is_long): (Duration, bool)) {
-        let Rounds { known, rest, partial, .. } = self;
+    /// Until when to sleep behind a round.
+    fn set_pace(&mut self, round: &Round) {
+        let Pace { quiet, vain, is_long: has_rested, heard, .. } = self.pace;
+        let quiet = if round.is_outstanding { 0 } else { quiet + 1 };
+        let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
+        (self.pace.quiet, self.pace.vain) = (quiet, vain);
+        if round.goes_on {
+            return;
+        }
+        let tick = match round.has_moved {
+            true => SHORT_TICK,
+            false => TICK * (1 + vain / VAIN_TICKS).min(MOST_TICKS),
+        };
+        let is_quiet = quiet > QUIET_TICKS || (round.is_outstanding && !round.is_loose);
+        // What ends long sleeps again and again, and moves nothing, ends no more than one in a tick.
+        let was_vain = has_rested && round.is_outstanding && !round.has_moved;
+        self.pace.is_long = is_quiet && !was_vain && self.post.may_park(self);
+        self.pace.due = clock::now() + tick;
+    }
+
+    /// Learns of new communicators, and forgets those that have gone.
+    fn take_over(&mut self) {
+        let changes = self.post.changes.load(Ordering::Relaxed);
+        if std::mem::replace(&mut self.changes, changes) != changes {
+            let homes = self.post.homes.lock().clone();
+            self.know(homes);
+        }
+    }
+}
+
+impl ProgressDuty for Rounds {
+    fn round(&mut self, heard: u64) -> AfterRound {
+        if self.post.ends.load(Ordering::Relaxed) {
+            let due = std::mem::take(&mut *self.post.due.lock());
+            self.leave_all();
+            due.run();
+            return AfterRound::Over;
+        }
+        if self.is_early() {
+            return AfterRound::Rests;
+        }
+        self.post.is_parked.store(false, Ordering::Relaxed);
+        // Before all that is looked at: what rings later is not early.
+        (self.pace.heard, self.pace.rings) = (heard, self.post.rings.load(Ordering::Relaxed));
+        self.take_over();
+        let due = std::mem::take(&mut *self.post.due.lock());
+        self.run(due);
+        let round = self.look();
+        self.run(outcome::take());
+        self.set_pace(&round);
+        if round.goes_on { AfterRound::GoesOn } else { AfterRound::Rests }
+    }
+
+    /// Sleeps beside the visits, until the next tick, or without an end. Where one of them has to be driven soon, or
+    /// the system cannot, until the tick.
+    fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+        let Rounds { known, partial, chime, pace: Pace { due, is_long, heard, .. }, .. } = self;
+        let tick = due.saturating_duration_since(clock::now());
         // What comes by sockets between two ticks waits for the second one.
-        rest.prepare(is_long);
+        let mut long = LongRest::new(chime, *is_long);
         let (mut wakes, mut resting, mut is_restless) = (Vec::new(), Vec::new(), false);
         for Known { visit, rests, .. } in known.values_mut() {
             let Some(visit) = visit else { continue };
-            match visit.wakes(rest) {
+            match visit.wakes(&mut long) {
                 Some(one) => {
                     wakes.push(one);
                     resting.push(rests);
@@ -294,19 +346,25 @@ impl Rounds {
                 None => is_restless = true,
             }
         }
-        let limit = if is_long { LONG } else { tick.max(LOOK_AT_ONE * count_of(wakes.len())) };
-        let has_slept = !is_restless && rest.sleep(&wakes, (heard, limit));
-        if !has_slept {
-            chime.sleep(heard, &[], tick);
-        }
+        let limit = if *is_long { LONG } else { tick.max(LOOK_AT_ONE * count_of(wakes.len())) };
+        let limit = wakes.iter().map(|wakes| wakes.at_most).fold(limit, Duration::min);
+        let poller = long.descriptors();
+        let has_slept = !is_restless && {
+            let mut all = ends.clone();
+            all.limit = all.limit.min(limit);
+            all.flags.extend(wakes.iter().flat_map(|wakes| &wakes.flags).copied());
+            all.descriptors.extend(poller.as_ref().map(AsFd::as_fd));
+            sleep(&all)
+        };
         // Flags tell of their own visits alone; all else, as deadlines, has to be looked for.
         *partial += 1;
-        if !has_slept || chime.count() != heard || !wakes.iter().any(Wakes::is_up) || *partial > MOST_PARTIAL {
-            *partial = 0;
-        } else {
+        let may_be_partial = has_slept && chime.count() == *heard && wakes.iter().any(Wakes::is_up);
+        if may_be_partial && *partial <= MOST_PARTIAL {
             wakes.iter().zip(resting).for_each(|(one, rests)| *rests = !one.is_up());
+        } else {
+            *partial = 0;
         }
-        rest.end();
+        has_slept || sleep(&RestEnds { limit: ends.limit.min(tick), ..ends })
     }
 }
 

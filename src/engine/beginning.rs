@@ -20,18 +20,32 @@ pub(crate) fn copy_to_self<'a>(session: &Session, messages: Vec<Message<'a>>) ->
 /// A message, checked and to another rank, with its number.
 #[inline]
 pub(crate) fn begin_message<'a>(session: &Session, message: Message<'a>) -> MessageRun<'a> {
-    let sequence = number_message(session, &message);
+    match log::hears_calls() {
+        true => begin_message_as::<true>(session, message),
+        false => begin_message_as::<false>(session, message),
+    }
+}
+
+/// The same, by a caller who knows whether somebody hears of it.
+#[inline]
+pub(crate) fn begin_message_as<'a, const HEARD: bool>(session: &Session, message: Message<'a>) -> MessageRun<'a> {
+    let sequence = if HEARD { number_message(session, &message) } else { next_number(session, &message) };
     MessageRun::new(message, Collective::Send, sequence).streaming_from(session.settings.streaming_bytes)
 }
 
 /// The number of a message that begins now; logs its line.
 pub(crate) fn number_message(session: &Session, message: &Message<'_>) -> u64 {
-    let peer = message.peer();
-    let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
+    let sequence = next_number(session, message);
     if log::hears_calls() {
         call_log::of_message(session, message, sequence);
     }
     sequence
+}
+
+#[inline]
+fn next_number(session: &Session, message: &Message<'_>) -> u64 {
+    let peer = message.peer();
+    if message.sends() { session.next_send(peer) } else { session.next_receive(peer) }
 }
 
 /// The messages of an `all_to_all_v` to other ranks, and their type; what this rank has for itself is copied.

@@ -37,6 +37,9 @@ use crate::types::{Collective, DataType, Protocol, Rank, ReduceOp, Scalar, World
 /// Logs a collective that begins now: that it is called, and how it is run.
 #[cold]
 pub(super) fn of_collective(session: &Session, chooser: &HostChooser, (call, operation): (&Call<'_>, &Operation)) {
+    if !log::has_lines_of_calls() {
+        return;
+    }
     let (world, id) = (session.world, session.bootstrap.id());
     log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
     log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
@@ -49,7 +52,7 @@ pub(super) fn of_collective(session: &Session, chooser: &HostChooser, (call, ope
 /// Logs how a collective is run, as `choose` says.
 pub(super) fn of_choice(session: &Session, call: &Call<'_>, choose: impl FnOnce(Question<'_>) -> Result<Chosen>) {
     let world = session.world;
-    if call.collective.is_messages() || world.size == 1 {
+    if call.collective.is_messages() || world.size == 1 || !log::has_lines_of_calls() {
         return;
     }
     // Where the filters leave nothing, the call itself says so.
@@ -61,6 +64,9 @@ pub(super) fn of_choice(session: &Session, call: &Call<'_>, choose: impl FnOnce(
 /// Logs a message that begins now.
 #[cold]
 pub(super) fn of_message(session: &Session, message: &Message<'_>, sequence: u64) {
+    if !log::has_lines_of_calls() {
+        return;
+    }
     let (world, id) = (session.world, session.bootstrap.id());
     log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
     log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
@@ -69,6 +75,9 @@ pub(super) fn of_message(session: &Session, message: &Message<'_>, sequence: u64
 /// Logs an `all_to_all_v` that begins now, with all its messages.
 #[cold]
 pub(super) fn of_exchange(session: &Session, messages: &[Message<'_>]) {
+    if !log::has_lines_of_calls() {
+        return;
+    }
     let (exchange, world, id) = (Exchange::of(messages), session.world, session.bootstrap.id());
     log::trace!(Call @ world.rank, "{}", exchange.trace(id));
     log::detail!(Coll @ world.rank, "{}", exchange.line(session.collectives(), world, id));

@@ -5,11 +5,12 @@ use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
 use crate::engine::given::{Awaited, Beside, CallMover, Given};
+use crate::engine::heard::{HeardCall, NumberedEnd};
 use crate::engine::host_chooser::{HostChooser, Path};
 use crate::engine::host_side::{self, CallWay, HostSide};
 use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
 use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::{
@@ -23,10 +24,11 @@ use crate::session::page::CallWayShown;
 use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
+use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, Flag, Patience, Progress, TimeLimit, Wait};
 use crate::topo::Topology;
 use crate::transport::{Fabric, KnownBuffer, Need, Receivers};
-use crate::types::{DataType, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -63,7 +65,8 @@ impl Engine {
 
     /// The settings with which a child begins: this communicator's, with the hook that it has now.
     pub(crate) fn settings_of_child(&self) -> Settings {
-        Settings { progress: self.mover.progress.clone(), ..self.session.settings.clone() }
+        let first_rank = Some(self.session.settings.first_rank.unwrap_or(self.session.world.rank));
+        Settings { progress: self.mover.progress.clone(), first_rank, ..self.session.settings.clone() }
     }
 
     /// Sets what is called while a call waits.
@@ -95,6 +98,25 @@ impl Engine {
         order: Order<'_>,
         background: &mut dyn Background,
     ) -> Result<()> {
+        match log::hears_calls() {
+            true => self.collective_heard(call, order, background),
+            false => self.collective_as::<false>((call, order, background), |_, _| {}),
+        }
+    }
+
+    /// The same, of which somebody hears.
+    #[cold]
+    fn collective_heard(&mut self, call: &Call<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        let heard = HeardCall::begin_collective(call.collective, background);
+        self.collective_as::<true>((call, order, background), |session, label| heard.end_collective(session, label))
+    }
+
+    #[inline(always)]
+    fn collective_as<const HEARD: bool>(
+        &mut self,
+        (call, order, background): (&Call<'_>, Order<'_>, &mut dyn Background),
+        end: impl FnOnce(&Session, Label),
+    ) -> Result<()> {
         let session = &*self.session;
         session.begin_call();
         let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
@@ -106,7 +128,7 @@ impl Engine {
             past: session.history.past(),
             ..operation_of(call, on_device, windows)
         };
-        if log::hears_calls() {
+        if HEARD {
             call_log::of_collective(session, &self.host.chooser, (call, &operation));
         }
         let label = operation.label();
@@ -114,6 +136,7 @@ impl Engine {
         let begun = Begun { call, operation: &operation, label, kernel, world: self.session.world, lengths };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
+        end(&self.session, label);
         ended.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -160,11 +183,30 @@ impl Engine {
     /// Of what other ranks are part of.
     #[inline]
     pub(crate) fn run_prepared(&mut self, prepared: &Prepared, background: &mut dyn Background) -> Result<()> {
+        match log::hears_calls() {
+            true => self.run_prepared_heard(prepared, background),
+            false => self.run_prepared_as::<false>((prepared, background), |_, _| {}),
+        }
+    }
+
+    /// The same, of which somebody hears.
+    #[cold]
+    fn run_prepared_heard(&mut self, prepared: &Prepared, background: &mut dyn Background) -> Result<()> {
+        let heard = HeardCall::begin_collective(prepared.call.collective, background);
+        self.run_prepared_as::<true>((prepared, background), |session, label| heard.end_collective(session, label))
+    }
+
+    #[inline(always)]
+    fn run_prepared_as<const HEARD: bool>(
+        &mut self,
+        (prepared, background): (&Prepared, &mut dyn Background),
+        end: impl FnOnce(&Session, Label),
+    ) -> Result<()> {
         let Engine { session, mover, host, .. } = self;
         let Prepared { call, kernel, lengths, way, .. } = prepared;
         let (sequence, past) = (session.next_collective(), session.history.past());
         let operation = &Operation { sequence, past, ..prepared.operation };
-        if log::hears_calls() {
+        if HEARD {
             call_log::of_collective(session, &host.chooser, (call, operation));
         }
         session.begin_call();
@@ -185,6 +227,7 @@ impl Engine {
                 host.collective(Given { session, mover }, (begun, way.call_way()), background)
             }
         };
+        end(session, label);
         ended.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -282,16 +325,19 @@ impl Engine {
         if on_a_device(&messages, order) {
             return self.run_messages_on_device((messages, None), order);
         }
+        let heard = log::hears_calls().then(|| HeardCall::begin(MESSAGES));
         let others =
             beginning::copy_to_self(&self.session, messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> =
             others.into_iter().map(|message| beginning::begin_message(&self.session, message)).collect();
+        let ends = heard.iter().flat_map(|_| runs.iter().map(NumberedEnd::of)).collect::<Vec<_>>();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| GROUP_OF_MESSAGES.to_owned());
         let needs = (&needs[..], Receivers::AreAsked);
-        host_side::drive_messages(&mut self.given(), needs, (&mut runs, None), &mut NoBackground)
-            .map_err(|error| error.during(name))
+        let ended = host_side::drive_messages(&mut self.given(), needs, (&mut runs, None), &mut NoBackground);
+        heard.iter().for_each(|heard| heard.end_messages(&self.session, &ends));
+        ended.map_err(|error| error.during(name))
     }
 
     /// A message to a rank and one from a rank, side by side. What `messages` does for several, with nothing allocated
@@ -301,13 +347,34 @@ impl Engine {
         if !is_pair(&messages, world.rank) {
             return self.messages_in(messages.into(), Order::Caller);
         }
+        match log::hears_calls() {
+            true => self.pair_heard(messages),
+            false => self.pair_as::<false>(messages, |_, _| {}),
+        }
+    }
+
+    /// The same, of which somebody hears.
+    #[cold]
+    fn pair_heard(&mut self, messages: [Message<'_>; 2]) -> Result<()> {
+        let heard = HeardCall::begin(MESSAGES);
+        self.pair_as::<true>(messages, |session, runs| heard.end_messages(session, &runs.map(NumberedEnd::of)))
+    }
+
+    #[inline(always)]
+    fn pair_as<const HEARD: bool>(
+        &mut self,
+        [sent, received]: [Message<'_>; 2],
+        end: impl FnOnce(&Session, [&MessageRun<'_>; 2]),
+    ) -> Result<()> {
+        let world = self.session.world;
         self.session.begin_call();
-        let [sent, received] = messages;
         sent.check(world)?;
         received.check(world)?;
         let needs = [sent.need(), received.need()];
-        let mut runs = [sent, received].map(|message| beginning::begin_message(&self.session, message));
-        host_side::drive_pair(self.given(), needs, &mut runs).map_err(|error| error.during(GROUP_OF_MESSAGES))
+        let mut runs = [sent, received].map(|message| beginning::begin_message_as::<HEARD>(&self.session, message));
+        let ended = host_side::drive_pair(self.given(), needs, &mut runs);
+        end(&self.session, [&runs[0], &runs[1]]);
+        ended.map_err(|error| error.during(GROUP_OF_MESSAGES))
     }
 
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
@@ -315,11 +382,31 @@ impl Engine {
         if message.peer() == self.session.world.rank || message.home() != Home::Host {
             return self.messages(vec![message]);
         }
+        match log::hears_calls() {
+            true => self.message_heard(message),
+            false => self.message_as::<false>(message, |_, _| {}),
+        }
+    }
+
+    /// The same, of which somebody hears.
+    #[cold]
+    fn message_heard(&mut self, message: Message<'_>) -> Result<()> {
+        let heard = HeardCall::begin(if message.sends() { "send" } else { "recv" });
+        self.message_as::<true>(message, |session, run| heard.end_messages(session, &[NumberedEnd::of(run)]))
+    }
+
+    #[inline(always)]
+    fn message_as<const HEARD: bool>(
+        &mut self,
+        message: Message<'_>,
+        end: impl FnOnce(&Session, &MessageRun<'_>),
+    ) -> Result<()> {
         self.session.begin_call();
         message.check(self.session.world)?;
         let need = message.need();
-        let mut run = beginning::begin_message(&self.session, message);
+        let mut run = beginning::begin_message_as::<HEARD>(&self.session, message);
         let result = host_side::drive_message(self.given(), need, &mut run);
+        end(&self.session, &run);
         result.map_err(|error| error.during(run.name()))
     }
 
@@ -352,12 +439,14 @@ impl Engine {
             let result = self.run_messages_on_device((messages, Some(operation)), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
+        let heard = log::hears_calls().then(|| HeardCall::begin(Collective::AllToAllV.name()));
         let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = beginning::begin_exchange(&self.session, others, data_type);
         let needs = (&needs[..], Receivers::Come);
         let result =
             host_side::drive_messages(&mut self.given(), needs, (&mut runs, Some(&operation)), &mut NoBackground);
+        heard.iter().for_each(|heard| heard.end_collective(&self.session, operation.label()));
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -479,6 +568,13 @@ impl Engine {
         self.session.fail(error, &|peer| self.host.first_difference(peer))
     }
 
+    /// [`Session::awaits_cause`].
+    pub(crate) fn awaits_cause(&self, error: &Error) -> bool {
+        let is_named = |peer: u32| self.host.first_difference(Rank::new(peer)).is_some();
+        let is_known = error.kind() == Kind::Mismatch && error.peer().is_some_and(is_named);
+        !is_known && self.session.awaits_cause(error)
+    }
+
     /// [`Session::cause`].
     pub(crate) fn cause(&self, error: Error) -> Error {
         self.host.cause(&self.session, error)
@@ -583,3 +679,5 @@ fn is_pair(messages: &[Message<'_>; 2], me: Rank) -> bool {
 
 /// What errors call messages that run side by side.
 const GROUP_OF_MESSAGES: &str = "group of messages";
+/// What profilers call them.
+const MESSAGES: &str = "messages";

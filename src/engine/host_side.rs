@@ -291,6 +291,8 @@ impl HostSide {
             turns: &mut self.mapped_runs.turns,
             flag_base,
             streaming_bytes: session.settings.streaming_bytes,
+            // Those of requests would overlap with others of the thread.
+            spans: (!background.is_on_own_stack()).then(|| session.span_owner()),
         };
         let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);

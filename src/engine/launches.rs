@@ -1,6 +1,6 @@
 //! Launches under way: what waits for them, and what goes wrong with them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::{Event, LaunchFault, StatusPage};
 use crate::error::{Error, Kind, Result};
@@ -32,18 +32,35 @@ pub(super) struct DeviceWait<'a> {
 /// process may have told the launch of all to stop, of which this rank hears a moment later, in a `turn` of its wait.
 pub(super) fn fault(status: &StatusPage, session: &Session, turn: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     let mut patience = None;
-    loop {
-        match status.fault() {
-            None => return Ok(()),
-            Some(LaunchFault::Mismatch { peer, mine, theirs }) => {
-                return Err(session.history.mismatch(mine, Rank::new(peer), theirs));
-            }
-            Some(LaunchFault::Aborted) => session.abort.check()?,
-        }
+    while !is_well(status, session)? {
         turn()?;
-        if patience.get_or_insert_with(|| Deadline::after(REASON_PATIENCE)).is_over() {
-            return Err(Error::new(Kind::Aborted, "a launch of this communicator was aborted"));
+        check_patience(&mut patience)?;
+    }
+    Ok(())
+}
+
+/// Whether a status page reports no error; false where it reports an abort of which the reason is not known yet.
+///
+/// # Errors
+/// The one that it reports.
+pub(super) fn is_well(status: &StatusPage, session: &Session) -> Result<bool> {
+    match status.fault() {
+        None => Ok(true),
+        Some(LaunchFault::Mismatch { peer, mine, theirs }) => {
+            Err(session.history.mismatch(mine, Rank::new(peer), theirs))
         }
+        Some(LaunchFault::Aborted) => session.abort.check().map(|()| false),
+    }
+}
+
+/// Bounds the wait for the reason of an abort, which begins with the first call.
+///
+/// # Errors
+/// Once it is over.
+pub(super) fn check_patience(patience: &mut Option<Deadline>) -> Result<()> {
+    match patience.get_or_insert_with(|| Deadline::after(REASON_PATIENCE)).is_over() {
+        true => Err(Error::new(Kind::Aborted, "a launch of this communicator was aborted")),
+        false => Ok(()),
     }
 }
 
@@ -133,23 +150,48 @@ pub(super) fn await_end(
     deadline: Deadline,
     meanwhile: &mut dyn FnMut() -> Result<()>,
 ) -> Result<()> {
-    let (began, deadline) = (clock::now(), deadline.later(Deadline::after(END_PATIENCE)));
+    let end = ToldEnd::by(deadline);
     let mut goes_on = true;
-    while !event.is_done()? {
-        // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
-        told.into_iter().for_each(crate::sync::Mirror::raise);
-        if deadline.is_over() {
-            return Err(Error::timeout(format!(
-                "a launch has not ended {:.1} s after it was told to stop: the device may still use the buffers of the \
-                 call, so free none of them",
-                clock::now().duration_since(began).as_secs_f64()
-            )));
-        }
+    while !end.has_come((event, told))? {
         // The call has failed already: what goes wrong here is no news.
         goes_on = goes_on && meanwhile().is_ok();
         futex::nap(LAUNCH_NAP);
     }
     Ok(())
+}
+
+/// The end of a launch that was told to end.
+#[derive(Debug)]
+pub(super) struct ToldEnd {
+    began: Instant,
+    deadline: Deadline,
+}
+
+impl ToldEnd {
+    /// It has until `deadline`, and [`END_PATIENCE`] at least.
+    pub(super) fn by(deadline: Deadline) -> ToldEnd {
+        ToldEnd { began: clock::now(), deadline: deadline.later(Deadline::after(END_PATIENCE)) }
+    }
+
+    /// Whether it has come; if not, the launch is `told` again.
+    ///
+    /// # Errors
+    /// As [`await_end`].
+    pub(super) fn has_come(&self, (event, told): (&dyn Event, Option<&StatusPage>)) -> Result<bool> {
+        if event.is_done()? {
+            return Ok(true);
+        }
+        // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
+        told.into_iter().for_each(crate::sync::Mirror::raise);
+        if self.deadline.is_over() {
+            return Err(Error::timeout(format!(
+                "a launch has not ended {:.1} s after it was told to stop: the device may still use the buffers of the \
+                 call, so free none of them",
+                clock::now().duration_since(self.began).as_secs_f64()
+            )));
+        }
+        Ok(false)
+    }
 }
 
 /// How long a launch that was told to end may take, whatever time is left. It looks at the word some thousand times a

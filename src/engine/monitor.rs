@@ -1,25 +1,31 @@
-//! The thread that looks after launches for which no call waits: deadlines, deaths, mismatches.
+//! What looks after launches for which no call waits: deadlines, deaths, mismatches.
+//!
+//! One thread of the process, the service thread, does it for all communicators. It starts with the first launch on a
+//! stream and ends with the last communicator that has had one. It never waits for a launch, only looks at it, so that a
+//! launch that does not end holds up no other communicator; and it asks the driver nothing that blocks.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::device::{DeviceIdentity, Event, StatusPage};
-use crate::engine::launches::{self, Launched};
-use crate::error::Result;
+use crate::engine::launches::{self, Launched, ToldEnd};
+use crate::error::{Error, Result};
 use crate::reach::proxy::Attention;
 use crate::session::Session;
-use crate::session::failure_watch::FailureWatch;
-use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
-use crate::sync::{Waiting, Watch};
-use crate::sys::{futex, gpus, thread};
+use crate::session::failure_watch::{FailureWatch, PausedWatch};
+use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::{Deadline, Waiting, Watch};
+use crate::sys::fork::PerProcess;
+use crate::sys::{gpus, thread};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
 /// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
 #[derive(Debug)]
 pub(super) struct Monitor {
     shared: Arc<Watched>,
-    thread: Option<JoinHandle<()>>,
+    service: Arc<Service>,
 }
 
 #[derive(Debug)]
@@ -27,18 +33,17 @@ struct Watched {
     session: Arc<Session>,
     status: Arc<StatusPage>,
     state: Mutex<State>,
-    /// Something was added while the thread slept for want of launches, or the end was asked for.
+    /// Told once it has ended.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     launches: VecDeque<Launch>,
-    /// The thread sleeps until something is added.
-    is_idle: bool,
+    /// Nothing more is added.
     ends: bool,
-    /// A launch did not end when it was told to: no more is expected of the others.
-    has_given_up: bool,
+    /// Its launches have ended, and it is looked at no more.
+    has_ended: bool,
 }
 
 /// A launch under way.
@@ -51,20 +56,75 @@ struct Launch {
     _attention: Option<Attention>,
 }
 
+/// The service thread of this process, while there are monitors.
+static SERVICE: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
+
+#[derive(Debug)]
+struct Running {
+    service: Arc<Service>,
+    thread: JoinHandle<()>,
+    monitors: usize,
+}
+
+/// What the thread is told by.
+#[derive(Debug, Default)]
+struct Service {
+    told: Mutex<Told>,
+    changed: Condvar,
+    /// The thread sleeps until something is added, which then wakes it.
+    is_idle: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    /// Monitors that the thread does not know yet.
+    joining: Vec<Arc<Watched>>,
+    /// A monitor ends, and is waited for.
+    is_urgent: bool,
+    ends: bool,
+}
+
+/// What the thread knows of a communicator between two looks.
+#[derive(Debug, Default)]
+struct Looks {
+    /// The watch of the oldest launch, once it has begun.
+    watch: Option<PausedWatch>,
+    /// How long the reason of an abort is waited for.
+    patience: Option<Deadline>,
+    /// The oldest launch has failed, and was told to end.
+    told: Option<ToldEnd>,
+    /// A launch did not end when it was told to: no more is expected of the others.
+    has_given_up: bool,
+}
+
+/// What a look at a communicator has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Launches,
+    /// It is to be looked at no more.
+    End,
+}
+
 impl Monitor {
-    /// A thread that waits for launches, on processors near `device`: it asks the driver and the device's status page.
+    /// A monitor, and the thread where there is none: on processors near the `device` of the first, for it asks the
+    /// driver and the device's status page.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread can be started.
     pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Monitor> {
+        let mut running = SERVICE.get_or_init(Mutex::default).lock();
+        let running = match &mut *running {
+            Some(running) => running,
+            none => none.insert(Running::start(device)?),
+        };
+        running.monitors += 1;
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Watched { session, status, state, changed });
-        let watched = Arc::clone(&shared);
-        let thread = thread::spawn("rsccl monitor", move || {
-            gpus::settle_near(device.0);
-            watched.run();
-        })?;
-        Ok(Monitor { shared, thread: Some(thread) })
+        let service = Arc::clone(&running.service);
+        service.told.lock().joining.push(Arc::clone(&shared));
+        service.wake();
+        Ok(Monitor { shared, service })
     }
 
     /// Watches a launch, which has ended when `event` is done, and keeps `attention` until then. Where [`MOST_LAUNCHES`]
@@ -86,9 +146,8 @@ impl Monitor {
             state = self.shared.state();
         }
         state.launches.push_back(Launch { launched, event, _attention: attention });
-        if std::mem::take(&mut state.is_idle) {
-            self.shared.changed.notify_one();
-        }
+        drop(state);
+        self.service.note_work();
         Ok(())
     }
 }
@@ -96,10 +155,109 @@ impl Monitor {
 impl Drop for Monitor {
     fn drop(&mut self) {
         self.shared.state().ends = true;
-        self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // A monitor that panicked watches nothing any more; there is nobody to tell here.
+        self.service.told.lock().is_urgent = true;
+        self.service.wake();
+        let mut state = self.shared.state();
+        while !state.has_ended {
+            state = self.shared.changed.wait(state);
+        }
+        drop(state);
+        self.service.leave();
+    }
+}
+
+impl Running {
+    fn start(device: DeviceIdentity) -> Result<Running> {
+        let service = Arc::<Service>::default();
+        let served = Arc::clone(&service);
+        let thread = thread::spawn("rsccl service", move || {
+            gpus::settle_near(device.0);
+            served.run();
+        })?;
+        Ok(Running { service, thread, monitors: 0 })
+    }
+}
+
+impl Service {
+    fn wake(&self) {
+        // Under the lock, under which the thread looks before it sleeps.
+        let _told = self.told.lock();
+        self.is_idle.store(false, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// A launch was added.
+    fn note_work(&self) {
+        // Partner of the fence in `rest`: the thread sees the launch, or this one that the thread is idle.
+        fence(Ordering::SeqCst);
+        if self.is_idle.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    /// A monitor has gone. The last one ends the thread.
+    fn leave(self: &Arc<Service>) {
+        let Some(running) = SERVICE.get() else { return };
+        let mut running = running.lock();
+        let is_last = running.as_mut().filter(|running| Arc::ptr_eq(&running.service, self)).is_some_and(|running| {
+            running.monitors -= 1;
+            running.monitors == 0
+        });
+        let last = running.take_if(|_| is_last);
+        drop(running);
+        if let Some(Running { service, thread, .. }) = last {
+            service.told.lock().ends = true;
+            service.wake();
+            // It has nothing left to look at.
             let _ended = thread.join();
+        }
+    }
+
+    fn run(&self) {
+        let mut all: Vec<(Arc<Watched>, Looks)> = Vec::new();
+        loop {
+            let mut told = self.told.lock();
+            all.extend(told.joining.drain(..).map(|watched| (watched, Looks::default())));
+            told.is_urgent = false;
+            let ends = told.ends;
+            drop(told);
+            if ends && all.is_empty() {
+                return;
+            }
+            let mut has_launches = false;
+            all.retain_mut(|(watched, looks)| {
+                let found = catch_unwind(AssertUnwindSafe(|| watched.look(looks))).unwrap_or_else(|panic| {
+                    watched.session.abort.raise(Error::of_panic("the monitor", &*panic));
+                    Found::End
+                });
+                has_launches |= found == Found::Launches;
+                if found == Found::End {
+                    watched.end();
+                }
+                found != Found::End
+            });
+            self.rest(&all, has_launches);
+        }
+    }
+
+    /// Sleeps until the next look. A launch after a pause is given time to end, and the program time for more of them,
+    /// before anyone looks: waking this thread costs the call that does it more than all else that it does.
+    fn rest(&self, all: &[(Arc<Watched>, Looks)], has_launches: bool) {
+        let mut told = self.told.lock();
+        if !has_launches && told.joining.is_empty() && !told.is_urgent && !told.ends {
+            self.is_idle.store(true, Ordering::Relaxed);
+            // Partner of the fence in `note_work`.
+            fence(Ordering::SeqCst);
+            if !all.iter().any(|(watched, _)| watched.has_work()) {
+                while self.is_idle.load(Ordering::Relaxed) {
+                    told = self.changed.wait(told);
+                }
+            }
+            self.is_idle.store(false, Ordering::Relaxed);
+        }
+        if !told.is_urgent && !told.ends && told.joining.is_empty() {
+            // `note_work` wakes a thread that is idle only, so that nothing but a new or ending monitor cuts this short.
+            drop(self.changed.wait_timeout(told, LOOK_EVERY));
         }
     }
 }
@@ -109,67 +267,163 @@ impl Watched {
         self.state.lock()
     }
 
-    /// The oldest launch; `None` when there will be none any more. A launch after a pause is given time to end, and the
-    /// program time for more of them, before anyone looks: waking this thread costs the call that does it more than all
-    /// else that it does.
-    fn next(&self) -> Option<(Launched, Arc<dyn Event>)> {
+    fn has_work(&self) -> bool {
+        let state = self.state();
+        state.ends || !state.launches.is_empty()
+    }
+
+    /// Looks at the launches that are the oldest, as far as they have ended, and at the next one. Never waits.
+    fn look(&self, looks: &mut Looks) -> Found {
+        loop {
+            let state = self.state();
+            let Some(Launch { launched, event, .. }) = state.launches.front() else {
+                return if state.ends { Found::End } else { Found::Nothing };
+            };
+            let (launched, event) = (launched.clone(), Arc::clone(event));
+            drop(state);
+            if !self.has_ended(looks, &launched, &*event) {
+                return Found::Launches;
+            }
+            *looks = Looks { has_given_up: looks.has_given_up, ..Looks::default() };
+            // Dropped without the lock.
+            let _over = self.state().launches.pop_front();
+        }
+    }
+
+    /// Nobody looks at it any more.
+    fn end(&self) {
         let mut state = self.state();
-        if state.launches.is_empty() && !state.ends {
-            state.is_idle = true;
-            while state.is_idle && !state.ends {
-                state = self.changed.wait(state);
-            }
-            if !state.ends {
-                // `add` wakes a thread that is idle only, so that nothing but the end cuts this rest short.
-                state = self.changed.wait_timeout(state, LOOK_EVERY);
-            }
-        }
-        state.launches.front().map(|first| (first.launched.clone(), Arc::clone(&first.event)))
+        state.has_ended = true;
+        let _left = std::mem::take(&mut state.launches);
+        self.changed.notify_one();
     }
 
-    fn run(&self) {
-        while let Some((launched, event)) = self.next() {
-            if let Err(error) = self.watch(&launched, &*event) {
-                let error = error.during(launched.name()).at(self.session.world.rank);
-                self.session.publish_failure(&error);
-                // Shown to the device too, whose launches end then.
-                self.session.abort.raise(error);
-                self.await_end(&*event);
+    /// Whether the oldest launch has ended, well or not.
+    fn has_ended(&self, looks: &mut Looks, launched: &Launched, event: &dyn Event) -> bool {
+        if looks.told.is_none() {
+            match self.watch(looks, launched, event) {
+                Ok(has_ended) => return has_ended,
+                Err(error) => {
+                    let error = error.during(launched.name()).at(self.session.world.rank);
+                    self.session.publish_failure(&error);
+                    // Shown to the device too, whose launches end then.
+                    self.session.abort.raise(error);
+                    looks.told = Some(ToldEnd::by(self.session.settings.timeout.deadline()));
+                }
             }
-            self.state().launches.pop_front();
+        }
+        let Some(told) = looks.told.as_ref().filter(|_| !looks.has_given_up) else { return true };
+        match told.has_come((event, Some(&self.status))) {
+            Ok(has_come) => has_come,
+            Err(_) => {
+                // The communicator has its error; a device that does not end its launches, or has failed, ends none of
+                // the others.
+                looks.has_given_up = true;
+                true
+            }
         }
     }
 
-    fn watch(&self, launched: &Launched, event: &dyn Event) -> Result<()> {
+    /// Whether the launch has ended well; one look at whether it still can.
+    fn watch(&self, looks: &mut Looks, launched: &Launched, event: &dyn Event) -> Result<bool> {
         let open = || launched.messages();
-        let mut watch = FailureWatch::new(&self.session, launched.waiting_for(&open));
-        let mut turn = || {
-            watch.look(&launches::its_launch)?;
-            futex::nap(LOOK_EVERY);
-            Ok(())
-        };
-        while !event.is_done()? {
-            turn()?;
+        // Where it is not paused again it ends here, and tells so.
+        let mut watch = FailureWatch::resumed(&self.session, launched.waiting_for(&open), looks.watch.take());
+        let is_done = event.is_done()?;
+        if is_done && launches::is_well(&self.status, &self.session)? {
+            return Ok(true);
         }
-        launches::fault(&self.status, &self.session, &mut turn)
-    }
-
-    /// Waits for a launch that has been told to end, and gives up after the first wait that fails.
-    fn await_end(&self, event: &dyn Event) {
-        let has_given_up = self.state().has_given_up;
-        // This thread has no turn of the communicator: the calls that wait have it.
-        let nothing = &mut || Ok(());
-        let deadline = self.session.settings.timeout.deadline();
-        if !has_given_up && launches::await_end((event, Some(&self.status)), deadline, nothing).is_err() {
-            // The communicator has its error; a device that does not end its launches, or has failed, ends none of
-            // the others.
-            self.state().has_given_up = true;
+        watch.look(&launches::its_launch)?;
+        if is_done {
+            launches::check_patience(&mut looks.patience)?;
         }
+        looks.watch = Some(watch.paused());
+        Ok(false)
     }
 }
 
 /// Launches that one communicator may have under way on streams: more than hide the host's work, far fewer than fill
 /// a device's queues.
 const MOST_LAUNCHES: usize = 1024;
-/// How often a launch is looked at.
+/// How often launches are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::bootstrap::LocalBootstrap;
+    use crate::config::Config;
+    use crate::session::settings::Settings;
+    use crate::sync::AbortFlag;
+    use crate::sys::clock;
+
+    #[derive(Debug, Default)]
+    struct Done(AtomicBool);
+
+    impl Event for Done {
+        fn is_done(&self) -> Result<bool> {
+            Ok(self.0.load(Ordering::Acquire))
+        }
+    }
+
+    /// Rank 0 of a world of two, and the other one.
+    fn monitors() -> (Monitor, Session, Arc<Session>) {
+        let config = Config::default().with_timeout(Duration::from_secs(600));
+        let settings = Settings::read(&config).unwrap();
+        let session = |rank| Session::new(Box::new(rank), settings.clone(), AbortFlag::new());
+        let [mine, theirs] = LocalBootstrap::world(2).unwrap().try_into().unwrap();
+        let (mine, theirs) = (Arc::new(session(mine)), session(theirs));
+        let status = Arc::new(StatusPage::new().unwrap());
+        (Monitor::start(Arc::clone(&mine), status, DeviceIdentity([0; 16])).unwrap(), theirs, mine)
+    }
+
+    fn launch(monitor: &Monitor) -> Arc<Done> {
+        let event = Arc::<Done>::default();
+        let added = (Launched::Messages(Vec::new()), Arc::clone(&event) as Arc<dyn Event>);
+        monitor.add(added, None, &mut |_| panic!("there is room")).unwrap();
+        event
+    }
+
+    fn becomes(is_so: impl Fn() -> bool) -> bool {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while !is_so() && !deadline.passed(clock::now()) {
+            std::thread::yield_now();
+        }
+        is_so()
+    }
+
+    #[test]
+    fn one_thread_looks_at_all_communicators_and_a_launch_that_lasts_holds_up_none() {
+        let ((first, _one, _), (second, _two, session)) = (monitors(), monitors());
+        assert!(Arc::ptr_eq(&first.service, &second.service));
+        let lasts = launch(&first);
+        for _ in 0..3 {
+            let ends = launch(&second);
+            ends.0.store(true, Ordering::Release);
+            assert!(becomes(|| second.shared.state().launches.is_empty()), "nobody looks at it");
+        }
+        // It waits for its own launches, and not for the other's.
+        drop(second);
+        assert!(!session.abort.is_raised() && !first.shared.state().launches.is_empty());
+        lasts.0.store(true, Ordering::Release);
+        drop(first);
+    }
+
+    #[test]
+    fn a_communicator_that_fails_is_told_and_the_others_go_on() {
+        let ((fails, theirs, session), (goes_on, _other, other)) = (monitors(), monitors());
+        let (stuck, ends) = (launch(&fails), launch(&goes_on));
+        theirs.publish_failure(&Error::aborted("on purpose"));
+        assert!(becomes(|| session.abort.is_raised()), "nobody hears of it");
+        assert!(session.abort.check().unwrap_err().message().contains("on purpose"));
+        // It is told again and again until it ends.
+        assert!(becomes(|| fails.shared.status.is_aborted()));
+        assert!(!other.abort.is_raised());
+        for event in [ends, stuck] {
+            event.0.store(true, Ordering::Release);
+        }
+        drop((fails, goes_on));
+        assert!(!other.abort.is_raised());
+    }
+}

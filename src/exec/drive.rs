@@ -393,6 +393,7 @@ mod tests {
                     tuning: 0,
                     home,
                     switches: [0; 4],
+                    is_traced: false,
                 }
             })
             .collect();

@@ -7,6 +7,8 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
+use crate::exec::step_spans::StepSpans;
+use crate::log::spans::SpanOwner;
 use crate::plan::{self, Action, Combine, Lane, Operand, Plan, RankBuffer, Span};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, Taken};
@@ -49,6 +51,8 @@ pub struct PlanRun<'a> {
     cached: Vec<*mut u8>,
     /// The slots of the step under way, which are the last of `cached`.
     slots: Vec<(Rank, NonNull<u8>)>,
+    /// What the trace has of its steps.
+    spans: Option<Box<StepSpans>>,
 }
 
 /// Bytes from which a fold writes what peers read apart from output: bench/NOTES.md, "A fold writes output, and a copy
@@ -116,6 +120,8 @@ pub struct Setting<'a> {
     pub flag_base: u64,
     /// How to write output: through the caches or past them.
     pub store: Store,
+    /// For whom the trace has its steps, if at all.
+    pub(crate) spans: Option<SpanOwner>,
 }
 
 impl<'a> PlanRun<'a> {
@@ -126,7 +132,9 @@ impl<'a> PlanRun<'a> {
     /// what the plan's spec says of input and output, nobody else touches it but peers through the plan, and each entry
     /// of `setting.user` is good for the same while its lease is held.
     pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
-        let lanes = plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
+        let lanes: Vec<LaneState> =
+            plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
+        let spans = StepSpans::of_run(setting.spans, setting.operation.sequence, lanes.len());
         PlanRun {
             plan,
             kernel: setting.kernel,
@@ -146,6 +154,7 @@ impl<'a> PlanRun<'a> {
             targets: Vec::new(),
             cached: Vec::new(),
             slots: Vec::new(),
+            spans,
         }
     }
 
@@ -157,10 +166,20 @@ impl<'a> PlanRun<'a> {
         while self.lanes[lane].turn < self.lanes[lane].turns {
             let state = self.lanes[lane];
             let step = &steps[state.step];
-            if let Some(round) = plan.lanes[lane].round_of(step, u64::from(state.turn))
-                && !self.run_step(lane, &step.action, round, links)?
-            {
-                return Ok(moved);
+            if let Some(round) = plan.lanes[lane].round_of(step, u64::from(state.turn)) {
+                if let Some(spans) = &mut self.spans {
+                    spans.begin(lane);
+                }
+                if !self.run_step(lane, &step.action, round, links)? {
+                    return Ok(moved);
+                }
+                if let Some(spans) = &mut self.spans {
+                    let bytes = match &step.action {
+                        Action::Combine(combine) => plan.lanes[lane].sizes.length(combine, round).index(),
+                        Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => 0,
+                    };
+                    spans.end(lane, &step.action, (plan.lanes[lane].channel, bytes * self.element_bytes));
+                }
             }
             moved = Progress::Moved;
             let state = &mut self.lanes[lane];

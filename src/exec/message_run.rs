@@ -152,6 +152,11 @@ impl<'a> MessageRun<'a> {
         self.message.peer()
     }
 
+    /// How many bytes it has.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// A message that has failed takes its offer back. Whether nobody reads its memory any more; a receiver that reads
     /// is asked to leave, and is given a moment. Dropping the message waits for the same.
     pub fn leave(&mut self) -> bool {
@@ -549,6 +554,7 @@ mod tests {
                         tuning: 0,
                         home,
                         switches: [0; 4],
+                        is_traced: false,
                     }
                 })
                 .collect();

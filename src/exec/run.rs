@@ -9,6 +9,7 @@ use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::program::Program;
 use crate::exec::turn::WaitContext;
+use crate::log::spans::SpanOwner;
 use crate::plan::{ScratchSets, Windows};
 use crate::transport::HostWindows;
 
@@ -27,6 +28,8 @@ pub struct RunContext<'a> {
     pub flag_base: u64,
     /// An output of at least this many bytes is written past the caches.
     pub streaming_bytes: u64,
+    /// For whom the trace has its steps, if at all.
+    pub(crate) spans: Option<SpanOwner>,
 }
 
 /// Runs `program`, whose plan was built for the call, to its end; in `epoch` where it works in users' buffers. Its
@@ -60,6 +63,7 @@ pub(crate) fn run(
         scratch_shift: scratch_shift(program, context.turns, call.data_type.size() as usize),
         flag_base: context.flag_base,
         store: if streams { Store::Streaming } else { Store::Cached },
+        spans: context.spans,
     };
     // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them;
     // peers' buffers are entered, and the epoch holds the leases until after this run; scratch is as large as the

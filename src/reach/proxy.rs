@@ -1,9 +1,9 @@
-//! What moves messages between kernels and ranks of other hosts: one proxy for each communicator, and one thread of the
-//! process that drives all of them.
+//! What moves messages between kernels and ranks of other hosts: one proxy for each communicator, and the progress
+//! thread of the process ([`progress_thread`]), which drives all of them.
 //!
 //! A kernel works in slots in pinned memory of the host (`transport::KernelSlots`), where a pump of the proxy has the
-//! other end. The thread calls no driver, so it waits for no kernel; and it waits for no peer, so no communicator holds
-//! up another one: where one fails, a thread of its own tells its ranks, which may take a moment.
+//! other end. The thread calls no driver here, so it waits for no kernel; and it waits for no peer, so no communicator
+//! holds up another one: where one fails, a thread of its own tells its ranks, which may take a moment.
 //!
 //! # When it looks
 //! What comes from peers, and room for what goes to them, wakes it by the descriptors of the sockets. Kernels wake
@@ -13,7 +13,6 @@
 //! a rule that no replay escapes, and that needs no host function in the graph, which would hold up each replay. Else
 //! the thread sleeps until a descriptor is ready.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,11 +22,10 @@ use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
-use crate::sync::{Deadline, Mirror};
-use crate::sys::bell::Bell;
+use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
+use crate::sync::{Chime, Deadline, Mirror, RestEnds};
 use crate::sys::fork::PerProcess;
-use crate::sys::poller::{self, Interest};
-use crate::sys::{clock, cpu, futex, gpus, thread};
+use crate::sys::{clock, cpu, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
 
 /// The proxy of one communicator. Dropping it waits until what kernels have published has been handed to the system:
@@ -38,23 +36,34 @@ pub(super) struct Proxy {
     status: Arc<StatusPage>,
 }
 
-/// The thread of this process, while there are proxies.
-static PROGRESS: PerProcess<Mutex<Option<Progress>>> = PerProcess::new();
+/// What drives the proxies of this process, while there are any.
+static DRIVER: PerProcess<Mutex<Option<Driver>>> = PerProcess::new();
 
 #[derive(Debug)]
-struct Progress {
+struct Driver {
     post: Arc<Post>,
-    thread: JoinHandle<()>,
+    seat: ProgressSeat,
     proxies: usize,
 }
 
 /// What the thread is told by.
 #[derive(Debug)]
 struct Post {
-    bell: Bell,
+    chime: Arc<Chime>,
     /// Proxies that the thread does not drive yet.
     joining: Mutex<Vec<Arc<Shared>>>,
     ends: AtomicBool,
+}
+
+/// The proxies, on the progress thread.
+#[derive(Debug)]
+struct Proxies {
+    post: Arc<Post>,
+    all: Vec<(Arc<Shared>, Turns)>,
+    /// Near which the thread is to be, where that is not done.
+    near: Option<DeviceIdentity>,
+    /// How long the sleep behind the last round may last.
+    nap: Duration,
 }
 
 #[derive(Debug)]
@@ -113,12 +122,12 @@ impl Proxy {
     /// this rank's kernels.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where no thread can be started, or no descriptor is left.
+    /// [`crate::error::Kind::System`] where no thread can be started.
     pub fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Proxy> {
-        let mut progress = PROGRESS.get_or_init(Mutex::default).lock();
-        let running = match &mut *progress {
+        let mut driver = DRIVER.get_or_init(Mutex::default).lock();
+        let running = match &mut *driver {
             Some(running) => running,
-            none => none.insert(Progress::start(device)?),
+            none => none.insert(Driver::start(device)?),
         };
         running.proxies += 1;
         let post = Arc::clone(&running.post);
@@ -134,7 +143,7 @@ impl Proxy {
     /// Gives a connection to the thread.
     pub fn join(&self, end: FarEnd, slots: KernelSlots) {
         self.shared.joining.lock().push((end, slots));
-        self.shared.wanted.post.bell.ring();
+        self.shared.wanted.post.chime.ring();
     }
 
     /// Makes the thread look at what kernels do until a launch, or a graph that keeps the value, has ended.
@@ -142,7 +151,7 @@ impl Proxy {
         let wanted = Arc::clone(&self.shared.wanted);
         // Release, as all that is done to the counts: pairs with the loads in `Shared::step`.
         wanted.count(of_graph).fetch_add(1, Ordering::Release);
-        wanted.post.bell.ring();
+        wanted.post.chime.ring();
         Attention { wanted, of_graph }
     }
 }
@@ -151,11 +160,14 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         // Release: pairs with the load in `Shared::step`.
         self.shared.ends.store(true, Ordering::Release);
-        self.shared.wanted.post.bell.ring();
-        self.shared.ending.wait();
-        if let Some(thread) = self.shared.failing.lock().take() {
-            // One that panicked has told what it could.
-            let _ended = thread.join();
+        self.shared.wanted.post.chime.ring();
+        // Code of the program's that the thread runs may drop a communicator. What is left is handed over behind it.
+        if !progress_thread::is_here() {
+            self.shared.ending.wait();
+            if let Some(thread) = self.shared.failing.lock().take() {
+                // One that panicked has told what it could.
+                let _ended = thread.join();
+            }
         }
         leave();
         // Relaxed: the count only says whether there is anybody to tell.
@@ -170,7 +182,7 @@ impl Drop for Attention {
     fn drop(&mut self) {
         // Release: what the launch has published was published before.
         self.wanted.count(self.of_graph).fetch_sub(1, Ordering::Release);
-        self.wanted.post.bell.ring();
+        self.wanted.post.chime.ring();
     }
 }
 
@@ -194,77 +206,79 @@ impl Ending {
     }
 }
 
-impl Progress {
-    fn start(device: DeviceIdentity) -> Result<Progress> {
-        let (bell, joining, ends) = (Bell::new()?, Mutex::default(), AtomicBool::new(false));
-        let post = Arc::new(Post { bell, joining, ends });
-        let driven = Arc::clone(&post);
-        let thread = thread::spawn("rsccl progress", move || {
-            gpus::settle_near(device.0);
-            driven.run();
+impl Driver {
+    fn start(device: DeviceIdentity) -> Result<Driver> {
+        let mut post = None;
+        let seat = progress_thread::enter(|chime| {
+            let (joining, ends) = (Mutex::default(), AtomicBool::new(false));
+            let post = post.insert(Arc::new(Post { chime: Arc::clone(chime), joining, ends }));
+            Box::new(Proxies::new(Arc::clone(post), device))
         })?;
-        Ok(Progress { post, thread, proxies: 0 })
+        let post = post.ok_or_else(|| Error::internal("the progress thread has not taken its duty"))?;
+        Ok(Driver { post, seat, proxies: 0 })
     }
 }
 
-/// A proxy has gone. The last one ends the thread.
+/// A proxy has gone. The last one ends the duty.
 fn leave() {
-    let Some(progress) = PROGRESS.get() else { return };
-    let mut progress = progress.lock();
-    let is_last = progress.as_mut().is_some_and(|running| {
+    let Some(driver) = DRIVER.get() else { return };
+    let mut driver = driver.lock();
+    let is_last = driver.as_mut().is_some_and(|running| {
         running.proxies -= 1;
         running.proxies == 0
     });
-    let last = progress.take_if(|_| is_last);
-    drop(progress);
-    if let Some(Progress { post, thread, .. }) = last {
-        // Release: pairs with the load in `Post::run`.
+    let last = driver.take_if(|_| is_last);
+    drop(driver);
+    if let Some(Driver { post, seat, .. }) = last {
+        // Release: pairs with the load in `Proxies::round`.
         post.ends.store(true, Ordering::Release);
-        post.bell.ring();
-        // It has nothing left to drive.
-        let _ended = thread.join();
+        post.chime.ring();
+        drop(seat);
     }
 }
 
-impl Post {
-    fn run(&self) {
-        let mut all: Vec<(Arc<Shared>, Turns)> = Vec::new();
-        loop {
-            // First, so that what is told from here on wakes the sleep at the end of this round.
-            self.bell.hush();
-            // Acquire: pairs with the store in `leave`.
-            let ends = self.ends.load(Ordering::Acquire);
-            all.extend(self.joining.lock().drain(..).map(|shared| (shared, Turns::new())));
-            if ends && all.is_empty() {
-                return;
-            }
-            let (mut nap, mut over) = (LONGEST_NAP, Vec::new());
-            all.retain_mut(|(shared, turns)| {
-                let step = catch_unwind(AssertUnwindSafe(|| shared.step(turns))).unwrap_or_else(|panic| {
-                    turns.stop(Error::of_panic("the proxy", &*panic));
-                    Some(Duration::ZERO)
-                });
-                nap = step.map_or(nap, |next| next.min(nap));
-                if step.is_none() {
-                    over.push(Arc::clone(&shared.ending));
-                }
-                step.is_some()
+impl Proxies {
+    fn new(post: Arc<Post>, device: DeviceIdentity) -> Proxies {
+        Proxies { post, all: Vec::new(), near: Some(device), nap: Duration::ZERO }
+    }
+}
+
+impl ProgressDuty for Proxies {
+    fn round(&mut self, _: u64) -> AfterRound {
+        self.near.take().into_iter().for_each(|device| gpus::settle_near(device.0));
+        let Proxies { post, all, nap, .. } = self;
+        // Acquire: pairs with the store in `leave`.
+        let ends = post.ends.load(Ordering::Acquire);
+        all.extend(post.joining.lock().drain(..).map(|shared| (shared, Turns::new())));
+        let mut over = Vec::new();
+        *nap = LONGEST_NAP;
+        all.retain_mut(|(shared, turns)| {
+            let step = catch_unwind(AssertUnwindSafe(|| shared.step(turns))).unwrap_or_else(|panic| {
+                turns.stop(Error::of_panic("the proxy", &*panic));
+                Some(Duration::ZERO)
             });
-            over.iter().for_each(|ending| ending.tell());
-            if !nap.is_zero() {
-                self.rest(&mut all, nap);
+            *nap = step.map_or(*nap, |next| next.min(*nap));
+            if step.is_none() {
+                over.push(Arc::clone(&shared.ending));
             }
+            step.is_some()
+        });
+        over.iter().for_each(|ending| ending.tell());
+        match (ends && all.is_empty(), nap.is_zero()) {
+            (true, _) => AfterRound::Over,
+            (false, true) => AfterRound::GoesOn,
+            (false, false) => AfterRound::Rests,
         }
     }
 
-    /// Sleeps until there may be something to do for any of them, at most `nap`.
-    fn rest(&self, all: &mut [(Arc<Shared>, Turns)], mut nap: Duration) {
-        let mut descriptors: Vec<(BorrowedFd<'_>, Interest)> = vec![(self.bell.as_fd(), Interest::Read)];
+    /// Sleeps until there may be something to do for any of them.
+    fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+        let (mut ends, mut nap) = (ends, self.nap);
         // The descriptors of pumps that nobody calls would wake it for nothing.
-        for (_, turns) in all.iter_mut().filter(|(shared, turns)| !shared.is_over(turns)) {
+        for (_, turns) in self.all.iter_mut().filter(|(shared, turns)| !shared.is_over(turns)) {
             let Turns { pumps, broken, is_broken, .. } = turns;
             match pumps.sources() {
-                Ok(Some(descriptor)) => descriptors.extend(descriptor.map(|descriptor| (descriptor, Interest::Read))),
+                Ok(Some(descriptor)) => ends.descriptors.extend(descriptor),
                 Ok(None) => nap = nap.min(LEAST_NAP),
                 Err(error) => {
                     (*broken, *is_broken) = (Some(error), true);
@@ -272,9 +286,8 @@ impl Post {
                 }
             }
         }
-        if poller::wait_any(&descriptors, nap).is_err() {
-            futex::nap(nap.min(LAUNCH_NAP));
-        }
+        ends.limit = ends.limit.min(nap);
+        sleep(&ends)
     }
 }
 

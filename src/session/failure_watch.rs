@@ -42,7 +42,37 @@ enum AtEnd {
     Never,
 }
 
+/// A watch between two looks, for who watches several operations in turn.
+#[derive(Debug)]
+pub(crate) struct PausedWatch {
+    since: Option<Instant>,
+    next_telling: Duration,
+    at_end: AtEnd,
+    is_shown: bool,
+}
+
 impl<'a> FailureWatch<'a> {
+    /// A watch that goes on where it was paused.
+    pub(crate) fn resumed(
+        session: &'a Session,
+        waiting_for: WaitingFor<'a>,
+        paused: Option<PausedWatch>,
+    ) -> FailureWatch<'a> {
+        let mut watch = FailureWatch::new(session, waiting_for);
+        if let Some(PausedWatch { since, next_telling, at_end, is_shown }) = paused {
+            (watch.since, watch.next_telling) = (since, next_telling);
+            (watch.at_end, watch.is_shown) = (at_end, is_shown);
+        }
+        watch
+    }
+
+    /// Pauses it, which tells nobody anything. It ends when one that was [resumed](FailureWatch::resumed) is dropped.
+    pub(crate) fn paused(mut self) -> PausedWatch {
+        let FailureWatch { since, next_telling, at_end, is_shown, .. } = self;
+        (self.at_end, self.is_shown) = (AtEnd::Nothing, false);
+        PausedWatch { since, next_telling, at_end, is_shown }
+    }
+
     /// A watch with the communicator's time-out, which begins at the first look.
     #[inline]
     pub(crate) fn new(session: &'a Session, waiting_for: WaitingFor<'a>) -> FailureWatch<'a> {

@@ -100,6 +100,7 @@ mod tests {
             tuning: 0,
             home: ThreadHome::default(),
             switches: [0; SWITCH_LAYERS],
+            is_traced: false,
         }
     }
 

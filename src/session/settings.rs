@@ -23,9 +23,9 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Congestion, Policy, Sizes, SocketFolder, SocketOptions};
+use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketFolder, SocketOptions};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
-use crate::types::{Algorithm, Filter, Protocol};
+use crate::types::{Algorithm, Filter, Protocol, Rank};
 use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
@@ -81,12 +81,20 @@ pub(crate) struct Settings {
     pub(crate) standing: Standing,
     /// Which interfaces carry data.
     pub(crate) data_interfaces: DataInterfaces,
+    /// By which of them no data reach some ranks. What is made from a communicator knows what that has found out.
+    pub(crate) dead_routes: DeadRoutes,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
     pub(crate) record_dir: Option<PathBuf>,
     /// Whether one is written when SIGTERM ends the process.
     pub(crate) record_at_sigterm: bool,
+    /// Where a trace goes, and whether it has the steps of plans.
+    pub(crate) trace: (Option<PathBuf>, bool),
+    /// Whether profilers get no ranges of calls.
+    pub(crate) no_ranges: bool,
+    /// Of a communicator that was split from another: this rank in the first of them all.
+    pub(crate) first_rank: Option<Rank>,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -160,9 +168,13 @@ impl Settings {
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
             data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
+            dead_routes: DeadRoutes::default(),
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
+            trace: (config.trace.clone(), config.trace_steps),
+            no_ranges: config.nvtx_disable,
+            first_rank: None,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,

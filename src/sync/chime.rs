@@ -1,29 +1,64 @@
 //! What threads of this process ring for one that sleeps.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::primitive::{AtomicU32, AtomicU64, OnceLock, Ordering, fence};
 use crate::sync::{Flag, Mirror};
+use crate::sys::bell::Bell;
 use crate::sys::futex;
+use crate::sys::poller::{self, Interest};
 
-/// Counts how often it was rung. One thread sleeps on it, together with flags: it reads the count first, then looks for
-/// work, and does not fall asleep where the count has changed meanwhile.
+/// Counts how often it was rung. One thread sleeps on it, together with flags or with descriptors: it reads the count
+/// first, then looks for work, and does not fall asleep where the count has changed meanwhile.
 #[derive(Debug, Default)]
 pub struct Chime {
     rung: AtomicU64,
-    has_sleeper: AtomicBool,
+    /// [`NOBODY`], [`ON_WORD`] or [`ON_BELL`].
+    sleeper: AtomicU32,
+    /// For sleeps beside descriptors, from the first one on.
+    bell: OnceLock<Bell>,
 }
+
+/// No thread sleeps.
+const NOBODY: u32 = 0;
+/// One sleeps until the count changes.
+const ON_WORD: u32 = 1;
+/// One sleeps until the bell is readable.
+const ON_BELL: u32 = 2;
 
 impl Chime {
     /// Wakes the thread that sleeps on it, or keeps it from falling asleep. What the caller has written before is
     /// visible to that thread. Without a sleeper it costs no system call.
     pub(crate) fn ring(&self) {
-        // SeqCst, both: their partners are the store and the kernel's look in `sleep`. Either this thread sees the
-        // sleeper, or the kernel sees the new count; with less, both could miss each other, and the sleep would last.
-        self.rung.fetch_add(1, Ordering::SeqCst);
-        if self.has_sleeper.load(Ordering::SeqCst) {
-            futex::wake_all(&self.rung);
+        match self.count_up() {
+            ON_WORD => futex::wake_all(&self.rung),
+            ON_BELL => self.bell.get().into_iter().for_each(Bell::ring),
+            _ => {}
         }
+    }
+
+    /// Counts a ring. How the thread sleeps that is to be woken.
+    fn count_up(&self) -> u32 {
+        // SeqCst, all: their partners are in `fall_asleep`, and the kernel's look at the word. Either this thread sees
+        // the sleeper, or the sleeper or the kernel sees the new count; with less, both could miss each other, and the
+        // sleep would last.
+        self.rung.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.sleeper.load(Ordering::SeqCst)
+    }
+
+    /// Says how this thread is about to sleep. Whether it may: whoever rings from now on wakes it so.
+    fn fall_asleep(&self, heard: u64, how: u32) -> bool {
+        // SeqCst, all: see `count_up`.
+        self.sleeper.store(how, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.rung.load(Ordering::SeqCst) == heard
+    }
+
+    fn wake_up(&self) {
+        // Relaxed: who still sees a sleeper makes a wake that nobody needs.
+        self.sleeper.store(NOBODY, Ordering::Relaxed);
     }
 
     /// How often it was rung.
@@ -35,12 +70,32 @@ impl Chime {
     /// Sleeps until the chime has rung more than `heard` times or one of `flags` may have reached the value beside it,
     /// at most `timeout`. False where the system cannot: then this thread has not slept.
     pub(crate) fn sleep(&self, heard: u64, flags: &[(&Flag, u64)], timeout: Duration) -> bool {
-        // SeqCst: see `ring`.
-        self.has_sleeper.store(true, Ordering::SeqCst);
-        let slept = Flag::park_any(flags, (&self.rung, heard), timeout);
-        // Relaxed: who still sees a sleeper makes a wake that nobody needs.
-        self.has_sleeper.store(false, Ordering::Relaxed);
+        let slept = !self.fall_asleep(heard, ON_WORD) || Flag::park_any(flags, (&self.rung, heard), timeout);
+        self.wake_up();
         slept
+    }
+
+    /// The same, until one of `descriptors` is readable.
+    pub(crate) fn sleep_beside(&self, heard: u64, descriptors: &[BorrowedFd<'_>], timeout: Duration) -> bool {
+        let Some(bell) = self.bell() else { return false };
+        // Before anybody is told to ring it: what rings between two sleeps is in the count.
+        bell.hush();
+        let all: Vec<_> =
+            std::iter::once(bell.as_fd()).chain(descriptors.iter().copied()).map(|one| (one, Interest::Read)).collect();
+        let slept = !self.fall_asleep(heard, ON_BELL) || poller::wait_any(&all, timeout).is_ok();
+        self.wake_up();
+        slept
+    }
+
+    /// `None` where no descriptor is left.
+    fn bell(&self) -> Option<&Bell> {
+        match self.bell.get() {
+            None => {
+                let bell = Bell::new().ok()?;
+                Some(self.bell.get_or_init(|| bell))
+            }
+            made => made,
+        }
     }
 }
 
@@ -106,5 +161,69 @@ mod tests {
         let slept = chime.sleep(chime.count(), &[(flag(), 1), (flag(), 1)], short);
         assert!(!slept || clock::now().duration_since(began) >= short, "it has not slept");
         assert_eq!(slept, can_sleep, "the system can, or cannot");
+    }
+
+    /// The same of a sleep beside descriptors; what has rung before ends no later one.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_ring_a_descriptor_and_an_abort_end_a_sleep_beside_descriptors() {
+        let (chime, abort) = (Arc::new(Chime::default()), AbortFlag::new());
+        abort.mirror(&chime);
+        let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let ends: [&(dyn Fn() + Sync); 3] = [&|| chime.ring(), &|| abort.raise(Error::aborted("enough")), &|| {
+            std::io::Write::write_all(&mut &theirs, &[1]).unwrap()
+        }];
+        let began = clock::now();
+        for (end, before) in ends.iter().flat_map(|end| [(end, true), (end, false)]) {
+            let heard = chime.count();
+            std::thread::scope(|threads| {
+                if before {
+                    end();
+                } else {
+                    threads.spawn(end);
+                }
+                assert!(chime.sleep_beside(heard, &[mine.as_fd()], LONG));
+            });
+        }
+        assert!(clock::now().duration_since(began) < LONG, "a sleep has lasted to its end");
+        let (began, short) = (clock::now(), Duration::from_millis(20));
+        assert!(chime.sleep_beside(chime.count(), &[], short));
+        assert!(clock::now().duration_since(began) >= short, "an old ring has ended it");
+    }
+}
+
+#[cfg(all(loom, test))]
+mod models {
+    use super::*;
+    use crate::sync::primitive::{Arc, AtomicBool};
+
+    /// Whoever has written work rings; whoever looks for work and finds none sleeps. The one sees the other.
+    #[test]
+    fn a_ring_is_heard_before_the_sleep_or_wakes_it() {
+        loom::model(|| {
+            let all = Arc::new((Chime::default(), AtomicBool::new(false), AtomicBool::new(false)));
+            let theirs = Arc::clone(&all);
+            let ringer = loom::thread::spawn(move || {
+                let (chime, work, bell) = &*theirs;
+                work.store(true, Ordering::Relaxed);
+                if chime.count_up() == ON_BELL {
+                    bell.store(true, Ordering::Relaxed);
+                }
+            });
+            let (chime, work, bell) = &*all;
+            let heard = chime.count();
+            if work.load(Ordering::Relaxed) {
+                ringer.join().expect("it does not panic");
+                return;
+            }
+            if chime.fall_asleep(heard, ON_BELL) {
+                ringer.join().expect("it does not panic");
+                assert!(bell.load(Ordering::Relaxed), "it sleeps, and nobody has rung");
+            } else {
+                chime.count();
+                assert!(work.load(Ordering::Relaxed), "it was woken for nothing");
+                ringer.join().expect("it does not panic");
+            }
+        });
     }
 }

@@ -111,8 +111,8 @@ impl RankPage {
     }
 
     fn beside(counted: Option<(Arc<ProcessPages>, Birthplace)>) -> RankPage {
-        let words: Arc<[AtomicU64]> = (0..PAGE_WORDS).map(|_| AtomicU64::new(0)).collect();
-        RankPage { words: NonNull::from(&*words).cast(), place: Arc::new(Place::Hidden { _words: words, counted }) }
+        let memory = HiddenWords::new();
+        RankPage { words: memory.words(), place: Arc::new(Place::Hidden { _memory: memory, counted }) }
     }
 
     /// Whether it can be seen from outside.
@@ -145,7 +145,32 @@ enum Place {
     /// In the memory that can be seen from outside.
     Shown { pages: Arc<ProcessPages>, index: usize, birthplace: Birthplace },
     /// In memory of its own; `counted` where the process has pages and none of them was left.
-    Hidden { _words: Arc<[AtomicU64]>, counted: Option<(Arc<ProcessPages>, Birthplace)> },
+    Hidden { _memory: HiddenWords, counted: Option<(Arc<ProcessPages>, Birthplace)> },
+}
+
+/// The words of a rank that nobody sees from outside.
+#[derive(Debug)]
+enum HiddenWords {
+    /// Of the system, which takes no memory for what nobody touches.
+    Mapped(SharedMemory),
+    /// Where the system has none.
+    Written(Arc<[AtomicU64]>),
+}
+
+impl HiddenWords {
+    fn new() -> HiddenWords {
+        match SharedMemory::anonymous(size_of::<PageWords>()) {
+            Ok(memory) => HiddenWords::Mapped(memory),
+            Err(_) => HiddenWords::Written((0..PAGE_WORDS).map(|_| AtomicU64::new(0)).collect()),
+        }
+    }
+
+    fn words(&self) -> NonNull<PageWords> {
+        match self {
+            HiddenWords::Mapped(memory) => memory.at(0, size_of::<PageWords>()).cast(),
+            HiddenWords::Written(words) => NonNull::from(&**words).cast(),
+        }
+    }
 }
 
 impl Drop for Place {
@@ -253,10 +278,14 @@ impl ProcessPages {
         let index = found?;
         self.fill(HEAD_WORDS + index * PAGE_WORDS, PAGE_WORDS)?;
         taken[index] = true;
-        // SAFETY: a page of our mapping, touched as atomics only.
-        let words = unsafe { self.page(index).as_ref() };
-        words.head.iter().chain(words.labels.as_flattened()).for_each(|word| word.store(0, Ordering::Relaxed));
-        self.head()[USED].fetch_max(index as u64 + 1, Ordering::Relaxed);
+        // One that nobody has had is empty, and takes no memory of this process until it is touched.
+        let used = &self.head()[USED];
+        if (index as u64) < used.load(Ordering::Relaxed) {
+            // SAFETY: a page of our mapping, touched as atomics only.
+            let words = unsafe { self.page(index).as_ref() };
+            words.head.iter().chain(words.labels.as_flattened()).for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        used.fetch_max(index as u64 + 1, Ordering::Relaxed);
         Ok(index)
     }
 

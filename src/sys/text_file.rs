@@ -1,6 +1,6 @@
 //! Files that settings and options name.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -55,6 +55,29 @@ pub fn open_to_append(path: &Path) -> std::io::Result<File> {
     // SAFETY: as above; the flags are those of the file itself, which nobody else has yet.
     let set = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) };
     if flags < 0 || set < 0 { Err(std::io::Error::last_os_error()) } else { Ok(file) }
+}
+
+/// Opens a file that this process alone writes, as long as it has it open; what stood there goes.
+///
+/// # Errors
+/// Of the system; [`std::io::ErrorKind::WouldBlock`] where another process writes it.
+pub fn open_alone(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = open::lock_file(options.write(true).create(true).custom_flags(libc::O_NONBLOCK), path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+        Err(TryLockError::WouldBlock) => {
+            let why =
+                "another process writes it: give each its own, by %r (the rank), %h (the host) or %p (the process)";
+            return Err(std::io::Error::new(std::io::ErrorKind::WouldBlock, why));
+        }
+    }
+    file.set_len(0)?;
+    Ok(file)
 }
 
 /// The longest are topology files: a host of 72 GPUs takes some 64 KiB.

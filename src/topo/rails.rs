@@ -117,6 +117,16 @@ pub fn between(mine: &[DataNic], theirs: &[DataNic]) -> Rails {
 }
 
 impl Rails {
+    /// How many sockets a connection along these rails has where the user says nothing: for each rail as many as the
+    /// slowest of them needs, since each carries an equal part. At most `most`, and one without any rail.
+    pub fn sockets(&self, most: u32) -> u32 {
+        let slowest = self.used.iter().filter_map(|rail| rail.rate_mbit).min();
+        let rails = u32::try_from(self.used.len()).unwrap_or(u32::MAX);
+        // No rail is without a socket as long as there are some.
+        let each = slowest.map_or(1, sockets_of_rate).min(most / rails.max(1)).max(1);
+        rails.saturating_mul(each).clamp(1, most)
+    }
+
     /// The rails, places among [`Rails::used`], in the order in which the sockets of a connection take them: first the
     /// receiver's, which are those of the NICs at its NUMA node, where it has such. The turn says which of them is the
     /// first.
@@ -250,6 +260,16 @@ fn pairs<'a>(
         let rates = [shared(&mine[own[at]], at, own.len()), shared(&theirs[others[to]], to, others.len())];
         Rail { mine: own[at], theirs: others[to], by, rate_mbit: rates.into_iter().flatten().min() }
     })
+}
+
+/// How many sockets a NIC of this rate needs. TCP carries 10 Gbit/s in one of them; where links are bundled, or a switch
+/// spreads connections, one never has more than one link's part.
+fn sockets_of_rate(rate_mbit: u32) -> u32 {
+    match rate_mbit {
+        0..=10_000 => 1,
+        10_001..=50_000 => 4,
+        50_001.. => 8,
+    }
 }
 
 fn address_bits(address: IpAddr) -> u8 {
@@ -408,6 +428,28 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_has_sockets_by_the_rate_of_its_slowest_rail() {
+        let host = |host: u8, rates: &[Option<u32>]| -> Vec<DataNic> {
+            let nic = |(subnet, rate): (usize, &Option<u32>)| nic("n", &format!("10.{subnet}.0.{host}/24"), *rate);
+            rates.iter().enumerate().map(nic).collect()
+        };
+        let sockets = |rates: &[Option<u32>]| between(&host(1, rates), &host(2, rates)).sockets(64);
+        assert_eq!(sockets(&[]), 1, "they met somehow");
+        assert_eq!([None, Some(1_000), Some(10_000)].map(|rate| sockets(&[rate])), [1; 3]);
+        assert_eq!([25_000, 40_000, 50_000].map(|rate| sockets(&[Some(rate)])), [4; 3]);
+        assert_eq!([100_000, 200_000, 400_000].map(|rate| sockets(&[Some(rate)])), [8; 3]);
+        assert_eq!(sockets(&[Some(100_000), Some(100_000)]), 16);
+        assert_eq!(sockets(&[Some(100_000), None]), 16, "what nobody knows counts as the others");
+        assert_eq!(sockets(&[Some(50_000), Some(100_000)]), 8, "each carries an equal part");
+        // The most is shared evenly, and no rail is left without a socket.
+        assert_eq!(sockets(&[Some(100_000); 12]), 60);
+        assert_eq!(between(&host(1, &[None; 3]), &host(2, &[None; 3])).sockets(2), 2);
+        // Four rails to one NIC have a quarter of its rate each: 25 Gbit/s.
+        let four = nics(&["10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/24", "10.0.0.4/24"]);
+        assert_eq!(between(&four, &[nic("m", "10.0.0.9/24", Some(100_000))]).sockets(64), 16);
+    }
+
+    #[test]
     fn numbers_join_what_routers_join_and_count_where_both_have_some() {
         let numbered = |addresses: &[&str], numbers: &[Option<u32>]| {
             let mut nics = nics(addresses);
@@ -490,6 +532,7 @@ mod tests {
         #[test]
         fn both_ends_have_the_same_rails_in_the_same_order(mine in any_nics(), theirs in any_nics()) {
             let [here, there] = [between(&mine, &theirs), between(&theirs, &mine)];
+            prop_assert_eq!(here.sockets(64), there.sockets(64));
             let turned: Vec<Rail> =
                 there.used.iter().map(|rail| Rail { mine: rail.theirs, theirs: rail.mine, ..*rail }).collect();
             prop_assert_eq!(&here.used, &turned);

@@ -25,7 +25,7 @@ use crate::transport::peer_reads::PeerReads;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
-use crate::transport::{NicTable, PeerInfo, Policy, neighbourhood, select};
+use crate::transport::{DeadRoutes, NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -138,11 +138,12 @@ impl Fabric {
         }
     }
 
-    /// Learns which NICs all ranks have: data between hosts take several of them.
+    /// Learns which NICs all ranks have: data between hosts take several of them. What is found out about dead ones is
+    /// kept in `dead`.
     #[must_use]
-    pub fn with_nics(mut self, table: NicTable) -> Fabric {
+    pub fn with_nics(mut self, table: NicTable, dead: &DeadRoutes) -> Fabric {
         let table = Arc::new(table);
-        self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table));
+        self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table, dead));
         self
     }
 

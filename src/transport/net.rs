@@ -36,7 +36,7 @@ use crate::transport::data_handshake::terms;
 use crate::transport::net::connector::{DataConnector, SocketRoutes};
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::receive_pump::ReceivePump;
-use crate::transport::net::routes::{DeadRoutes, SocketRoute};
+use crate::transport::net::routes::SocketRoute;
 use crate::transport::net::send_pump::SendPump;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::nics::{NicTable, PeerRails};
@@ -49,12 +49,13 @@ use crate::types::{Rank, TransportKind};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
 pub use congestion::Congestion;
+pub use routes::DeadRoutes;
 
 /// Socket options of data connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, one for each rail
-    /// between the two ranks.
+    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, as many for each rail
+    /// between the two ranks as its rate needs ([`Rails::sockets`](crate::topo::rails::Rails::sockets)).
     pub sockets: Option<u32>,
     /// `NCCL_SOCKET_SNDBUF`; the system's choice where `None`.
     pub send_buffer_bytes: Option<u32>,
@@ -128,8 +129,7 @@ impl Net {
 
     /// Sockets of a connection along these rails; the same number on both ranks.
     fn sockets(&self, rails: &PeerRails) -> u32 {
-        let rails = u32::try_from(rails.rails.used.len()).unwrap_or(u32::MAX);
-        self.options.sockets.unwrap_or(rails.clamp(1, MAX_SOCKETS))
+        self.options.sockets.unwrap_or_else(|| rails.rails.sockets(MAX_SOCKETS))
     }
 
     /// By which ways sockets connect to `peer`, which listens where the offer says.
@@ -163,8 +163,8 @@ impl Transport for Net {
         None
     }
 
-    fn use_nics(&mut self, table: &Arc<NicTable>) {
-        self.nics = Some(Arc::clone(table));
+    fn use_nics(&mut self, table: &Arc<NicTable>, dead: &DeadRoutes) {
+        (self.nics, self.dead) = (Some(Arc::clone(table)), dead.clone());
     }
 
     fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {

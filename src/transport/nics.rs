@@ -156,6 +156,7 @@ mod tests {
             tuning: 0,
             home: ThreadHome { node: Some(number % 2), ..ThreadHome::default() },
             switches: [0; 4],
+            is_traced: false,
         };
         (0..).zip(hosts).map(peer).collect()
     }

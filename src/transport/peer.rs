@@ -27,6 +27,8 @@ pub struct PeerInfo {
     pub home: ThreadHome,
     /// Hashes of the switches of the network above its host, outermost first; 0 where there is none.
     pub switches: [u64; SWITCH_LAYERS],
+    /// Whether it records a trace.
+    pub is_traced: bool,
 }
 
 /// Layers of switches by which hosts are put in order; the innermost of deeper networks.
@@ -46,6 +48,7 @@ impl PeerInfo {
         for (place, switch) in self.switches.iter().enumerate() {
             bytes[56 + 8 * place..64 + 8 * place].copy_from_slice(&switch.to_le_bytes());
         }
+        bytes[PeerInfo::BYTES - 16] = u8::from(self.is_traced);
         bytes[PeerInfo::BYTES - 8..].copy_from_slice(&self.space.to_le_bytes());
         let ThreadHome { socket, node, cache } = self.home;
         for (place, id) in [socket, node, cache].into_iter().enumerate() {
@@ -71,12 +74,12 @@ impl PeerInfo {
         let home = ThreadHome { socket: home(36), node: home(40), cache: home(44) };
         let (host, process, settings, tuning) = (word64(8), word64(16), word64(24), word64(48));
         let switches = std::array::from_fn(|place| word64(56 + 8 * place));
-        let space = word64(PeerInfo::BYTES - 8);
-        Ok(PeerInfo { rank, pid, space, cores, host, process, settings, tuning, home, switches })
+        let (space, is_traced) = (word64(PeerInfo::BYTES - 8), word64(PeerInfo::BYTES - 16) != 0);
+        Ok(PeerInfo { rank, pid, space, cores, host, process, settings, tuning, home, switches, is_traced })
     }
 
     /// Bytes of [`PeerInfo::encode`].
-    pub const BYTES: usize = 56 + 8 * SWITCH_LAYERS + 8;
+    pub const BYTES: usize = 56 + 8 * SWITCH_LAYERS + 16;
 }
 
 /// What stands for a socket, node or cache that a rank does not have; no system counts so far.
@@ -101,6 +104,7 @@ mod tests {
             tuning: 7 << 40,
             home,
             switches: [1 << 50, 2, 0, 0],
+            is_traced: true,
         };
         assert_eq!(PeerInfo::decode(Rank::new(3), &info.encode()).unwrap(), info);
         assert_eq!(PeerInfo::decode(Rank::new(2), &info.encode()).unwrap_err().kind(), Kind::Remote);

@@ -18,7 +18,7 @@ use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
 use crate::transport::connection::{Channel, Way};
 use crate::transport::local::Local;
-use crate::transport::net::{Net, SocketOptions};
+use crate::transport::net::{DeadRoutes, Net, SocketOptions};
 use crate::transport::nics::NicTable;
 use crate::transport::pump::Wire;
 use crate::transport::shm::Shm;
@@ -112,8 +112,8 @@ pub(super) trait Transport: Debug + Send {
     /// The tickets of offers that have not been taken.
     fn outstanding(&mut self) -> Vec<u64>;
 
-    /// Learns which NICs all ranks have.
-    fn use_nics(&mut self, _: &Arc<NicTable>) {}
+    /// Learns which NICs all ranks have, and keeps in `dead` what it learns of routes.
+    fn use_nics(&mut self, _: &Arc<NicTable>, _dead: &DeadRoutes) {}
 
     /// Writes the line for a connection with `peer`, of which `channel` says number and ranks, at one end or both.
     fn log_connection(&self, me: Rank, connection: (Rank, Way), channel: &str);
@@ -273,6 +273,7 @@ mod tests {
             tuning: 0,
             home,
             switches: [0; 4],
+            is_traced: false,
         };
         let sibling = PeerInfo { rank: Rank::new(1), ..me };
         let neighbour = PeerInfo { process: 2, ..sibling };

@@ -32,10 +32,8 @@ impl Burden {
     }
 }
 
-/// The thread that moves requests, and the one that hears their sockets.
-const MOST_THREADS: u64 = 2;
-/// Of memory, for each communicator, with the page that `rsccl status` reads: 68 where there are 1,000. The goal is 64.
-const MOST_RESIDENT_KIB: u64 = 72;
+/// Of memory, for each communicator, with the page that `rsccl status` reads: 60 where there are 1,000.
+const MOST_RESIDENT_KIB: u64 = 64;
 /// For each communicator: the listener, the connection to the other rank and the poller of what ranks say to each other;
 /// between hosts the listener for data, a socket for each way, and the poller of these.
 const MOST_FILES: u64 = 7;
@@ -45,8 +43,9 @@ const LOOSE_FILES: u64 = 8;
 const LOOSE_KIB: u64 = 1024;
 const AT_ONCE: usize = 50;
 
-/// Opens so many communicators and lets nothing happen for so long. What rank 0 has before and after.
-fn many(transport: &[(&str, &str)], count: usize, idle: Duration) -> [Burden; 2] {
+/// Opens so many communicators and lets nothing happen for so long. What rank 0 has before and after. Each process has
+/// so many threads of the library at most.
+fn many((transport, threads): (&[(&str, &str)], u64), count: usize, idle: Duration) -> [Burden; 2] {
     let variables = with(transport, &[("NCCL_DEBUG", "WARN"), ("RSCCL_TIMEOUT_MS", "600000")]);
     let mut job = Job::joined(2, &variables);
     // What the first request of a process makes is made.
@@ -58,7 +57,7 @@ fn many(transport: &[(&str, &str)], count: usize, idle: Duration) -> [Burden; 2]
     let after = Burden::of_all(&mut job);
     for (after, before) in after.iter().zip(&before) {
         let count = count as u64;
-        assert!(after.threads <= MOST_THREADS, "{after:?}");
+        assert!(after.threads <= threads, "{after:?}");
         assert!(after.files <= before.files + MOST_FILES * count + LOOSE_FILES, "{before:?}, {after:?}");
         let grown = after.resident_kib.saturating_sub(before.resident_kib);
         assert!(grown <= MOST_RESIDENT_KIB * count + LOOSE_KIB, "{before:?}, {after:?}");
@@ -76,12 +75,13 @@ fn many(transport: &[(&str, &str)], count: usize, idle: Duration) -> [Burden; 2]
 }
 
 #[test]
-fn many_communicators_share_two_threads_that_sleep_while_nothing_moves() {
+fn many_communicators_share_threads_that_sleep_while_nothing_moves() {
     let count = random::how_many("RSCCL_TEST_COMMUNICATORS", 40, 1000);
     let idle = Duration::from_millis(if count < 1000 { 100 } else { 10_000 });
     // One system call waits for 127 flags: of more the thread looks at the others now and then.
-    for (transport, count) in [(NET, count), (SHM, count.min(100))] {
-        let burdens = many(transport, count, idle);
+    // Where it sleeps on flags, a second thread hears the sockets by which ranks learn of each other.
+    for (transport, threads, count) in [(NET, 1, count), (SHM, 2, count.min(100))] {
+        let burdens = many((transport, threads), count, idle);
         println!("{count} communicators: {burdens:?}");
     }
 }

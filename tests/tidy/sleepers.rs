@@ -38,8 +38,6 @@ const SYSTEM: &str = "how threads sleep";
 const SET_UP: &str = "of a set-up, under its own `Wait`";
 /// A thread of ours that carries no call.
 const SERVICE: &str = "a thread of its own, which serves and calls nothing";
-/// A thread that has nothing to do until another hands it work, or ends.
-const IDLE: &str = "a thread of its own that has no work";
 /// The caller waits for a thread of ours, which takes the turns.
 const DRIVEN: &str = "another thread has the engine, and takes the turns";
 /// Short and bounded, and nobody depends on this rank meanwhile beyond the bound.
@@ -103,8 +101,12 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("device/cuda/memory/legacy.rs", "futex::nap(", 1, BRIEF),
     ("engine/given.rs", "futex::nap(", 1, TURN),
     ("engine/monitor.rs", ".wait_timeout(", 1, SERVICE),
-    ("engine/monitor.rs", "changed.wait(", 1, IDLE),
-    ("engine/monitor.rs", "futex::nap(", 1, SERVICE),
+    (
+        "engine/monitor.rs",
+        "changed.wait(",
+        2,
+        "a thread of its own that has no work; the end of a communicator, whose launches each end well or at their deadline",
+    ),
     ("engine/launches.rs", "futex::nap(", 1, "a call that has failed waits for its launch: one turn of it before each"),
     (
         "exec/device_buffer.rs",
@@ -120,14 +122,14 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
         2,
         "after an error: waits until peers are out of this rank's buffers, or shuts them out",
     ),
+    ("log/spans.rs", "futex::wait(", 1, SERVICE),
     ("exec/stream_callers.rs", "futex::nap(", 1, BRIEF),
     ("exec/turn.rs", "futex::nap(", 1, TURN),
     ("mpi/ending.rs", "futex::nap(", 2, "the process ends: what it has printed is to be forwarded"),
     ("over_mpi/waiting.rs", "futex::nap(", 1, "a wait for MPI, which tests under a deadline"),
     ("reach/proxy.rs", "changed.wait(", 1, "the communicator ends: the thread hands over what launches have sent"),
-    ("reach/proxy.rs", "futex::nap(", 1, SERVICE),
-    ("reach/proxy.rs", "poller::wait_any(", 1, SERVICE),
     ("session.rs", "futex::nap(", 1, BRIEF),
+    ("sync/chime.rs", "poller::wait_any(", 1, SERVICE),
     ("sync/flag.rs", "futex::wait(", 1, SYSTEM),
     ("sync/lock.rs", ".wait_timeout(", 1, SYSTEM),
     ("sync/seen.rs", ".wait_timeout(", 1, SYSTEM),

@@ -115,6 +115,13 @@ struct Config {
     /// Whether a process writes that too when SIGTERM ends it. A program that handles the signal itself is left alone.
     /// `RSCCL_RECORD_SIGTERM`; false.
     std::optional<bool> record_at_sigterm = {};
+    /// A file for a trace of what each rank did when, as Chrome and Perfetto read it. In the name %r is the rank ("threads" where ranks
+    /// are threads), %h the host, %p the process; without any of them the rank stands before the ending. `RSCCL_TRACE`; none is written.
+    std::optional<std::string> trace = {};
+    /// Whether the trace has the steps of plans too. `RSCCL_TRACE_STEPS`; false.
+    std::optional<bool> trace_steps = {};
+    /// Whether profilers get no ranges of calls, which they get where libnvToolsExt.so.1 loads. `NCCL_NVTX_DISABLE`; false.
+    std::optional<bool> nvtx_disable = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};
@@ -161,10 +168,11 @@ struct Config {
     /// with ranks of other hosts, and rank 0 one more while ranks meet. `RSCCL_PORT_RANGE`; any free port.
     std::optional<std::string> port_range = {};
     /// Times `sockets_per_thread`: the sockets of one network connection, which take its rails in turn. No thread serves them: ranks do
-    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, one socket for each rail.
+    /// while they wait. The product is equal on all ranks. `NCCL_SOCKET_NTHREADS`; where neither is set, each rail has one socket up to
+    /// 10 Gbit/s, 4 up to 50, else 8.
     std::optional<std::uint32_t> socket_threads = {};
     /// Times `socket_threads`: the sockets of one network connection, at most 64. The product is equal on all ranks.
-    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, one socket for each rail.
+    /// `NCCL_NSOCKS_PERTHREAD`; where neither is set, as `socket_threads` says.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};

@@ -7,6 +7,7 @@ mod run;
 mod sim;
 mod status;
 mod topo;
+mod trace;
 mod tune;
 
 use std::io::IsTerminal;
@@ -39,6 +40,8 @@ enum Command {
     Status(status::Arguments),
     /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
     Topo(topo::Arguments),
+    /// Makes one trace of those that ranks have written (RSCCL_TRACE)
+    Trace(trace::Arguments),
     /// Measures what copies, flags and messages cost here, and writes the file for RSCCL_TUNE_FILE
     Tune(tune::Arguments),
 }
@@ -66,6 +69,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Sim(arguments) => sim::execute(&arguments),
         Command::Status(arguments) => status::execute(&arguments),
         Command::Topo(arguments) => topo::execute(&arguments),
+        Command::Trace(arguments) => trace::execute(&arguments),
         Command::Tune(arguments) => tune::execute(&arguments),
     }
 }

@@ -64,6 +64,10 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_RECORD_DIR", "/none/records", Own),
     // Without a folder nothing is done about the signal.
     ("RSCCL_RECORD_SIGTERM", "1", Own),
+    ("RSCCL_TRACE", "/none/trace", Own),
+    // Without a file nothing is recorded.
+    ("RSCCL_TRACE_STEPS", "1", Own),
+    ("NCCL_NVTX_DISABLE", "1", Own),
     ("RSCCL_TEAM_RANKS", "2", Equal),
     ("NCCL_TOPO_DUMP_FILE", "/none/topo", Own),
     ("NCCL_GRAPH_FILE", "/none/of.xml", Own),

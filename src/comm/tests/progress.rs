@@ -1,16 +1,19 @@
 //! What moves requests when their calls wait or fail: nobody holds up the thread that moves those of all communicators.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
+use crate::comm::engine_home::EngineHome;
 use crate::comm::request::Pending;
 use crate::comm::{Buffers, Call, CallCount, Communicator, Home, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::exec::Background;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-use crate::sync::{AwaitedMessage, Deadline};
+use crate::sync::progress_thread::{self, AfterRound, ProgressDuty};
+use crate::sync::{AwaitedMessage, Deadline, RestEnds};
 use crate::transport::{Channel, Fabric};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -201,7 +204,7 @@ fn the_thread_stays_with_all_communicators_until_the_program_wants_one() {
     }
     for (comms, pending) in worlds.iter().zip(begun) {
         comms[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
-        assert!(becomes(|| pending.outcome().is_set()), "nobody moves it");
+        assert!(becomes(|| pending.has_ended()), "nobody moves it");
         pending.wait().unwrap();
     }
 }
@@ -211,12 +214,75 @@ fn a_communicator_that_fails_leaves_the_others_to_the_same_thread() {
     let worlds: Vec<_> = (0..3).map(|_| Communicator::init_all(2, &patient()).unwrap()).collect();
     let begun = receives(&worlds);
     worlds[1][0].abort_handle().abort("enough");
-    assert!(becomes(|| begun[1].outcome().is_set()), "nobody ends it");
-    assert!(!begun[0].outcome().is_set() && !begun[2].outcome().is_set());
+    assert!(becomes(|| begun[1].has_ended()), "nobody ends it");
+    assert!(!begun[0].has_ended() && !begun[2].has_ended());
     for world in [2, 0] {
         worlds[world][1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap();
-        assert!(becomes(|| begun[world].outcome().is_set()), "nobody moves it");
+        assert!(becomes(|| begun[world].has_ended()), "nobody moves it");
         begun[world].wait().unwrap();
     }
     assert_eq!(begun[1].wait().unwrap_err().kind(), Kind::Aborted);
+}
+
+/// Fails a communicator on the progress thread, again and again until it has ended.
+#[derive(Debug)]
+struct Fails {
+    shared: Arc<EngineHome>,
+    /// Whether it had ended, in each round.
+    told: Sender<bool>,
+}
+
+impl ProgressDuty for Fails {
+    fn round(&mut self, _: u64) -> AfterRound {
+        // The same thread may have it for the requests: until the test wants it.
+        let Ok(mut home) = self.shared.home.take_or_why() else { return AfterRound::GoesOn };
+        drop(self.shared.fail(&mut home, Some(broken())));
+        let has_ended = !matches!(*home, Home::Busy(_));
+        drop(home);
+        // The test may have ended by an assertion.
+        let _unheard = self.told.send(has_ended);
+        if has_ended { AfterRound::Over } else { AfterRound::GoesOn }
+    }
+
+    fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+        sleep(&ends)
+    }
+}
+
+fn broken() -> Error {
+    Error::remote(Rank::new(1), "a connection has broken")
+}
+
+/// Regression: a connection that broke held the thread that moves all requests for 200 ms, in which its peer might say
+/// why.
+#[test]
+fn the_thread_does_not_wait_for_the_cause_of_a_failure() {
+    let comms = Communicator::init_all(2, &patient()).unwrap();
+    let begun = receives(std::slice::from_ref(&comms));
+    let (told, hears) = channel();
+    let duty = Fails { shared: Arc::clone(&comms[0].shared), told };
+    let seat = progress_thread::enter(|_| Box::new(duty)).unwrap();
+    let mut first = None;
+    assert!(becomes(|| {
+        // Ends a visit.
+        drop(comms[0].with_engine(|_| Ok(())));
+        first = hears.try_recv().ok();
+        first.is_some()
+    }));
+    assert_eq!(first, Some(false), "it has waited for the cause");
+    while !hears.recv_timeout(LIMIT).expect("it ends") {}
+    drop(seat);
+    let error = begun.into_iter().next().unwrap().wait().unwrap_err();
+    assert!(error.message().contains("a connection has broken"), "{error}");
+}
+
+#[test]
+fn who_comes_again_for_the_cause_hears_it() {
+    let comms = Communicator::init_all(2, &patient()).unwrap();
+    let session = comms[0].with_engine(|engine| Ok(Arc::clone(&engine.session))).unwrap();
+    assert!(session.awaits_cause(&broken()) && !session.awaits_cause(&Error::aborted("enough")));
+    drop(comms[1].shared.fail(&mut comms[1].home(), Some(Error::aborted("a better reason"))));
+    assert!(becomes(|| !session.awaits_cause(&broken())));
+    assert!(session.cause(broken(), &|_| None).message().contains("a better reason"));
+    assert!(!session.awaits_cause(&broken()), "no better one will come");
 }

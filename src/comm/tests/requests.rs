@@ -62,6 +62,50 @@ fn the_error_is_heard_from_the_request_that_has_failed_and_no_other() {
 }
 
 /// Calls of every kind in one order, on ranks that have requests under way and on ranks that have none.
+/// What fits its slot, and what has come already, end where they begin, and nobody has to tell of their end.
+#[test]
+fn what_ends_as_it_begins_needs_no_promise() {
+    let heard = std::sync::Barrier::new(2);
+    local::run(2, |comm| {
+        let other = 1 - comm.rank();
+        // The connections are there from now on.
+        comm.send_recv(&[1_u8], other, &mut [0_u8], other)?;
+        let (mut word, mine) = ([0_u8], [7_u8]);
+        comm.scope(|scope| {
+            if comm.rank() == 0 {
+                let sent = scope.send(&mine, other)?;
+                assert!(sent.ended_at_once() && sent.is_finished());
+                heard.wait();
+                return sent.wait();
+            }
+            heard.wait();
+            let received = scope.recv(&mut word, other)?;
+            assert!(received.ended_at_once());
+            received.wait()
+        })?;
+        assert_eq!(word, if comm.rank() == 0 { [0] } else { [7] });
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A request that fails as it begins does not pass for one that ended well.
+#[test]
+fn what_fails_as_it_begins_has_an_outcome() {
+    local::run(2, |comm| {
+        let (peer, other) = (1 - comm.rank(), Rank::new(1 - comm.rank()));
+        comm.send_recv(&[1_u8], peer, &mut [0_u8], peer)?;
+        // Counts that differ: what is received fails, where it begins or later.
+        let sent = comm.begin_message(Message::send(leaked(1, 7), other));
+        let received = comm.begin_message(Message::recv(leaked(2, 9), other));
+        let ended: Vec<_> =
+            [sent, received].into_iter().map(|begun| begun.and_then(|pending| pending.wait())).collect();
+        assert!(ended[1].is_err(), "{ended:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn calls_run_beside_requests_and_without_any() {
     local::run(3, |comm| {
@@ -511,7 +555,7 @@ fn collectives_that_nobody_drives_leave_each_others_buffers_after_an_abort() {
         let begun = begin();
         comms[0].shared.poll();
         comms.iter().for_each(|comm| comm.abort_handle().abort("enough"));
-        let is_over = || begun.iter().all(|pending| pending.outcome().is_set());
+        let is_over = || begun.iter().all(|pending| pending.has_ended());
         let deadline = Deadline::after(Duration::from_secs(10));
         while !is_over() && !deadline.is_over() {
             std::thread::yield_now();
@@ -541,7 +585,7 @@ fn the_thread_that_has_begun_a_request_stands_in_its_call_whoever_moves_it() {
         for pending in begun {
             let pending = pending?;
             // Nobody drives here.
-            while !pending.outcome().is_set() && !deadline.is_over() {
+            while !pending.has_ended() && !deadline.is_over() {
                 std::thread::yield_now();
             }
             pending.wait()?;
@@ -565,7 +609,7 @@ fn the_watcher_sleeps_beside_a_collective_until_a_peer_wakes_it() {
         begin().iter().for_each(|pending| pending.wait().unwrap());
         let early = comms[0].begin(sum_of(count, 1)).unwrap();
         (0..4).for_each(|_| comms[0].shared.poll());
-        let mut rest = LongRest::new(&Arc::default());
+        let mut rest = LongRest::new(&Arc::default(), false);
         match &mut *comms[0].home() {
             Home::Busy(requests) => {
                 // From the first time on the bootstrap rings the chime for news.

@@ -50,6 +50,7 @@ fn fabric(rank: Rank, size: u32, has_own_host: bool) -> Fabric {
         tuning: 0,
         home: ThreadHome::default(),
         switches: [0; 4],
+        is_traced: false,
     };
     let peers: Vec<PeerInfo> = (0..size).map(peer).collect();
     let sockets = SocketOptions::default();

@@ -170,7 +170,9 @@ impl ConnectingSocket {
     fn silence(&self) -> Option<String> {
         let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
         let remedy = match self.route.device {
-            Some(_) => " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, and arp_ignore 1)",
+            Some(_) => {
+                " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, arp_ignore 1, arp_announce 2)"
+            }
             None => "",
         };
         is_silent.then(|| format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs()))

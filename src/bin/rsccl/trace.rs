@@ -1,0 +1,138 @@
+//! `rsccl trace`: one trace of those that the processes of a job have written.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use rsccl::{Error, Result};
+use serde_json::Value;
+
+use crate::print;
+
+/// Traces of RSCCL_TRACE.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Work {
+    /// Puts the traces of several processes into one file, in the order of time
+    Merge(Merge),
+}
+
+#[derive(Debug, clap::Args)]
+struct Merge {
+    /// What the processes have written; a file that a killed process has left is read as far as it goes
+    #[arg(value_name = "FILES", num_args = 1.., required = true)]
+    files: Vec<PathBuf>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let Work::Merge(merge) = &arguments.work;
+    let mut all = Merged::default();
+    for path in &merge.files {
+        let (events, lost) = read(path)?;
+        if lost > 0 {
+            print::complain(&format!("{}: its end is cut: {lost} events are lost", path.display()));
+        }
+        all.add(path, events);
+    }
+    let (ranks, events, files) = (all.owners.len(), all.events.len(), merge.files.len());
+    let text = all.into_text();
+    fs::write(&merge.output, text)
+        .map_err(|error| Error::system(format!("writing {}", merge.output.display()), error))?;
+    let output = merge.output.display();
+    print::out("what was done", &format!("{files} files, {ranks} ranks, {events} events in {output}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Events of several files.
+#[derive(Debug, Default)]
+struct Merged {
+    /// Where it stands, and the event.
+    events: Vec<(f64, Value)>,
+    /// Whose each number of a process is: host and process.
+    owners: BTreeMap<u64, (String, u64)>,
+}
+
+impl Merged {
+    /// Adds a file's events. Two processes of one rank, as of two jobs, get numbers of their own.
+    fn add(&mut self, path: &Path, mut events: Vec<Value>) {
+        let named = events.iter().filter(|event| event["name"] == "process_name");
+        let owners: Vec<(u64, (String, u64))> = named
+            .filter_map(|event| {
+                let arguments = &event["args"];
+                let host = arguments["host"].as_str().unwrap_or_default().to_owned();
+                Some((event["pid"].as_u64()?, (host, arguments["process"].as_u64().unwrap_or(0))))
+            })
+            .collect();
+        let mut renamed = BTreeMap::new();
+        for (number, owner) in owners {
+            let mut free = number;
+            while self.owners.get(&free).is_some_and(|known| *known != owner) {
+                free += OTHER_JOB;
+            }
+            if free != number {
+                let text = format!("{}: rank {} of another job: shown as process {free}", path.display(), number - 1);
+                print::complain(&text);
+            }
+            self.owners.insert(free, owner);
+            renamed.insert(number, free);
+        }
+        for event in &mut events {
+            if let Some(free) = event["pid"].as_u64().and_then(|number| renamed.get(&number)) {
+                event["pid"] = (*free).into();
+            }
+        }
+        self.events.extend(events.into_iter().map(|event| (event["ts"].as_f64().unwrap_or(0.0), event)));
+    }
+
+    fn into_text(mut self) -> String {
+        // Names first, then by time; of one time the longer slice comes first, as it holds the other.
+        let length = |event: &Value| event["dur"].as_f64().unwrap_or(0.0);
+        self.events.sort_by(|(one, event), (other, with)| {
+            one.total_cmp(other).then_with(|| length(with).total_cmp(&length(event)))
+        });
+        let lines: Vec<String> = self.events.iter().map(|(_, event)| event.to_string()).collect();
+        format!("[\n{}\n]\n", lines.join(",\n"))
+    }
+}
+
+/// The events of a file, and how many were cut off. Each stands on a line of its own; other files are read as a whole.
+fn read(path: &Path) -> Result<(Vec<Value>, usize)> {
+    let named = |error| Error::system(format!("reading {}", path.display()), error);
+    if fs::metadata(path).map_err(named)?.len() > MOST_BYTES {
+        return Err(Error::invalid_argument(format!("{} has more than {MOST_BYTES} bytes", path.display())));
+    }
+    let bytes = fs::read(path).map_err(named)?;
+    let text = String::from_utf8_lossy(&bytes);
+    if let Ok(events) = serde_json::from_str::<Vec<Value>>(&text) {
+        return Ok((events, 0));
+    }
+    let strange = || Error::invalid_argument(format!("{} is no trace of RSCCL_TRACE", path.display()));
+    let mut lines = text.lines();
+    if lines.next().map(str::trim) != Some("[") {
+        return Err(strange());
+    }
+    let mut events = Vec::new();
+    let (mut lost, mut is_cut) = (0, false);
+    for line in lines.map(|line| line.trim().trim_end_matches(',')).filter(|line| !matches!(*line, "" | "]")) {
+        match serde_json::from_str::<Value>(line) {
+            Ok(event) if event.is_object() && !is_cut => events.push(event),
+            // Behind the first that is cut nothing is whole.
+            Ok(_) | Err(_) => (lost, is_cut) = (lost + 1, true),
+        }
+    }
+    Ok((events, lost))
+}
+
+/// Between the numbers of processes of two jobs: more than ranks.
+const OTHER_JOB: u64 = 1 << 20;
+/// Of a file: beyond it the memory of a machine.
+const MOST_BYTES: u64 = 8 << 30;

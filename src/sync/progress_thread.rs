@@ -1,0 +1,237 @@
+//! The progress thread: the one thread of the process that moves what no call waits for.
+//!
+//! It has duties of two kinds, each for all communicators: requests that the program leaves alone (`comm::watcher`),
+//! and the proxies of kernels (`reach::proxy`). It starts with the first duty and ends with the last one. A duty never
+//! waits, so that none holds up another one; one that panics is dropped, and the others go on. Once no duty has more to
+//! move, the thread sleeps until what one of them waits for may have come, or somebody rings its chime.
+
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::sync::Chime;
+use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering};
+use crate::sync::rest::{RestEnds, Sleeper};
+use crate::sys::fork::PerProcess;
+use crate::sys::thread;
+
+/// Something that the thread moves.
+pub(crate) trait ProgressDuty: Debug + Send {
+    /// Moves what can move, and never waits. The chime had rung `heard` times before: what rings it from here on ends
+    /// the sleep behind this round.
+    fn round(&mut self, heard: u64) -> AfterRound;
+
+    /// Sleeps by `sleep`, once, until there may be something to do here, or what stands in `ends` has come. `sleep`
+    /// says where it cannot: then it may be called again with less to sleep beside.
+    fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool;
+}
+
+/// What a duty has to do behind a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterRound {
+    /// More may move at once.
+    GoesOn,
+    /// Nothing moves for now.
+    Rests,
+    /// Nothing is left, and nothing will come.
+    Over,
+}
+
+/// The thread of this process, while it has duties.
+static PROGRESS: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
+
+#[derive(Debug)]
+struct Running {
+    shared: Arc<Entrance>,
+    thread: JoinHandle<()>,
+    seats: usize,
+}
+
+/// What the thread is told by.
+#[derive(Debug, Default)]
+struct Entrance {
+    chime: Arc<Chime>,
+    /// Duties that the thread does not know yet.
+    joining: Mutex<Vec<Box<dyn ProgressDuty>>>,
+    ends: AtomicBool,
+}
+
+/// Keeps the thread alive for one duty. To be dropped once the duty was told that it is over: the last one ends the
+/// thread, and waits for it, unless it is the thread itself that drops it.
+#[derive(Debug)]
+pub(crate) struct ProgressSeat(Arc<Entrance>);
+
+/// Gives the thread a duty, which `duty` makes for the chime that wakes the thread.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where no thread can be started.
+pub(crate) fn enter(duty: impl FnOnce(&Arc<Chime>) -> Box<dyn ProgressDuty>) -> Result<ProgressSeat> {
+    let mut progress = PROGRESS.get_or_init(Mutex::default).lock();
+    let running = match &mut *progress {
+        Some(running) => running,
+        none => none.insert(Running::start()?),
+    };
+    running.seats += 1;
+    let shared = Arc::clone(&running.shared);
+    drop(progress);
+    let duty = duty(&shared.chime);
+    shared.joining.lock().push(duty);
+    shared.chime.ring();
+    Ok(ProgressSeat(shared))
+}
+
+impl Drop for ProgressSeat {
+    fn drop(&mut self) {
+        let Some(progress) = PROGRESS.get() else { return };
+        let mut progress = progress.lock();
+        // A forked child's copy is of a thread that the child has not.
+        let is_last =
+            progress.as_mut().filter(|running| Arc::ptr_eq(&running.shared, &self.0)).is_some_and(|running| {
+                running.seats -= 1;
+                running.seats == 0
+            });
+        let last = progress.take_if(|_| is_last);
+        drop(progress);
+        let Some(Running { shared, thread, .. }) = last else { return };
+        // Release: pairs with the load in `Entrance::run`.
+        shared.ends.store(true, Ordering::Release);
+        shared.chime.ring();
+        // Code of the program's that the thread runs may drop the last communicator: it does not wait for itself.
+        if !is_here() {
+            // It has nothing left to move, and catches what panics.
+            let _ended = thread.join();
+        }
+    }
+}
+
+thread_local! {
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller is the thread: then it must not wait for what the thread moves.
+pub(crate) fn is_here() -> bool {
+    IS_HERE.get()
+}
+
+impl Running {
+    fn start() -> Result<Running> {
+        let shared = Arc::<Entrance>::default();
+        let served = Arc::clone(&shared);
+        let thread = thread::spawn("rsccl progress", move || {
+            IS_HERE.set(true);
+            served.run();
+        })?;
+        Ok(Running { shared, thread, seats: 0 })
+    }
+}
+
+impl Entrance {
+    fn run(&self) {
+        let mut duties: Vec<Box<dyn ProgressDuty>> = Vec::new();
+        let mut sleeper = Sleeper::new(&self.chime);
+        loop {
+            // First, so that what is told from here on ends the sleep behind this round.
+            let heard = self.chime.count();
+            // Acquire: pairs with the store where the last seat is dropped.
+            let ends = self.ends.load(Ordering::Acquire);
+            duties.append(&mut self.joining.lock());
+            let mut goes_on = false;
+            duties.retain_mut(|duty| {
+                // A panic is a defect of ours, which the panic hook has told. Other duties go on.
+                let after = catch_unwind(AssertUnwindSafe(|| duty.round(heard))).unwrap_or(AfterRound::Over);
+                goes_on |= after == AfterRound::GoesOn;
+                after != AfterRound::Over
+            });
+            if ends && duties.is_empty() {
+                return;
+            }
+            if !goes_on && !rest(&mut duties, RestEnds::at(LONGEST), &mut |ends| sleeper.sleep(heard, ends)) {
+                self.chime.sleep(heard, &[], NAP);
+            }
+        }
+    }
+}
+
+/// Lets each of the duties say what ends the sleep, and sleeps.
+fn rest(
+    duties: &mut [Box<dyn ProgressDuty>],
+    ends: RestEnds<'_>,
+    sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool,
+) -> bool {
+    match duties.split_first_mut() {
+        None => sleep(&ends),
+        Some((first, others)) => first.rest(ends, &mut |ends| rest(others, ends.clone(), sleep)),
+    }
+}
+
+/// No duty depends on it.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// How long the thread sleeps where the system lets it sleep beside nothing but its chime.
+const NAP: Duration = Duration::from_micros(200);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[cfg(not(miri))]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Tells of each round, until it is told to end.
+    #[derive(Debug)]
+    struct Told {
+        rounds: Sender<std::thread::ThreadId>,
+        ends: Arc<AtomicBool>,
+        panics: bool,
+    }
+
+    impl ProgressDuty for Told {
+        fn round(&mut self, _: u64) -> AfterRound {
+            // The test may have ended by an assertion.
+            let _unheard = self.rounds.send(std::thread::current().id());
+            assert!(!self.panics, "on purpose");
+            if self.ends.load(Ordering::Acquire) { AfterRound::Over } else { AfterRound::Rests }
+        }
+
+        fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+            sleep(&ends)
+        }
+    }
+
+    /// Other tests of this process may have duties too: only what is ours is looked at.
+    #[test]
+    fn duties_share_one_thread_and_one_that_panics_leaves_the_others_alone() {
+        let (rounds, heard) = channel();
+        let ends = Arc::new(AtomicBool::new(false));
+        let mut chime = None;
+        let mut seat = |panics: bool| {
+            let duty = Told { rounds: rounds.clone(), ends: Arc::clone(&ends), panics };
+            let made = enter(|of_thread| {
+                chime = Some(Arc::clone(of_thread));
+                Box::new(duty)
+            });
+            (made.unwrap(), heard.recv_timeout(LIMIT).expect("it has its round"))
+        };
+        let [(first, one), (second, two), (third, three)] = [false, true, false].map(&mut seat);
+        assert!(one == two && one == three && one != std::thread::current().id());
+        drop(second);
+        let chime = chime.expect("it was given");
+        while heard.try_recv().is_ok() {}
+        chime.ring();
+        (0..2).for_each(|_| assert_eq!(heard.recv_timeout(LIMIT).expect("it goes on"), one));
+        ends.store(true, Ordering::Release);
+        drop((first, third));
+        drop(rounds);
+        // The duties are dropped, and with them the last senders.
+        while heard
+            .recv_timeout(LIMIT)
+            .inspect_err(|error| assert!(*error == std::sync::mpsc::RecvTimeoutError::Disconnected))
+            .is_ok()
+        {}
+    }
+}
