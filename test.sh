@@ -105,7 +105,7 @@ packages=(-p rsccl -p rsccl-examples -p rsccl-tests -p machine -p rsccl-kernels 
 
 run_tests() {
     local status=0 programs=(--bins --test '*')
-    # A program that is named, by a pattern too, must have its features: that of `mpi` is the only one whose name begins so.
+    # A program that is named, by a pattern too, must have its features: those of `mpi` are the only ones whose names begin so.
     [[ $features == *mpi* ]] || programs=(--bins --test '[!m]*' --test 'm[!p]*')
     # Examples as programs: `cargo test --examples` would build them as tests. With the same packages and features each time, all of these
     # commands share what they build.

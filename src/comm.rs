@@ -21,6 +21,7 @@ mod long_rest;
 mod meeting;
 pub(crate) mod meeting_place;
 pub mod local;
+mod memory_use;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
 mod on_stream;
@@ -72,6 +73,7 @@ pub(crate) use group::Steps;
 pub use group::{Group, Member, StreamMember, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
+pub use memory_use::MemoryUse;
 pub use on_stream::OnStream;
 pub use owned::{OwnedFuture, OwnedRequest};
 #[cfg(feature = "cpp")]

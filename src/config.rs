@@ -184,6 +184,10 @@ pub struct Config {
     /// Whether a process writes that too when SIGTERM ends it, as launchers and `kill` send it. A program that handles
     /// the signal itself is left alone. `RSCCL_RECORD_SIGTERM`; false.
     pub record_at_sigterm: bool,
+    /// Where a thread of the library answers NVIDIA's client `ncclras`: an address of loopback with its port, such as
+    /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
+    /// host. `NCCL_RAS_ADDR`; nobody listens.
+    pub ras_addr: Option<String>,
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
     /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
     /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
@@ -327,6 +331,7 @@ impl Default for Config {
             tune_file: None,
             record_dir: None,
             record_at_sigterm: false,
+            ras_addr: None,
             trace: None,
             trace_steps: false,
             nvtx_disable: false,
@@ -716,6 +721,8 @@ setters! {
     with_record_dir => record_dir: impl Into<PathBuf>, some;
     /// Sets [`Config::record_at_sigterm`].
     with_record_at_sigterm => record_at_sigterm: bool;
+    /// Sets [`Config::ras_addr`].
+    with_ras_addr => ras_addr: impl Into<String>, some;
     /// Sets [`Config::trace`].
     with_trace => trace: impl Into<PathBuf>, some;
     /// Sets [`Config::trace_steps`].

@@ -20,6 +20,7 @@ mod engine;
 pub mod foreseen;
 mod given;
 mod heard;
+mod memory;
 mod host_chooser;
 mod host_side;
 mod launches;

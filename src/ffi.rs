@@ -32,7 +32,7 @@ use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
 use persistent::{Persistent, await_round, is_round_over, persistent, prepare, run_round, start_round, wait_round};
-use places::{cross, on_my_host, placement};
+use places::{cross, memory_use, on_my_host, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
     store_remove, store_set, store_wait,
@@ -210,6 +210,7 @@ mod bridge {
         fn on_my_host(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
+        fn memory_use(comm: &Comm, held: &mut Vec<u64>) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
         fn finalize(comm: &Comm) -> *mut Failure;
         fn discard(comm: &Comm, deserted: bool);

@@ -147,7 +147,7 @@ pub mod internals {
     pub mod sys {
         pub use crate::sys::{
             clock, cpu, devices, float_mode, foreign_pages, host, limits, numa, nvml, open, poller, process, quota,
-            random, rank_page, text_file, thread, writing,
+            random, rank_page, terminal, text_file, thread, writing,
         };
     }
     pub mod topo {

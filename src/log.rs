@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use tracing::level_filters::LevelFilter;
 
-use crate::config::{Config, DebugLevel, Note, Subsystem};
+use crate::config::{Config, DebugLevel, Note, Subsystem, SubsystemSet};
 use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::PerProcess;
 use crate::sys::writing;
@@ -65,12 +65,22 @@ pub(crate) fn install(config: &Config, rank: Option<u32>) {
             hear_calls(HEARD_BY_PRINTER);
         }
     }
+    mistakes.extend(silent_subsystems(config));
     for note in config.notes().iter().cloned().chain(mistakes.into_iter().map(Note::Mistake)) {
         match note {
             Note::Mistake(text) if rank.unwrap_or(0) == 0 => tell(&text),
             note => say_once(&note),
         }
     }
+}
+
+/// What is said where somebody asks, by name, for subsystems that no event has.
+fn silent_subsystems(config: &Config) -> Option<String> {
+    let asked = config.debug_subsystems;
+    let silent = Subsystem::ALL.iter().filter(|subsystem| subsystem.is_silent() && asked.contains(**subsystem));
+    let names: Vec<&str> = silent.map(|subsystem| subsystem.name()).collect();
+    let is_asked = config.debug >= Some(DebugLevel::Info) && asked != SubsystemSet::ALL && !names.is_empty();
+    is_asked.then(|| format!("NCCL_DEBUG_SUBSYS: nothing is ever logged under {}", names.join(", ")))
 }
 
 /// Logs the version, once in a process. Rank 0 calls this when an init begins, as in NCCL.

@@ -14,6 +14,7 @@ pub(crate) mod flight_record;
 pub mod page;
 pub mod page_view;
 pub mod peer_status;
+pub(crate) mod ras;
 pub mod seats;
 pub mod settings;
 pub mod stall;

@@ -49,6 +49,7 @@ pub mod rank_page;
 pub mod rank_page;
 pub mod region;
 mod room;
+pub mod terminal;
 pub mod termination;
 pub mod text_file;
 pub mod thread;

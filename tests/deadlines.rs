@@ -90,6 +90,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("like", "over MPI: tests/mpi"),
     ("on", "its calls are those of streams"),
     ("placement", "known from init"),
+    ("memory", "asks nobody"),
     ("rank", "known from init"),
     ("register_window", "on devices: tests/devices"),
     ("set_progress", "of this rank alone"),

@@ -65,6 +65,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("Config", "src/config.rs", "config.hpp"),
     ("Placement", "src/comm", "placement.hpp"),
     ("DeviceChoice", "src/comm", "placement.hpp"),
+    ("MemoryUse", "src/comm", "memory_use.hpp"),
     ("LogLine", "src/log", "log.hpp"),
     ("Kind", "src/error.rs", "error.hpp"),
     ("DataType", "src/types", "types.hpp"),

@@ -31,7 +31,7 @@ fn play(role: &str) -> Result<()> {
     let comm = Communicator::from_env()?;
     let mut sum = [1.5f32; 4];
     match (role, comm.rank()) {
-        ("well", _) => comm.barrier()?,
+        ("well" | "ras", _) => comm.barrier()?,
         ("computes", 2) | ("message", 1) => {
             comm.barrier()?;
             // Until it is killed.
@@ -46,6 +46,17 @@ fn play(role: &str) -> Result<()> {
         ("message", _) => {
             comm.barrier()?;
             comm.recv(&mut sum, 1)?;
+        }
+        ("talks", rank) => {
+            comm.register(&rsccl::Buffer::<u8>::new(1 << 20)?)?;
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            comm.all_reduce_in_place(&mut vec![1u64; 1 << 16], ReduceOp::Sum)?;
+            match rank {
+                0 => (0..3).try_for_each(|_| comm.send(&[7u8; 1000], 1))?,
+                1 => (0..3).try_for_each(|_| comm.recv(&mut [0u8; 1000], 0))?,
+                _ => {}
+            }
+            comm.barrier()?;
         }
         ("deadline", 2) | ("sleeps", 1) => comm.barrier()?,
         ("deadline", _) => {
@@ -117,6 +128,8 @@ struct Job {
     /// Its end is the end of all that hold.
     _input: PipeWriter,
     folder: TempDir,
+    /// Whether its user sees their own processes alone.
+    is_nobodys: bool,
 }
 
 /// What `rsccl status` has said.
@@ -145,10 +158,19 @@ impl Job {
             command.env("RSCCL_RANK", rank.to_string()).env("RSCCL_WORLD_SIZE", size.to_string());
             command.env("RSCCL_STORE", format!("file://{}", folder.path().join("store").display()));
             command.env("NCCL_SOCKET_IFNAME", "lo");
+            if role == "ras" {
+                let log = folder.path().join(format!("log-{rank}"));
+                command.env("NCCL_RAS_ADDR", "localhost:0").env("NCCL_DEBUG_FILE", log);
+                command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "RAS");
+            }
+            if role == "undumpable" {
+                as_nobody(&mut command, Some(folder.path()));
+            }
             command.stdin(reader.try_clone().unwrap()).stdout(Stdio::null());
             Group::start(&mut command).unwrap()
         };
-        Job { ranks: started.iter().map(start).collect(), _input: input, folder }
+        let is_nobodys = role == "undumpable";
+        Job { ranks: started.iter().map(start).collect(), _input: input, folder, is_nobodys }
     }
 
     fn whole(role: &str, size: usize) -> Job {
@@ -169,7 +191,12 @@ impl Job {
     /// Runs `rsccl status` about this job.
     fn status(&self, more: &[&str]) -> Told {
         let pids = self.ranks.iter().map(|rank| rank.id().to_string());
-        status(&[pids.collect(), more.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()].concat())
+        let words = [pids.collect(), more.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()].concat();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        if self.is_nobodys {
+            as_nobody(&mut command, None);
+        }
+        status_by(command, &words)
     }
 
     /// Asks until nothing is said but one thing, in which all `words` are.
@@ -204,8 +231,31 @@ impl Job {
     }
 }
 
+/// Whether this user may look at every process.
+fn sees_all() -> bool {
+    std::fs::read_dir("/proc/1/fd").is_ok()
+}
+
+/// Runs a command as a user who sees their own processes alone, if this one sees all; `folder` is theirs too.
+fn as_nobody(command: &mut Command, folder: Option<&std::path::Path>) {
+    if !sees_all() {
+        return;
+    }
+    std::os::unix::process::CommandExt::uid(command, NOBODY);
+    if let Some(folder) = folder {
+        let everybody = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o777);
+        std::fs::set_permissions(folder, everybody).unwrap();
+    }
+}
+
+/// The user that no file belongs to.
+const NOBODY: u32 = 65534;
+
 fn status(arguments: &[String]) -> Told {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    status_by(Command::new(env!("CARGO_BIN_EXE_rsccl")), arguments)
+}
+
+fn status_by(mut command: Command, arguments: &[String]) -> Told {
     let output = command.arg("status").args(arguments).env_clear().stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     Told { code: output.status.code(), text }
@@ -221,6 +271,70 @@ fn a_job_in_which_nobody_waits_is_shown_as_it_is() {
     job.goes_well(3);
     let told = job.until("the last call", |told| told.text.matches("last barrier #0").count() == 3);
     assert!(told.text.contains("Nobody holds another up.") && told.text.contains("2 of 3"), "{}", told.text);
+}
+
+/// What a line-wise client of `ncclras`'s protocol gets.
+fn ask_ras(address: &str, lines: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    std::io::Write::write_all(&mut stream, lines.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn nvidia_s_client_is_answered_for_all_ranks_of_the_host() {
+    let job = Job::whole("ras", 3);
+    job.until("the last call", |told| told.text.matches("last barrier #0").count() == 3);
+    let log = std::fs::read_to_string(job.folder.path().join("log-1")).unwrap();
+    let address = log.split("answers ncclras at ").nth(1).and_then(|rest| rest.lines().next()).expect(&log);
+    assert!(address.starts_with("127.0.0.1:"), "{address}");
+    let text = ask_ras(address, "CLIENT PROTOCOL 2\nTIMEOUT 5\nMONITOR\nSET FORMAT text\nSTATUS\n");
+    assert!(text.starts_with("SERVER PROTOCOL 2\nOK\nERROR: Unknown command\nOK\n"), "{text}");
+    assert!(text.contains("3 processes of host ") && text.contains(" with 3 ranks of communicators"), "{text}");
+    for rank in 0..3 {
+        let line = text.lines().find(|line| line.starts_with(&format!("rank {rank} of 3, "))).expect(&text);
+        assert!(line.contains(&format!("pid {}, ready, 1 collectives begun: not in a call", job.pid(rank))), "{line}");
+    }
+    let verbose = ask_ras(address, "CLIENT PROTOCOL 2\nVERBOSE STATUS\n");
+    assert!(verbose.matches("  memory {\"arenas\":").count() == 3, "{verbose}");
+    let json = ask_ras(address, "CLIENT PROTOCOL 2\nSET FORMAT json\nSTATUS\n");
+    let document: Value = serde_json::from_str(json.split_once("OK\n").unwrap().1).unwrap();
+    assert_eq!(document["processes"].as_array().unwrap().len(), 3, "{document}");
+    // One that says too much, and one that says nothing, get nothing and hold nobody up for long.
+    let mut long = std::net::TcpStream::connect(address).unwrap();
+    std::io::Write::write_all(&mut long, &[b'x'; 1000]).unwrap();
+    // Its end may come as a reset, since nobody has read all of it.
+    assert!(!matches!(long.read(&mut [0; 64]), Ok(1..)), "it is told nothing");
+    let _silent = std::net::TcpStream::connect(address).unwrap();
+    assert!(ask_ras(address, "STATUS\n").contains("3 processes"));
+}
+
+#[test]
+fn memory_and_traffic_are_shown() {
+    let job = Job::whole("talks", 3);
+    job.until("the last call", |told| told.text.matches("last barrier #2").count() == 3);
+    let document: Value = serde_json::from_str(&job.status(&["--json"]).text).unwrap();
+    let processes = document["processes"].as_array().unwrap();
+    let of_rank =
+        |rank: u64| processes.iter().map(|process| &process["ranks"][0]).find(|one| one["rank"] == rank).unwrap();
+    for rank in 0..3 {
+        let (memory, calls) = (&of_rank(rank)["memory"], &of_rank(rank)["calls"]);
+        let held = |kind: &str| memory[kind].as_u64().unwrap();
+        assert!(held("arenas") > 1 << 20 && held("registered") >= 1 << 20 && held("GPU") == 0, "{memory}");
+        let flat = calls.as_array().unwrap().iter().find(|one| one["way"] == "flat slots").unwrap();
+        assert_eq!((&flat["calls"], &flat["bytes"]), (&2.into(), &16.into()), "{calls}");
+        let large = calls.as_array().unwrap().iter().find(|one| one["way"] == "windows").unwrap();
+        assert_eq!((&large["calls"], &large["bytes"]), (&1.into(), &(8 << 16).into()), "{calls}");
+    }
+    let (sender, receiver) = (&of_rank(0)["connections"][0], &of_rank(1)["connections"][0]);
+    assert_eq!((&sender["peer"], &sender["transport"]), (&1.into(), &"shm".into()), "{sender}");
+    assert_eq!((&sender["sent"], &sender["sent_bytes"], &sender["received"]), (&3.into(), &3000.into(), &0.into()));
+    assert_eq!((&receiver["received"], &receiver["received_bytes"]), (&3.into(), &3000.into()), "{receiver}");
+    let told = job.status(&["--details"]);
+    assert!(told.text.contains("rank 1 by shm: sent 3 (3000 B), received 0 (0 B)"), "{}", told.text);
+    assert!(told.text.contains("2 by flat slots (16 B), 1 by windows (512 KiB)"), "{}", told.text);
 }
 
 #[test]
@@ -252,6 +366,13 @@ fn a_rank_that_computes_is_named_and_so_are_those_that_wait_for_it() {
     }
     std::fs::write(file("here.json"), document.to_string()).unwrap();
     std::fs::write(file("there.json"), other.to_string()).unwrap();
+    // Hosts of one `/proc`, as name spaces have it, show each process twice.
+    let twice = status(&["--merge".to_owned(), file("here.json"), file("there.json"), file("here.json")]);
+    assert!(
+        twice.text.contains("4 processes with 4 ranks") && twice.text.contains("3 ranks wait in it"),
+        "{}",
+        twice.text
+    );
     let merged = status(&["--merge".to_owned(), file("here.json"), file("there.json")]);
     assert_eq!((merged.code, merged.findings().len()), (Some(3), 1), "{}", merged.text);
     assert!(merged.text.contains("3 ranks wait in it; rank 2 computes"), "{}", merged.text);
@@ -377,9 +498,6 @@ fn a_rank_that_never_started_is_named() {
 #[test]
 fn a_process_that_is_not_dumpable_is_named_as_such() {
     let job = Job::whole("undumpable", 2);
-    if std::fs::read_dir("/proc/1/fd").is_ok() {
-        return println!("skipped: this user may look at every process");
-    }
     let words =
         format!("rank 1 (host {}, pid {}) cannot be looked at: its process is not dumpable", host(), job.pid(1));
     let is_it = |told: &Told| told.text.contains("cannot be looked at: its process is not dumpable");

@@ -342,6 +342,43 @@ fn a_disk_that_fills_ends_the_trace_and_not_the_job() {
     }
 }
 
+/// NVTX, as far as the library asks for it: what it is told it appends to a file.
+const NVTX: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+static void note(const char *what, const char *name) {
+    FILE *file = fopen(getenv("NVTX_NOTES"), "a");
+    if (file) { fprintf(file, "%s %s\n", what, name); fclose(file); }
+}
+int nvtxRangePushA(const char *name) { note("push", name); return 0; }
+int nvtxRangePop(void) { note("pop", "-"); return 0; }
+"#;
+
+#[test]
+fn calls_are_ranges_where_the_library_of_nvtx_loads() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    std::fs::write(at("nvtx.c"), NVTX).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", &at("libnvToolsExt.so.1"), &at("nvtx.c")]);
+    match compiler.output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => return println!("skipped: no C compiler: {error}"),
+    }
+    let (path, notes, none) = (folder.path().to_string_lossy(), at("notes"), at("none"));
+    let mut job = Job::start("work", 4, &[("LD_LIBRARY_PATH", &path), ("NVTX_NOTES", &notes)]);
+    job.end();
+    let text = std::fs::read_to_string(&notes).unwrap();
+    let count = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
+    // Three small ones and a large one on each rank; what a request does has no range.
+    assert_eq!((count("push rsccl all_reduce"), count("push rsccl broadcast")), (16, 4), "{text}");
+    assert_eq!((count("push rsccl send"), count("push rsccl recv"), count("push rsccl messages")), (1, 1, 4), "{text}");
+    assert_eq!(count("push"), count("pop"), "{text}");
+    let off = [("LD_LIBRARY_PATH", &*path), ("NVTX_NOTES", &*none), ("NCCL_NVTX_DISABLE", "1")];
+    Job::start("work", 4, &off).end();
+    assert!(!Path::new(&none).exists(), "it was told to leave them out");
+}
+
 #[test]
 fn a_file_that_cannot_be_is_told_and_the_job_goes_on() {
     let mut job = Job::start("work", 4, &[("RSCCL_TRACE", "/no/such/folder/%r.json")]);

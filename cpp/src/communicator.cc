@@ -308,6 +308,23 @@ Placement Communicator::placement() const {
     return detail::placement_of(place);
 }
 
+MemoryUse Communicator::memory() const {
+    rust::Vec<std::uint64_t> held;
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::memory_use(*state.comm, held), *state.thrown);
+    MemoryUse found;
+    found.arenas = held[0];
+    found.rings = held[1];
+    found.registered = held[2];
+    found.windows = held[3];
+    found.pinned = held[4];
+    found.gpu = held[5];
+    if (held[6] != 0) {
+        found.gpu_ordinal = static_cast<std::uint32_t>(held[6] - 1);
+    }
+    return found;
+}
+
 Placement detail::placement_of(const ffi::Place& place) {
     Placement found;
     found.host_name = std::string(place.host_name);

@@ -119,6 +119,7 @@ std::vector<Refused> refused() {
              buffer<float> memory(16);
              comm.register_buffer(memory);
          }}},
+        {"memory", {[](Communicator& comm) { (void)comm.memory(); }}},
         {"deregister_buffer", {[](Communicator& comm) {
              buffer<float> memory(16);
              comm.deregister_buffer(memory);

@@ -21,6 +21,7 @@ use crate::session::Session;
 use crate::session::clocks;
 use crate::session::flight_record;
 use crate::session::page::{OwnPage, Phase};
+use crate::session::ras;
 use crate::session::seats::{self, HostSeats};
 use crate::session::settings::Settings;
 use crate::session::settings::bootstrap_options;
@@ -191,6 +192,7 @@ pub(super) fn make(
     let id = engine.session.bootstrap.id();
     engine.session.page.is_ready((local_ranks, hosts));
     times.record(&engine.session);
+    ras::answer_at(engine.session.settings.ras_addr.as_deref(), world.rank);
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }
@@ -240,8 +242,8 @@ impl Times {
             spans::record(&SpanKind::Phase.span(session, (begun, ended), [phase, 0, 0]));
             begun = ended;
         }
-        let whole = trace_text::PHASES.len() as u64 - 1;
-        spans::record(&SpanKind::Phase.span(session, (self.began, begun), [whole, 0, 0]));
+        let words = [trace_text::WHOLE_INIT, 0, 0];
+        spans::record(&SpanKind::Phase.span(session, (self.began, begun), words));
     }
 
     /// The time since the last lap.

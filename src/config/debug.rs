@@ -138,17 +138,23 @@ subsystems! {
     Bootstrap = "BOOTSTRAP", "rsccl::bootstrap";
     /// Registered buffers.
     Reg = "REG", "rsccl::reg";
-    /// Measurement.
+    /// Measurement; nothing logs here.
     Profile = "PROFILE", "rsccl::profile";
     /// Faults and their survivors.
     Ras = "RAS", "rsccl::ras";
-    /// Host memory.
+    /// Host memory; nothing logs here.
     AllocHost = "ALLOC_HOST", "rsccl::alloc_host";
-    /// The end of communicators.
+    /// The end of communicators; nothing logs here, but in INIT.
     Destroy = "DESTROY", "rsccl::destroy";
 }
 
 impl Subsystem {
+    /// Whether nothing logs here: a name that NCCL has, and no event of this library.
+    pub(crate) fn is_silent(self) -> bool {
+        use Subsystem::{AllocHost, Destroy, Nvls, Profile, Proxy};
+        matches!(self, AllocHost | Destroy | Nvls | Profile | Proxy)
+    }
+
     /// The subsystem with this name, in any case.
     pub fn from_name(name: &str) -> Option<Subsystem> {
         Subsystem::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(name))

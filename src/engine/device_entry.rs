@@ -10,16 +10,20 @@ use crate::engine::given::{Awaited, Given};
 use crate::engine::launches::{self, DeviceWait};
 use crate::error::{Error, Result};
 use crate::exec::{Background, Order};
+use crate::log;
+use crate::log::spans;
 use crate::reach::channel_search;
 use crate::reach::device_sharing::{Brought, Meeting};
 use crate::reach::line_ways;
 use crate::reach::side_layout;
 use crate::reach::staging::StagingLayout;
+use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
 use crate::session::peer_status::WaitingFor;
+use crate::session::trace_text::{self, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::transport::QueueMemory;
-use crate::types::Rank;
+use crate::types::{Rank, World};
 
 /// What a rank has on its device, which its first call there makes.
 #[derive(Debug)]
@@ -108,14 +112,17 @@ fn make(
     background: &mut dyn Background,
 ) -> Result<Box<DeviceSide>> {
     device::of(home)?;
+    let mut times = SetUpTimes::begin();
     let wait = given.meet_before(("the first call on the memory of a device", next), background)?;
     let session = given.session;
     let sizes = session.settings.sizes;
     let meeting = Meeting::new(session, home, given.mover.fabric.topology(), &wait)?;
+    times.lap("meeting");
     let order = (given.mover.fabric.hosts(), &*grounds.layout);
     let found = channel_search::find(session, order, meeting.devices(), &wait)?;
     let line_ways = line_ways::agree(session, &meeting, home, &wait)?;
     let chooser = DeviceChooser::new(grounds, found, meeting.follows_channels(), line_ways)?;
+    times.lap("channels");
     let staging = StagingLayout {
         staged: Arc::clone(meeting.staged()),
         side: meeting.layout(),
@@ -138,7 +145,44 @@ fn make(
     if has_wires {
         side.far.prepare(home)?;
     }
+    times.lap("memory");
+    times.tell(session);
     Ok(side)
+}
+
+/// How long the parts of a set-up on a device took, which is no part of the init: its first call there makes it.
+struct SetUpTimes {
+    begun: u64,
+    lap: u64,
+    parts: String,
+}
+
+impl SetUpTimes {
+    fn begin() -> SetUpTimes {
+        let now = spans::now();
+        SetUpTimes { begun: now, lap: now, parts: String::new() }
+    }
+
+    /// A part has ended.
+    fn lap(&mut self, name: &str) {
+        let now = spans::now();
+        let comma = if self.parts.is_empty() { "" } else { ", " };
+        self.parts.push_str(&format!("{comma}{name} {}", seconds(now - std::mem::replace(&mut self.lap, now))));
+    }
+
+    fn tell(&self, session: &Session) {
+        let World { rank, size } = session.world;
+        let (total, parts) = (seconds(self.lap - self.begun), &self.parts);
+        log::info!(Init @ rank, "Init timings - GPU set-up: rank {rank} nranks {size} total {total} ({parts})");
+        if spans::is_on() {
+            let words = [trace_text::GPU_SET_UP, 0, 0];
+            spans::record(&SpanKind::Phase.span(session, (self.begun, self.lap), words));
+        }
+    }
+}
+
+fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:03}", nanoseconds / 1_000_000_000, nanoseconds / 1_000_000 % 1000)
 }
 
 /// Hands what this rank brings to ranks of other processes, and takes what they bring: into `brought` what lies on

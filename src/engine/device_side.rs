@@ -63,8 +63,21 @@ pub(super) struct DeviceSide {
     /// Scratch that no peer reads, for plans over connections alone: peers may still read what the plan before has put
     /// into the scratch that they see, and such a plan waits for none of them before it writes.
     pub(super) own_scratch: Region,
+    /// What this rank has allocated on its device, and of the host's memory for it, since it is here.
+    brought: DeviceBytes,
     /// The last program that the chooser's cache does not hold: the next one is often the same.
     last_lowered: Option<(LoweredFrom, Lowered)>,
+}
+
+/// Bytes of memory of a rank that works on a device.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct DeviceBytes {
+    /// Of the library, on the device, but for queues.
+    pub(super) device: usize,
+    /// Of the host, for the device.
+    pub(super) pinned: usize,
+    /// Of windows, which are the program's memory.
+    pub(super) windows: usize,
 }
 
 /// All that the program of a scan depends on, or of a rank that is alone.
@@ -92,7 +105,11 @@ impl DeviceSide {
         let status = Arc::new(status);
         session.abort.mirror(&status);
         let (addresses, peers) = meeting.addresses(&brought)?;
+        let me = session.world.rank;
+        let bytes = |regions: &HashMap<Rank, Region>| regions.get(&me).map_or(0, Region::bytes);
+        let (device, pinned) = (bytes(&brought.sides), bytes(&brought.stages));
         Ok(DeviceSide {
+            brought: DeviceBytes { device, pinned, windows: 0 },
             home,
             monitor: None,
             far: FarEnds::default(),
@@ -112,6 +129,16 @@ impl DeviceSide {
             last_lowered: None,
             own_scratch: device::of(home)?.allocate(own_scratch_bytes(session.settings.sizes), Sharing::Threads)?,
         })
+    }
+
+    /// How much memory this rank has for its device.
+    pub(super) fn memory_bytes(&self) -> DeviceBytes {
+        let DeviceBytes { device, pinned, .. } = self.brought;
+        DeviceBytes {
+            device: device + self.own_scratch.bytes(),
+            pinned: pinned + self.far.pinned_bytes(),
+            windows: self.windows.open.iter().map(|window| window.mine.bytes()).sum(),
+        }
     }
 
     /// What the label of a call says of windows; 0 where it does not work there.

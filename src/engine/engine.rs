@@ -9,7 +9,9 @@ use crate::engine::heard::{HeardCall, NumberedEnd};
 use crate::engine::host_chooser::{HostChooser, Path};
 use crate::engine::host_side::{self, CallWay, HostSide};
 use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
-use crate::engine::{beginning, call_log, device_collectives, device_messages, registrations, window_registration};
+use crate::engine::{
+    beginning, call_log, device_collectives, device_messages, memory, registrations, window_registration,
+};
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
@@ -20,7 +22,7 @@ use crate::log;
 use crate::plan::Layout;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
-use crate::session::page::CallWayShown;
+use crate::session::page::{CallWayShown, MemoryKind};
 use crate::session::peer_status::WaitingFor;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
@@ -48,6 +50,8 @@ impl Engine {
     /// that a rank of the world may use.
     pub(crate) fn new(session: Session, fabric: Fabric, (layout, patience, cores): (Layout, Patience, u32)) -> Engine {
         let mut session = session;
+        let mut fabric = fabric;
+        fabric.links().count_on(session.page.memory());
         session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
         let grounds = Arc::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
@@ -288,8 +292,14 @@ impl Engine {
     fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
         let (_, device, given) = self.parts();
         given.session.page.goes(CallWayShown::Device.code());
+        given.session.page.count(CallWayShown::Device, begun.bytes());
         let of = (begun.call.buffers.home(), begun.operation.sequence);
-        device_collectives::run(&mut device.enter(given, of, (order, background))?, begun)
+        let ran = device_collectives::run(&mut device.enter(given, of, (order, background))?, begun);
+        // The first calls open what later ones use.
+        if begun.operation.sequence.is_power_of_two() || begun.operation.sequence == 0 {
+            self.note_memory();
+        }
+        ran
     }
 
     /// The two sides, and what one of them gets for a call.
@@ -442,6 +452,8 @@ impl Engine {
         let heard = log::hears_calls().then(|| HeardCall::begin(Collective::AllToAllV.name()));
         let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        let bytes = others.iter().map(|message| message.bytes() as u64).sum();
+        self.session.page.count(CallWayShown::Messages, bytes);
         let (operation, mut runs) = beginning::begin_exchange(&self.session, others, data_type);
         let needs = (&needs[..], Receivers::Come);
         let result =
@@ -499,7 +511,9 @@ impl Engine {
     /// [`registrations::deregister`].
     pub(crate) fn deregister(&mut self, buffer: &KnownBuffer, background: &mut dyn Background) -> Result<()> {
         let (host, _, mut given) = self.parts();
-        registrations::deregister((host, &mut given), buffer, background)
+        let taken = registrations::deregister((host, &mut given), buffer, background);
+        self.note_memory();
+        taken
     }
 
     /// Registers memory of a device as a window, on all ranks.
@@ -509,7 +523,9 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<RegisteredWindow> {
         let (_, device, given) = self.parts();
-        window_registration::register(device, given, memory, background)
+        let registered = window_registration::register(device, given, memory, background);
+        self.note_memory();
+        registered
     }
 
     /// Takes a window back, on all ranks.
@@ -519,7 +535,9 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let (_, device, given) = self.parts();
-        window_registration::deregister(device, given, window, background)
+        let taken = window_registration::deregister(device, given, window, background);
+        self.note_memory();
+        taken
     }
 
     /// Takes a window back that no peer needs to hear of.
@@ -541,6 +559,19 @@ impl Engine {
         });
         self.session.leave();
         ended
+    }
+
+    /// How much memory is held for this, and the GPU on which the rank works.
+    pub(crate) fn memory(&mut self) -> ([u64; MemoryKind::ALL.len()], Option<u32>) {
+        self.note_memory();
+        let page = &self.session.page;
+        (MemoryKind::ALL.map(|kind| page.held(kind)), page.gpu())
+    }
+
+    /// Looks anew how much memory is held, for the page.
+    fn note_memory(&mut self) {
+        let (_, device, given) = self.parts();
+        memory::note(given.session, &given.mover.fabric, device.side());
     }
 
     /// Who is on which host.

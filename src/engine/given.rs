@@ -13,7 +13,7 @@ use crate::session::peer_status::{BootstrapCall, WaitingFor};
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Patience, Progress, Turn as _, Turned, Wait};
 use crate::sys::{clock, futex};
-use crate::transport::{Fabric, Need, Receivers, Setup};
+use crate::transport::{Fabric, FabricBytes, Need, Receivers, Setup};
 
 /// What the side that runs a call gets for it: what this rank knows, and what moves data.
 #[derive(Debug)]
@@ -74,7 +74,9 @@ impl Given<'_> {
     ) -> Result<()> {
         let bootstrap = &*self.session.bootstrap;
         let WaitContext { mut turn, fabric } = self.wait_context(Awaited::Ranks, &mut watch, background);
-        body(fabric, &mut Setup { bootstrap, wait, turn: &mut turn })
+        let made = body(fabric, &mut Setup { bootstrap, wait, turn: &mut turn });
+        self.session.page.note_connections(FabricBytes::of(&self.mover.fabric));
+        made
     }
 
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, shrink). Such a call

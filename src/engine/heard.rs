@@ -1,5 +1,5 @@
-//! Calls that somebody hears of: their spans in the trace, and their ranges in a profiler. All of it lies beside the way
-//! of a call of which nobody hears.
+//! Calls that somebody hears of: their spans in the trace, and their ranges in a profiler. All of it lies beside the
+//! way of a call of which nobody hears.
 
 use crate::exec::{Background, MessageRun};
 use crate::log;

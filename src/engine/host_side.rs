@@ -59,6 +59,19 @@ pub(super) enum CallWay {
     Path(Path),
 }
 
+/// Counts a call on its way, but for those by flat slots.
+#[inline(always)]
+fn count(session: &Session, begun: &Begun<'_>, way: CallWay) {
+    let way = match way {
+        CallWay::Path(Path::Flat) => return,
+        CallWay::Messages => CallWayShown::Messages,
+        CallWay::Alone => CallWayShown::Alone,
+        CallWay::Path(Path::Plan(PlanPath::Windows(_))) => CallWayShown::Windows,
+        CallWay::Path(Path::Plan(PlanPath::Slots(_))) => CallWayShown::Slots,
+    };
+    session.page.count(way, begun.bytes());
+}
+
 /// How a rank's page shows it.
 #[inline(always)]
 fn shown(way: CallWay) -> u64 {
@@ -101,6 +114,7 @@ impl HostSide {
         background: &mut dyn Background,
     ) -> Result<()> {
         given.session.page.goes(shown(way));
+        count(given.session, begun, way);
         match way {
             CallWay::Messages => run_messages(given, begun, background),
             CallWay::Alone => exec::alone::run(begun),
@@ -136,6 +150,7 @@ impl HostSide {
             self.make_room(&mut given, waiting_for, background)?;
         }
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        given.session.page.count_flat(begun.bytes());
         let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
         let reads = reads();
         let mut watch = FailureWatch::of_call(given.session, waiting_for);
@@ -154,6 +169,7 @@ impl HostSide {
     /// Where it cannot be announced.
     pub(super) fn announce(&mut self, given: Given<'_>, begun: &Begun<'_>) -> Result<u64> {
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
+        given.session.page.count_flat(begun.bytes());
         let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
         Ok(exchange.number())
     }

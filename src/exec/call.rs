@@ -82,6 +82,15 @@ pub struct Begun<'a> {
     pub lengths: (Elements, Elements),
 }
 
+impl Begun<'_> {
+    /// Bytes of the longer one of input and output.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        let (input, output) = self.lengths;
+        input.0.max(output.0).wrapping_mul(u64::from(self.call.data_type.size()))
+    }
+}
+
 impl CallCount {
     /// The count of `rank`; 0 where it has none.
     pub fn of(&self, rank: Rank) -> u64 {

@@ -2,11 +2,21 @@
 
 use super::bridge::Place;
 use super::{Comm, Failure, int_of};
-use crate::comm::Placement;
+use crate::comm::{MemoryUse, Placement};
 
 pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
     comm.on(|comm| {
         *place = place_of(comm.placement()?);
+        Ok(())
+    })
+}
+
+/// In the order of `rsccl::MemoryUse`; the GPU's number is one more than it is, and 0 where there is none.
+pub(super) fn memory_use(comm: &Comm, held: &mut Vec<u64>) -> *mut Failure {
+    comm.on(|comm| {
+        let MemoryUse { arenas, rings, registered, windows, pinned, gpu, gpu_ordinal } = comm.memory()?;
+        let number = gpu_ordinal.map_or(0, |gpu| u64::from(gpu) + 1);
+        *held = vec![arenas, rings, registered, windows, pinned, gpu, number];
         Ok(())
     })
 }

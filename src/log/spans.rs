@@ -84,6 +84,7 @@ impl Span {
 const WORDS: usize = 8;
 /// Records of a thread's ring: 1 MiB, a hundredth of a second of the shortest calls.
 const RECORDS: u64 = 1 << 14;
+const RING_WORDS: usize = (1 << 14) * WORDS;
 
 /// The records of one thread, which it writes and the writer reads.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ impl Track {
     fn of_this_thread() -> Track {
         let (thread, named) = (host::thread_id(), std::thread::current());
         let name = named.name().unwrap_or("a thread").to_owned();
-        let words = (0..RECORDS as usize * WORDS).map(|_| AtomicU64::new(0)).collect();
+        let words = (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect();
         let none = || AtomicU64::new(0);
         Track { recorder: Recorder { thread, name }, words, written: none(), read: none(), lost: none() }
     }

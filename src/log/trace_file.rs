@@ -88,7 +88,8 @@ impl TraceFile {
         let track = self.named.iter().find(|(_, thread)| *thread == of.thread).map_or(0, |(rank, _)| *rank);
         let (thread, name) = (of.thread, format!("{lost} records lost before this"));
         self.event(&format!(
-            "{{\"ph\":\"i\",\"s\":\"t\",\"name\":\"{name}\",\"cat\":\"trace\",\"pid\":{},\"tid\":{thread},\"ts\":{time}}}",
+            "{{\"ph\":\"i\",\"s\":\"t\",\"name\":\"{name}\",\"cat\":\"trace\",\"pid\":{},\"tid\":{thread},\
+             \"ts\":{time}}}",
             track + 1
         ));
     }
@@ -124,7 +125,8 @@ impl TraceFile {
         let (thread, name) = thread_of(span, of);
         if self.named.insert((track, thread)) {
             self.event(&format!(
-                "{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{thread},\"ts\":0,\"args\":{{\"name\":{}}}}}",
+                "{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{thread},\"ts\":0,\
+                 \"args\":{{\"name\":{}}}}}",
                 track + 1,
                 quoted(&name)
             ));
@@ -209,8 +211,8 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// The file of a process: `%r` is its rank, `%h` its host, `%p` its number. Where the pattern has none of them, the rank
-/// stands before the ending, since each process needs a file of its own.
+/// The file of a process: `%r` is its rank, `%h` its host, `%p` its number. Where the pattern has none of them, the
+/// rank stands before the ending, since each process needs a file of its own.
 fn place(pattern: &Path, (host, process): (&str, u32), rank: Option<u32>) -> PathBuf {
     let Some(text) = pattern.to_str() else { return pattern.to_owned() };
     let rank_text = rank.map_or("threads".to_owned(), |rank| rank.to_string());

@@ -36,6 +36,11 @@ struct Open {
 }
 
 impl FarEnds {
+    /// Bytes of the host's memory that are pinned for them.
+    pub fn pinned_bytes(&self) -> usize {
+        self.open.values().map(|open| open.memory.bytes()).sum()
+    }
+
     /// For set-up: pins memory for the connections that are opened later.
     ///
     /// # Errors

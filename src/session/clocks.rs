@@ -2,7 +2,8 @@
 //!
 //! All ranks tell each other what their clocks show, a few times. What rank 0 has sent cannot have come before it was
 //! sent, and what this rank has sent cannot have come to rank 0 before: these two bounds of how far rank 0's clock is
-//! ahead of this one close in on it from both sides. Ranks of one host have one clock, so they put their bounds together.
+//! ahead of this one close in on it from both sides. Ranks of one host have one clock, so they put their bounds
+//! together.
 
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};

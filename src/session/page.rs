@@ -24,6 +24,9 @@
 //! | [`TURN`] | wait records written |
 //! | [`ORIGIN`], [`NAME`], [`ERROR`] | texts: the call that made it, the program's name for it, its last error |
 //! | [`WAITS`] | two wait records, written in turn: one is whole, wherever the writer has stopped |
+//! | [`MEMORY`] | bytes of memory by [`MemoryKind`]; [`GPU`]: one more than the number of the GPU whose memory it is |
+//! | [`CALLS`] | calls and bytes by [`CallWayShown`]; those by flat slots are all that are no others, and not counted |
+//! | `transport::traffic::ROWS` | messages and bytes by connection |
 //! | [`PEERS`] | of ranks on this host: the rank, and in the upper half its process |
 //!
 //! # Wait record
@@ -45,7 +48,7 @@ use crate::sync::primitive::Ordering;
 use crate::sync::primitive::mapped::AtomicU64;
 use crate::sys::rank_page::{HEAD_WORDS, RankPage};
 use crate::sys::{clock, page_text};
-use crate::transport::PeerInfo;
+use crate::transport::{FabricBytes, PeerInfo, traffic};
 use crate::types::{Algorithm, World};
 
 pub const STATE: usize = 0;
@@ -73,9 +76,14 @@ pub const ERROR: usize = 48;
 pub const ERROR_WORDS: usize = 96;
 pub const WAITS: usize = 160;
 pub const RECORD_WORDS: usize = 48;
+/// Behind the wait records.
+pub const MEMORY: usize = 256;
+pub const GPU: usize = 263;
+pub const CALLS: usize = 272;
 pub const PEERS: usize = 512;
 pub const MOST_PEERS: usize = HEAD_WORDS - PEERS;
-const _: () = assert!(NAME + NAME_WORDS <= ERROR && ERROR + ERROR_WORDS <= WAITS && WAITS + 2 * RECORD_WORDS <= PEERS);
+const _: () = assert!(NAME + NAME_WORDS <= ERROR && ERROR + ERROR_WORDS <= WAITS && WAITS + 2 * RECORD_WORDS <= MEMORY);
+const _: () = assert!(MEMORY + 6 < GPU && GPU < CALLS && CALLS + 2 * 6 <= traffic::ROWS);
 
 /// Messages listed in a wait record.
 pub const MOST_LISTED: usize = 8;
@@ -165,10 +173,67 @@ shown! {
     }
 }
 
+/// What memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// What the ranks of a host map of each other: slots of small calls, flags and scratch.
+    Arenas,
+    /// Slots of messages.
+    Rings,
+    /// Buffers of the program that are registered.
+    Registered,
+    /// The program's windows on a GPU.
+    Windows,
+    /// Memory of the host that is pinned for a GPU.
+    Pinned,
+    /// Of the library, on the GPU.
+    Gpu,
+}
+
 impl CallWayShown {
+    /// Where its calls are counted; behind it their bytes.
+    pub(crate) const fn count_at(self) -> usize {
+        let place = match self {
+            CallWayShown::Flat => 0,
+            CallWayShown::Windows => 1,
+            CallWayShown::Slots => 2,
+            CallWayShown::Messages => 3,
+            CallWayShown::Alone => 4,
+            CallWayShown::Device => 5,
+        };
+        CALLS + 2 * place
+    }
+
     /// The word of a collective that goes this way by `algorithm`.
     pub(crate) fn by(self, algorithm: Algorithm) -> u64 {
         self.code() | (u64::from(algorithm.code()) + 1) << 8
+    }
+}
+
+impl MemoryKind {
+    pub(crate) const ALL: [MemoryKind; 6] = [
+        MemoryKind::Arenas,
+        MemoryKind::Rings,
+        MemoryKind::Registered,
+        MemoryKind::Windows,
+        MemoryKind::Pinned,
+        MemoryKind::Gpu,
+    ];
+
+    /// As documents have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Arenas => "arenas",
+            MemoryKind::Rings => "rings",
+            MemoryKind::Registered => "registered",
+            MemoryKind::Windows => "windows",
+            MemoryKind::Pinned => "pinned",
+            MemoryKind::Gpu => "GPU",
+        }
+    }
+
+    pub(super) fn place(self) -> usize {
+        self as usize
     }
 }
 
@@ -239,6 +304,50 @@ impl OwnPage {
     #[inline(always)]
     pub(crate) fn goes(&self, way: u64) {
         self.page.head[WAY].store(way, Ordering::Relaxed);
+    }
+
+    /// A collective of so many bytes goes this way, which is not that by flat slots.
+    pub(crate) fn count(&self, way: CallWayShown, bytes: u64) {
+        let place = way.count_at();
+        for (place, more) in [(place, 1), (place + 1, bytes)] {
+            self.set(place, self.page.head[place].load(Ordering::Relaxed).wrapping_add(more));
+        }
+    }
+
+    /// A collective by flat slots puts so many bytes there: their number is that of all, less the others.
+    #[inline(always)]
+    pub(crate) fn count_flat(&self, bytes: u64) {
+        const PLACE: usize = CallWayShown::Flat.count_at() + 1;
+        let word = &self.page.head[PLACE];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+    }
+
+    /// So much memory is held for this.
+    pub(crate) fn holds(&self, kind: MemoryKind, bytes: usize) {
+        self.set(MEMORY + kind.place(), bytes as u64);
+    }
+
+    /// So much is held by connections.
+    pub(crate) fn note_connections(&self, bytes: FabricBytes) {
+        let FabricBytes { arenas, rings, registered, queues: _ } = bytes;
+        self.holds(MemoryKind::Arenas, arenas);
+        self.holds(MemoryKind::Rings, rings);
+        self.holds(MemoryKind::Registered, registered);
+    }
+
+    /// How much memory is held for this.
+    pub(crate) fn held(&self, kind: MemoryKind) -> u64 {
+        self.page.head[MEMORY + kind.place()].load(Ordering::Relaxed)
+    }
+
+    /// The GPU on which the rank works.
+    pub(crate) fn works_on(&self, gpu: u32) {
+        self.set(GPU, u64::from(gpu) + 1);
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn gpu(&self) -> Option<u32> {
+        self.page.head[GPU].load(Ordering::Relaxed).checked_sub(1).and_then(|gpu| u32::try_from(gpu).ok())
     }
 
     /// What the making of the communicator does now.

@@ -5,16 +5,17 @@ use std::fmt::Write as _;
 
 use crate::exec;
 use crate::session::page::{
-    BEGUN, CALL, CALL_TEXT, COMMUNICATOR, CallWayShown, ERROR, ERROR_WORDS, HOSTS, LIMIT, LISTED, MADE_AT, MOST_LISTED,
-    MOST_PEERS, NAME, NAME_WORDS, ORIGIN, ORIGIN_WORDS, PARENT, PEERS, PHASE, Phase, READY_AT, RECORD_WORDS, RankState,
-    STATE, UNIQUE_ID, USER, WAITING, WAITS, WAY, WORDS_TEXT, WORLD, WaitKind, record_sum,
+    BEGUN, CALL, CALL_TEXT, COMMUNICATOR, CallWayShown, ERROR, ERROR_WORDS, GPU, HOSTS, LIMIT, LISTED, MADE_AT, MEMORY,
+    MOST_LISTED, MOST_PEERS, MemoryKind, NAME, NAME_WORDS, ORIGIN, ORIGIN_WORDS, PARENT, PEERS, PHASE, Phase, READY_AT,
+    RECORD_WORDS, RankState, STATE, UNIQUE_ID, USER, WAITING, WAITS, WAY, WORDS_TEXT, WORLD, WaitKind, record_sum,
 };
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::Label;
 use crate::sys::page_text;
 use crate::sys::rank_page::process_head::{HIDDEN, HOST, HOST_WORDS, MAGIC_AT, PROCESS, USED};
 use crate::sys::rank_page::{HEAD_WORDS, LABEL_WORDS, LABELS, MAGIC, MOST_PAGES, PAGE_WORDS};
-use crate::types::{Algorithm, Collective, Rank};
+use crate::transport::traffic;
+use crate::types::{Algorithm, Collective, Rank, TransportKind};
 
 /// The version of the documents that hold [`ProcessView::as_json`]: their `rsccl_status`.
 pub const DOCUMENT_VERSION: u64 = 1;
@@ -58,8 +59,26 @@ struct RankView {
     /// Whether it waits, and neither of its records is whole.
     is_torn: bool,
     peers: Vec<(u64, u64)>,
+    /// Bytes by [`MemoryKind`].
+    memory: [u64; MemoryKind::ALL.len()],
+    /// One more than the number of the GPU.
+    gpu: u64,
+    /// How many calls went which way, and their bytes.
+    calls: Vec<(CallWayShown, u64, u64)>,
+    connections: Vec<ConnectionView>,
     /// The labels of its latest collectives, in their order.
     latest: Vec<Label>,
+}
+
+/// What went through the connections with a peer.
+#[derive(Debug)]
+struct ConnectionView {
+    /// `None` for all that have no row of their own.
+    peer: Option<u64>,
+    transport: Option<TransportKind>,
+    /// Messages and bytes.
+    sent: (u64, u64),
+    received: (u64, u64),
 }
 
 /// A wait that lasts.
@@ -120,6 +139,56 @@ impl ProcessView {
     }
 }
 
+impl ProcessView {
+    /// How many ranks it shows.
+    pub fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The processes of the ranks of its host, of all its communicators.
+    pub fn peer_processes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.ranks.iter().flat_map(|rank| rank.peers.iter().map(|(_, process)| *process))
+    }
+
+    /// A line for each rank; `is_verbose` adds what it holds and what went through its connections.
+    pub fn as_text(&self, is_verbose: bool) -> String {
+        let mut text = String::new();
+        for rank in &self.ranks {
+            text.push_str(&rank.as_text((self.process, &self.host, self.now), is_verbose));
+        }
+        text
+    }
+}
+
+impl RankView {
+    fn as_text(&self, (process, host, now): (u64, &str, u64), is_verbose: bool) -> String {
+        let RankView { rank, size, communicator, begun, .. } = self;
+        let does = match (&self.error, &self.wait) {
+            (Some(error), _) => format!("failed: {error}"),
+            (None, Some(wait)) => {
+                let waited = seconds(wait.waited.saturating_add(now.saturating_sub(wait.looked)));
+                let call = if wait.kind == WaitKind::Collective { exec::describe(wait.label) } else { String::new() };
+                format!("waits for {waited} s in {call}{}: for {}", wait.meeting, wait.words)
+            }
+            (None, None) if self.state == RankState::Beginning => self.phase.map_or("", Phase::name).to_owned(),
+            (None, None) if self.is_in_call => "in a call".to_owned(),
+            (None, None) => "not in a call".to_owned(),
+        };
+        let mut text = format!(
+            "rank {rank} of {size}, communicator {communicator:016x}, host {host}, pid {process}, {}, \
+             {begun} collectives begun: {does}\n",
+            self.state.name()
+        );
+        if is_verbose {
+            let connections: Vec<String> = self.connections.iter().map(ConnectionView::as_json).collect();
+            text.push_str(&format!("  memory {}\n", self.memory_json()));
+            connections.iter().for_each(|one| text.push_str(&format!("  connection {one}\n")));
+        }
+        // Of another process, perhaps: nothing that moves a terminal's cursor.
+        text.chars().map(|letter| if letter.is_control() && letter != '\n' { ' ' } else { letter }).collect()
+    }
+}
+
 impl RankView {
     /// `None` where nobody has the page.
     fn read(word: &dyn Fn(usize) -> u64) -> Option<RankView> {
@@ -153,6 +222,10 @@ impl RankView {
             is_torn: is_waiting && wait.is_none(),
             wait,
             peers: peers.collect(),
+            memory: MemoryKind::ALL.map(|kind| word(MEMORY + kind.place())),
+            gpu: word(GPU),
+            calls: calls(word),
+            connections: (0..traffic::MOST_ROWS).filter_map(|row| connection(word, row)).collect(),
             latest,
         })
     }
@@ -190,11 +263,40 @@ impl RankView {
         field("wait", &self.wait.as_ref().map_or("null".to_owned(), |wait| wait.as_json(now)));
         let peers: Vec<String> = self.peers.iter().map(|(rank, process)| format!("[{rank},{process}]")).collect();
         field("processes", &format!("[{}]", peers.join(",")));
+        field("memory", &self.memory_json());
+        let calls = |(way, calls, bytes): &(CallWayShown, u64, u64)| {
+            format!("{{\"way\":\"{}\",\"calls\":{calls},\"bytes\":{bytes}}}", way.name())
+        };
+        field("calls", &format!("[{}]", self.calls.iter().map(calls).collect::<Vec<_>>().join(",")));
+        let connections: Vec<String> = self.connections.iter().map(ConnectionView::as_json).collect();
+        field("connections", &format!("[{}]", connections.join(",")));
         let shown = self.latest.iter().skip(self.latest.len().saturating_sub(latest));
         let shown: Vec<String> = shown.map(|label| call_json(*label)).collect();
         field("latest", &format!("[{}]", shown.join(",")));
         text.push('}');
         text
+    }
+}
+
+impl RankView {
+    fn memory_json(&self) -> String {
+        let kind = |(kind, bytes): (MemoryKind, u64)| format!("{}:{bytes}", quoted(kind.name()));
+        let mut kinds: Vec<String> = MemoryKind::ALL.into_iter().zip(self.memory).map(kind).collect();
+        kinds.extend(self.gpu.checked_sub(1).map(|gpu| format!("\"gpu_ordinal\":{gpu}")));
+        format!("{{{}}}", kinds.join(","))
+    }
+}
+
+impl ConnectionView {
+    fn as_json(&self) -> String {
+        let ConnectionView { peer, transport, sent, received } = self;
+        let peer = peer.map_or("null".to_owned(), |peer| peer.to_string());
+        let transport = transport.map_or("null".to_owned(), |kind| quoted(kind.name()));
+        format!(
+            "{{\"peer\":{peer},\"transport\":{transport},\"sent\":{},\"sent_bytes\":{},\"received\":{},\
+             \"received_bytes\":{}}}",
+            sent.0, sent.1, received.0, received.1
+        )
     }
 }
 
@@ -267,6 +369,35 @@ fn call_json(label: Label) -> String {
     // What two ranks must have in common, with no past.
     let key = format!("{:016x}{:016x}", label[0], label[1]);
     format!("{{\"number\":{number},\"name\":{},\"text\":{},\"key\":\"{key}\"}}", quoted(&name), quoted(&text))
+}
+
+/// What went which way. Collectives by flat slots are all that went no other.
+fn calls(word: &dyn Fn(usize) -> u64) -> Vec<(CallWayShown, u64, u64)> {
+    let ways: Vec<CallWayShown> = (1..).map_while(CallWayShown::from_code).collect();
+    let counted = |way: &CallWayShown| (*way, word(way.count_at()), word(way.count_at() + 1));
+    let mut calls: Vec<(CallWayShown, u64, u64)> = ways.iter().map(counted).collect();
+    let others = calls.iter().filter(|(way, ..)| *way != CallWayShown::Flat).map(|(_, calls, _)| *calls);
+    let others = others.fold(0, u64::saturating_add);
+    for (way, calls, _) in &mut calls {
+        if *way == CallWayShown::Flat {
+            *calls = word(BEGUN).saturating_sub(others);
+        }
+    }
+    calls.retain(|(_, calls, _)| *calls > 0);
+    calls
+}
+
+/// `None` where there is no connection.
+fn connection(word: &dyn Fn(usize) -> u64, row: usize) -> Option<ConnectionView> {
+    let word = |place: usize| word(traffic::ROWS + traffic::ROW_WORDS * row + place);
+    let (peer, transport) = halves(word(0));
+    let transport = transport.checked_sub(1).and_then(|code| u8::try_from(code).ok());
+    (peer != 0).then(|| ConnectionView {
+        peer: (peer != u64::from(traffic::OTHERS)).then(|| peer - 1),
+        transport: transport.and_then(TransportKind::from_code),
+        sent: (word(1), word(2)),
+        received: (word(3), word(4)),
+    })
 }
 
 fn halves(word: u64) -> (u64, u64) {

@@ -89,6 +89,8 @@ pub(crate) struct Settings {
     pub(crate) record_dir: Option<PathBuf>,
     /// Whether one is written when SIGTERM ends the process.
     pub(crate) record_at_sigterm: bool,
+    /// Where ncclras is answered.
+    pub(crate) ras_addr: Option<String>,
     /// Where a trace goes, and whether it has the steps of plans.
     pub(crate) trace: (Option<PathBuf>, bool),
     /// Whether profilers get no ranges of calls.
@@ -172,6 +174,7 @@ impl Settings {
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
+            ras_addr: config.ras_addr.clone(),
             trace: (config.trace.clone(), config.trace_steps),
             no_ranges: config.nvtx_disable,
             first_rank: None,

@@ -64,8 +64,12 @@ pub(crate) fn end(peer: u32, sends: bool) -> u64 {
 }
 
 /// Phases of an init, in their order.
-pub(crate) const PHASES: [&str; 5] =
-    ["init: bootstrap", "init: allgathers", "init: topology", "init: connections", "init"];
+const PHASES: [&str; 6] =
+    ["init: bootstrap", "init: allgathers", "init: topology", "init: connections", "init", "GPU set-up"];
+/// The place of the whole init among them.
+pub(crate) const WHOLE_INIT: u64 = 4;
+/// The place of what the first call on a device makes.
+pub(crate) const GPU_SET_UP: u64 = 5;
 
 /// Writes the events of a record.
 pub(crate) fn write(span: &Span, of: &Recorder, ahead: i64, into: &mut String) {

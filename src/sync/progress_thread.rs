@@ -4,6 +4,9 @@
 //! and the proxies of kernels (`reach::proxy`). It starts with the first duty and ends with the last one. A duty never
 //! waits, so that none holds up another one; one that panics is dropped, and the others go on. Once no duty has more to
 //! move, the thread sleeps until what one of them waits for may have come, or somebody rings its chime.
+//!
+//! The watcher runs code of the program's here (wakers of tasks, buffers that are dropped, progress hooks). Such code
+//! that blocks holds up all duties: it must not.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -85,6 +88,8 @@ pub(crate) fn enter(duty: impl FnOnce(&Arc<Chime>) -> Box<dyn ProgressDuty>) -> 
 
 impl Drop for ProgressSeat {
     fn drop(&mut self) {
+        // The duty has another round, in which it is over: others may keep the thread, and it may sleep for long.
+        self.0.chime.ring();
         let Some(progress) = PROGRESS.get() else { return };
         let mut progress = progress.lock();
         // A forked child's copy is of a thread that the child has not.

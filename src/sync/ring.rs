@@ -42,6 +42,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
+use crate::sync::EndCount;
 use crate::sync::Flag;
 use crate::sync::offer::Offer;
 use crate::sync::primitive::{AtomicU64, Ordering, mapped};
@@ -249,6 +250,8 @@ pub struct Sender {
     offered: Option<u64>,
     /// Bytes that were published: tests compare them with what a simulation sends.
     bytes: u64,
+    /// Where others see what was sent.
+    count: Option<EndCount>,
 }
 
 /// The end that empties slots. One thread at a time.
@@ -263,6 +266,10 @@ pub struct Receiver {
     known: u64,
     /// The next message was offered, and the offer is void.
     withdrawn: bool,
+    /// Where others see what has come.
+    count: Option<EndCount>,
+    /// Bytes that the message that was peeked brings, by its slot or past it.
+    brought: u64,
 }
 
 /// A message that lies in a slot, or is offered there.
@@ -304,7 +311,21 @@ impl Sender {
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
         let (view, credit_until, end) = (View::new(parts, shape), u64::from(shape.slots), PayloadEnd::default());
-        Sender { view, next: 0, end, credit_until, offered: None, bytes: 0 }
+        Sender { view, next: 0, end, credit_until, offered: None, bytes: 0, count: None }
+    }
+
+    /// The same, which counts what is sent here.
+    pub fn counted(mut self, count: Option<EndCount>) -> Sender {
+        self.count = count;
+        self
+    }
+
+    /// A message of so many bytes has been sent, by the ring or past it.
+    #[inline]
+    pub fn note(&self, bytes: u64) {
+        if let Some(count) = &self.count {
+            count.add(bytes);
+        }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place
@@ -336,6 +357,7 @@ impl Sender {
         self.next += 1;
         self.end.pass(bytes, self.view.shape);
         self.bytes += bytes as u64;
+        self.note(bytes as u64);
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
     }
 
@@ -371,6 +393,7 @@ impl Sender {
         let answered = self.view.head().reached(self.next + 1);
         let bytes = if answered { offer.word().left() } else { None }?;
         self.next += 1;
+        self.note(bytes);
         Some(bytes)
     }
 
@@ -418,7 +441,21 @@ impl Receiver {
     /// The receiving end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Receiver {
         let (view, end) = (View::new(parts, shape), PayloadEnd::default());
-        Receiver { view, next: 0, end, peeked: 0, known: 0, withdrawn: false }
+        Receiver { view, next: 0, end, peeked: 0, brought: 0, known: 0, withdrawn: false, count: None }
+    }
+
+    /// The same, which counts what comes here.
+    pub fn counted(mut self, count: Option<EndCount>) -> Receiver {
+        self.count = count;
+        self
+    }
+
+    /// A message of so many bytes has come, by the ring or past it.
+    #[inline]
+    pub fn note(&self, bytes: u64) {
+        if let Some(count) = &self.count {
+            count.add(bytes);
+        }
     }
 
     /// The next message, where one has come. The same one until `release`.
@@ -450,7 +487,7 @@ impl Receiver {
             let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
             return Err(Error::new(Kind::Remote, message));
         }
-        self.peeked = bytes;
+        (self.peeked, self.brought) = (bytes, bytes as u64);
         let (payload, label) = (self.view.payload(self.next, self.end, bytes), [words[1], words[2], words[3]]);
         Ok(Some(Message { payload, bytes, label, is_offer }))
     }
@@ -473,6 +510,7 @@ impl Receiver {
     pub fn leave(&mut self, bytes: u64) {
         self.view.offer(self.next).0.leave(bytes);
         self.known = self.next + 1;
+        (self.peeked, self.brought) = (0, bytes);
         self.release();
     }
 
@@ -485,6 +523,7 @@ impl Receiver {
         (self.next, self.withdrawn) = (self.next + 1, false);
         self.end.pass(self.peeked, self.view.shape);
         self.view.head().raise(self.next);
+        self.note(self.brought);
     }
 
     /// The flag and value that the next message waits for.

@@ -262,8 +262,8 @@ fn pairs<'a>(
     })
 }
 
-/// How many sockets a NIC of this rate needs. TCP carries 10 Gbit/s in one of them; where links are bundled, or a switch
-/// spreads connections, one never has more than one link's part.
+/// How many sockets a NIC of this rate needs. TCP carries 10 Gbit/s in one of them; where links are bundled, or a
+/// switch spreads connections, one never has more than one link's part.
 fn sockets_of_rate(rate_mbit: u32) -> u32 {
     match rate_mbit {
         0..=10_000 => 1,

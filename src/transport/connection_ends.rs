@@ -194,10 +194,10 @@ impl OpeningSide for ConnectionEnds<'_> {
         let connection = (need.peer, need.channel);
         match (part, end) {
             (EndPart::Ring, end) => {
-                let shape = self.routes.shape(&need);
+                let (shape, kind) = (self.routes.shape(&need), self.routes.kind(need.peer));
                 match need.way {
-                    Way::Send => self.links.add_sender(connection, end.into_sender(need.peer, shape)?)?,
-                    Way::Receive => self.links.add_receiver(connection, end.into_receiver(need.peer, shape)?)?,
+                    Way::Send => self.links.add_sender(connection, kind, end.into_sender(need.peer, shape)?)?,
+                    Way::Receive => self.links.add_receiver(connection, kind, end.into_receiver(need.peer, shape)?)?,
                 }
             }
             // The way of such memory is logged once, for all of a pair's.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use crate::device::{self, Home, Region, Sharing};
 use crate::error::{Error, Result};
-use crate::transport::connection::{Need, QueuePart};
+use crate::transport::connection::{EndKey, EndPart, Need, QueuePart};
 use crate::transport::kernel_slots::FarEnd;
 use crate::transport::pump::Wire;
 use crate::transport::routes::Routes;
@@ -27,6 +27,14 @@ pub(super) struct DeviceQueues {
     open: HashMap<(Need, QueuePart), Region>,
     /// Wires that are open; `None` once they were [taken](DeviceQueues::take_far_end).
     wires: HashMap<Need, Option<Box<dyn Wire>>>,
+}
+
+impl DeviceQueues {
+    /// Bytes of those that this rank has allocated.
+    pub(super) fn own_bytes(&self) -> usize {
+        let is_mine = |(need, part): (Need, QueuePart)| EndKey { need, part: EndPart::Queue(part) }.is_mine();
+        self.open.iter().filter(|(key, _)| is_mine(**key)).map(|(_, memory)| memory.bytes()).sum()
+    }
 }
 
 /// The bytes of a connection's memory.

@@ -109,9 +109,9 @@ pub struct Fabric {
     topology: Topology,
     hosts: Topology,
     near: TransportKind,
-    windows: Option<Arc<HostWindows>>,
-    links: Links,
-    queues: DeviceQueues,
+    pub(super) windows: Option<Arc<HostWindows>>,
+    pub(super) links: Links,
+    pub(super) queues: DeviceQueues,
     openings: Openings<EndKey, OpenEnd>,
     /// For words of few bytes, which wait for nothing. It is made once: a new one in each turn would begin a wait
     /// anew, and then nobody sees that the process stood still since the last look (`sys::clock`).
@@ -271,7 +271,7 @@ impl Fabric {
     }
 
     /// Bytes from one arena to the next: large pages hold no two.
-    fn arena_stride(&self) -> usize {
+    pub(super) fn arena_stride(&self) -> usize {
         Arena::memory_bytes(self.routes.sizes.scratch_bytes).next_multiple_of(LARGE_PAGE)
     }
 

@@ -7,16 +7,20 @@ use std::time::Duration;
 use crate::device::StorePolicy;
 use crate::error::Result;
 use crate::sync::ring::{Label, Receiver, Sender};
+use crate::sys::rank_page::RankPage;
 use crate::sys::unanswered::Unanswered;
 use crate::transport::connection::{Channel, Need, Way};
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::Pumps;
-use crate::types::Rank;
+use crate::transport::traffic::Traffic;
+use crate::types::{Rank, TransportKind};
 
 /// The rings that are open.
 #[derive(Debug, Default)]
 pub struct Links {
+    /// Where their messages are counted, for others to see.
+    traffic: Option<Traffic>,
     senders: Ends<Sender>,
     receivers: Ends<Receiver>,
     pumps: Pumps,
@@ -84,15 +88,34 @@ impl Links {
         Links { reads, ..Links::default() }
     }
 
-    pub(super) fn add_sender(&mut self, (peer, channel): (Rank, Channel), end: SendEnd) -> Result<()> {
-        let pump = end.pump.as_ref().map(|_| self.pumps.count());
-        self.senders.insert((peer, channel), end.ring, pump);
+    /// Counts the messages of connections that are opened from now on, on this page.
+    pub fn count_on(&mut self, page: RankPage) {
+        self.traffic = Some(Traffic::on(page));
+    }
+
+    /// Bytes of memory of the rings that this rank owns: those of others end here, or both ends lie in private memory.
+    pub fn ring_bytes(&self) -> usize {
+        let received = self.receivers.open.iter().map(|end| end.shape().memory_bytes()).sum::<usize>();
+        let pumped = self.senders.open.iter().zip(&self.senders.pumps).filter(|(_, pump)| pump.is_some());
+        received + pumped.map(|(end, _)| end.shape().memory_bytes()).sum::<usize>()
+    }
+
+    pub(super) fn add_sender(&mut self, connection: (Rank, Channel), kind: TransportKind, end: SendEnd) -> Result<()> {
+        let ((peer, channel), pump) = (connection, end.pump.as_ref().map(|_| self.pumps.count()));
+        let count = self.traffic.as_ref().map(|traffic| traffic.end((peer, Way::Send), kind));
+        self.senders.insert((peer, channel), end.ring.counted(count), pump);
         end.pump.map_or(Ok(()), |pump| self.pumps.add(pump))
     }
 
-    pub(super) fn add_receiver(&mut self, (peer, channel): (Rank, Channel), end: ReceiveEnd) -> Result<()> {
-        let pump = end.pump.as_ref().map(|_| self.pumps.count());
-        self.receivers.insert((peer, channel), end.ring, pump);
+    pub(super) fn add_receiver(
+        &mut self,
+        connection: (Rank, Channel),
+        kind: TransportKind,
+        end: ReceiveEnd,
+    ) -> Result<()> {
+        let ((peer, channel), pump) = (connection, end.pump.as_ref().map(|_| self.pumps.count()));
+        let count = self.traffic.as_ref().map(|traffic| traffic.end((peer, Way::Receive), kind));
+        self.receivers.insert((peer, channel), end.ring.counted(count), pump);
         end.pump.map_or(Ok(()), |pump| self.pumps.add(pump))
     }
 
@@ -157,7 +180,7 @@ impl Links {
         // SAFETY: the caller's word for `from`; the slot has just been reserved in the ring that the pump empties.
         match unsafe { self.pumps.pass(pump, (from, slot), (bytes, label)) }? {
             Passed::Nothing => return Ok(false),
-            Passed::Whole => {}
+            Passed::Whole => ring.note(bytes as u64),
             Passed::Partly => ring.publish(bytes, label),
         }
         Ok(true)
@@ -186,7 +209,11 @@ impl Links {
         };
         let Some(pump) = self.receivers.pumps[place] else { return Ok(Taken::ByRing) };
         // SAFETY: the caller's word.
-        unsafe { self.pumps.take(pump, into, (bytes, label)) }
+        let taken = unsafe { self.pumps.take(pump, into, (bytes, label)) }?;
+        if taken == Taken::Whole {
+            self.receivers.open[place].note(bytes as u64);
+        }
+        Ok(taken)
     }
 
     /// The sending end, for looking at flags.

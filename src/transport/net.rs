@@ -54,8 +54,8 @@ pub use routes::DeadRoutes;
 /// Socket options of data connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, as many for each rail
-    /// between the two ranks as its rate needs ([`Rails::sockets`](crate::topo::rails::Rails::sockets)).
+    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`; where `None`, as many for each
+    /// rail between the two ranks as its rate needs ([`Rails::sockets`](crate::topo::rails::Rails::sockets)).
     pub sockets: Option<u32>,
     /// `NCCL_SOCKET_SNDBUF`; the system's choice where `None`.
     pub send_buffer_bytes: Option<u32>,

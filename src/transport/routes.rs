@@ -72,6 +72,11 @@ impl Routes {
         usize::from(self.places[peer.index()])
     }
 
+    /// Which kind it is.
+    pub(super) fn kind(&self, peer: Rank) -> TransportKind {
+        TABLE[self.place(peer)].kind
+    }
+
     /// The shape of the ring of `need`, the same at both ends.
     pub(super) fn shape(&self, need: &Need) -> Shape {
         let over_sockets = self.transports[self.place(need.peer)].sharing().is_none();
@@ -180,7 +185,7 @@ mod tests {
             let host = u64::from(rank / 9);
             let (rank, process, pid, space, cores, settings, tuning) = (Rank::new(rank), 1, 1, 0, 2, 0, 0);
             let (home, switches) = (ThreadHome::default(), [0; 4]);
-            PeerInfo { rank, host, process, pid, space, cores, settings, tuning, home, switches }
+            PeerInfo { rank, host, process, pid, space, cores, settings, tuning, home, switches, is_traced: false }
         };
         // Nine ranks on the first host, eight on the second.
         let peers: Vec<PeerInfo> = (0..17).map(peer).collect();

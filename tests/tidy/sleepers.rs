@@ -129,6 +129,7 @@ const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("over_mpi/waiting.rs", "futex::nap(", 1, "a wait for MPI, which tests under a deadline"),
     ("reach/proxy.rs", "changed.wait(", 1, "the communicator ends: the thread hands over what launches have sent"),
     ("session.rs", "futex::nap(", 1, BRIEF),
+    ("session/ras.rs", "poller::wait_any(", 2, SERVICE),
     ("sync/chime.rs", "poller::wait_any(", 1, SERVICE),
     ("sync/flag.rs", "futex::wait(", 1, SYSTEM),
     ("sync/lock.rs", ".wait_timeout(", 1, SYSTEM),

@@ -17,6 +17,7 @@
 #include <rsccl/config.hpp>
 #include <rsccl/error.hpp>
 #include <rsccl/persistent.hpp>
+#include <rsccl/memory_use.hpp>
 #include <rsccl/placement.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>
@@ -222,6 +223,10 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InProgress while this communicator is being made by a non-blocking init, split or shrink; the error with which that has failed
     /// @throws InvalidUsage in a forked child
     Placement placement() const;
+    /// How much memory this rank holds for the communicator, by what it is for. No other rank is asked; the command `rsccl status
+    /// --details` shows the same from outside.
+    /// @throws InvalidUsage while another thread's call has the communicator; the error with which it has failed
+    MemoryUse memory() const;
 
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
     /// other ranks, whose calls then end likewise. Any thread may call it. Nothing happens on an empty communicator.

@@ -115,6 +115,9 @@ struct Config {
     /// Whether a process writes that too when SIGTERM ends it. A program that handles the signal itself is left alone.
     /// `RSCCL_RECORD_SIGTERM`; false.
     std::optional<bool> record_at_sigterm = {};
+    /// Where a thread of the library answers NVIDIA's client ncclras: an address of loopback with its port, such as "localhost:28028".
+    /// `NCCL_RAS_ADDR`; nobody listens.
+    std::optional<std::string> ras_addr = {};
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it. In the name %r is the rank ("threads" where ranks
     /// are threads), %h the host, %p the process; without any of them the rank stands before the ending. `RSCCL_TRACE`; none is written.
     std::optional<std::string> trace = {};

@@ -13,6 +13,7 @@
 #include <rsccl/group.hpp>
 #include <rsccl/log.hpp>
 #include <rsccl/persistent.hpp>
+#include <rsccl/memory_use.hpp>
 #include <rsccl/placement.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>

@@ -8,12 +8,13 @@ mod verdict;
 
 use std::fs;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use rsccl::internals::session::page_view::DOCUMENT_VERSION;
-use rsccl::internals::sys::{poller, rank_page};
+use rsccl::internals::sys::{poller, rank_page, terminal};
 use rsccl::{Error, Result};
 use serde_json::{Value, json};
 
@@ -52,6 +53,9 @@ pub(crate) struct Arguments {
     /// How many seconds a wait lasts before it counts as held up
     #[arg(long, value_name = "SECONDS", default_value = "1")]
     late: f64,
+    /// Show too how much memory each rank holds, and what went through its connections
+    #[arg(long)]
+    details: bool,
     /// The most rows of ranks for each job
     #[arg(long, value_name = "COUNT", default_value = "64")]
     rows: usize,
@@ -75,7 +79,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let findings = verdict::findings(&world, arguments.late);
     let text = match arguments.json {
         true => format!("{:#}\n", as_json(documents, &findings)),
-        false => shown(&world, &findings, arguments.rows),
+        false => shown(&world, &findings, arguments),
     };
     print::out("the status", &text)?;
     Ok(code(&world, &findings))
@@ -88,9 +92,9 @@ fn document(arguments: &Arguments) -> Value {
     document
 }
 
-fn shown(world: &World, findings: &[Finding], rows: usize) -> String {
+fn shown(world: &World, findings: &[Finding], arguments: &Arguments) -> String {
     if !world.processes.is_empty() {
-        return screen::text(world, findings, rows);
+        return screen::text(world, findings, (arguments.rows, arguments.details));
     }
     let mut text = String::from("No process of this user here has a rank of rsccl.\n");
     if !world.closed.is_empty() {
@@ -158,10 +162,14 @@ fn watch(arguments: &Arguments, seconds: f64) -> Result<ExitCode> {
     loop {
         let world = world_of(&[document(arguments)])?;
         let findings = verdict::findings(&world, arguments.late);
-        let text = shown(&world, &findings, arguments.rows);
-        // From the top, each line to its end, and what stood below.
-        let frame =
-            if is_screen { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { format!("{text}\n") };
+        let text = shown(&world, &findings, arguments);
+        let frame = if is_screen {
+            let size = terminal::size(std::io::stdout().as_fd()).unwrap_or(USUAL_SCREEN);
+            // From the top, each line to its end, and what stood below.
+            format!("\x1b[H{}\x1b[J", screen::fitted(&text, size).replace('\n', "\x1b[K\n"))
+        } else {
+            format!("{text}\n")
+        };
         print::out("the status", &frame)?;
         poller::pause(pause);
     }
@@ -213,5 +221,7 @@ const EXIT_HELD_UP: u8 = 3;
 const EXIT_NOBODY: u8 = 4;
 /// Of a file of documents.
 const MOST_BYTES: u64 = 1 << 30;
+/// Columns and rows of a terminal that does not say.
+const USUAL_SCREEN: (usize, usize) = (80, 24);
 /// Between two pictures.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);

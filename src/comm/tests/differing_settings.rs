@@ -64,6 +64,7 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("RSCCL_RECORD_DIR", "/none/records", Own),
     // Without a folder nothing is done about the signal.
     ("RSCCL_RECORD_SIGTERM", "1", Own),
+    ("NCCL_RAS_ADDR", "none", Own),
     ("RSCCL_TRACE", "/none/trace", Own),
     // Without a file nothing is recorded.
     ("RSCCL_TRACE_STEPS", "1", Own),

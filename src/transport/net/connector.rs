@@ -171,7 +171,8 @@ impl ConnectingSocket {
         let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
         let remedy = match self.route.device {
             Some(_) => {
-                " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, arp_ignore 1, arp_announce 2)"
+                " (several interfaces in one subnet need net.ipv4.conf.NAME.rp_filter 0 or 2, arp_ignore 1 and \
+                 arp_announce 2)"
             }
             None => "",
         };

@@ -71,8 +71,8 @@ pub(super) fn device(nics: &[DataNic], place: usize) -> Option<String> {
     shares_subnet(nics, place).then(|| nics[place].name.clone())
 }
 
-/// Routes that have failed on this rank, in this communicator or one that it comes from. Ports differ from connection to
-/// connection: a route is its interface and the address where it leads.
+/// Routes that have failed on this rank, in this communicator or one that it comes from. Ports differ from connection
+/// to connection: a route is its interface and the address where it leads.
 #[derive(Debug, Clone, Default)]
 pub struct DeadRoutes(Arc<Mutex<Vec<DeadRoute>>>);
 

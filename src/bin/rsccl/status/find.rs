@@ -20,6 +20,8 @@ struct Process {
     /// Its number in its own namespace.
     inside: u64,
     parent: u64,
+    /// When it began, in ticks since the boot.
+    started: u64,
     name: String,
     /// The letter of its state, or of a thread of it that runs.
     state: char,
@@ -118,6 +120,8 @@ fn pages_of(process: &Process, latest: usize) -> Looked {
 fn described(process: &Process, mut document: Value) -> Value {
     document["pid"] = json!(process.number);
     document["parent"] = json!(process.parent);
+    document["boot"] = json!(host::boot_id().unwrap_or_default());
+    document["started"] = json!(process.started);
     document["command"] = json!(process.name);
     document["state"] = json!(state_name(process.state));
     document["memory_kib"] = process.memory.clone();
@@ -189,6 +193,7 @@ fn process(number: u64, me: u32) -> Option<Process> {
     Some(Process {
         number,
         inside,
+        started: started(number),
         parent: line("PPid").and_then(|parent| parent.parse().ok()).unwrap_or(0),
         name: line("Name").unwrap_or_default().to_owned(),
         state: if matches!(state, 'S' | 'D') && has_running_thread(number) { 'R' } else { state },
@@ -209,6 +214,17 @@ fn mapped(number: u64) -> Value {
     }
     json!(kinds)
 }
+
+/// When a process began, in ticks since the boot: with its number it is a process's name until the next boot.
+fn started(number: u64) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+    // Behind the name, which may have any letters.
+    let field = text.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(STARTED_AT)?.parse().ok());
+    field.unwrap_or(0)
+}
+
+/// The place of the start in `/proc/PID/stat`, counted from the state.
+const STARTED_AT: usize = 19;
 
 /// Its first threads are looked at: enough for any that works.
 fn has_running_thread(number: u64) -> bool {

@@ -1,6 +1,6 @@
 //! What documents say of ranks, read: of this host, or of files from other hosts. Nothing in them is trusted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rsccl::internals::session::page_view::DOCUMENT_VERSION;
 use serde_json::Value;
@@ -44,7 +44,22 @@ pub(crate) struct Rank {
     pub(crate) wait: Option<Wait>,
     /// Which rank is which process, of those of its host.
     pub(crate) peers: Vec<(u64, u64)>,
+    /// Bytes by what they are for.
+    pub(crate) memory: Vec<(String, u64)>,
+    /// Calls and their bytes, by the way they went.
+    pub(crate) calls: Vec<(String, u64, u64)>,
+    pub(crate) connections: Vec<Connection>,
     pub(crate) latest: Vec<Call>,
+}
+
+/// What went between a rank and a peer: messages and bytes.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// `None` for all that have no row of their own.
+    pub(crate) peer: Option<u64>,
+    pub(crate) transport: String,
+    pub(crate) sent: (u64, u64),
+    pub(crate) received: (u64, u64),
 }
 
 /// A wait that lasts.
@@ -90,6 +105,8 @@ pub(crate) struct World {
     pub(crate) beside: Vec<(String, u64, u64, String)>,
     /// Processes of this user that cannot be looked at: host, number, name.
     pub(crate) closed: Vec<(String, u64, String)>,
+    /// Boot, number and start of each process: hosts that have one `/proc` show the same ones.
+    seen: HashSet<(String, u64, u64)>,
 }
 
 impl World {
@@ -119,6 +136,10 @@ impl World {
     }
 
     fn add_process(&mut self, host: &str, process: &Value) {
+        let identity = (text(&process["boot"]), number(&process["pid"]), number(&process["started"]));
+        if !identity.0.is_empty() && !self.seen.insert(identity) {
+            return;
+        }
         let place = self.processes.len();
         let own = text(&process["host"]);
         self.processes.push(Process {
@@ -147,6 +168,7 @@ fn read_rank(process: usize, rank: &Value) -> Option<Rank> {
         return None;
     }
     let pair = |pair: &Value| Some((pair[0].as_u64()?, pair[1].as_u64()?));
+    let memory = |(kind, bytes): (&String, &Value)| (printable(kind), number(bytes));
     Some(Rank {
         process,
         communicator: text(&rank["communicator"]),
@@ -168,8 +190,23 @@ fn read_rank(process: usize, rank: &Value) -> Option<Rank> {
         is_torn: rank["torn"].as_bool().unwrap_or(false),
         wait: read_wait(&rank["wait"]),
         peers: list(&rank["processes"]).iter().filter_map(pair).collect(),
+        memory: rank["memory"].as_object().into_iter().flatten().map(memory).collect(),
+        calls: list(&rank["calls"])
+            .iter()
+            .map(|one| (text(&one["way"]), number(&one["calls"]), number(&one["bytes"])))
+            .collect(),
+        connections: list(&rank["connections"]).iter().map(read_connection).collect(),
         latest: list(&rank["latest"]).iter().map(read_call).collect(),
     })
+}
+
+fn read_connection(one: &Value) -> Connection {
+    Connection {
+        peer: one["peer"].as_u64(),
+        transport: text(&one["transport"]),
+        sent: (number(&one["sent"]), number(&one["sent_bytes"])),
+        received: (number(&one["received"]), number(&one["received_bytes"])),
+    }
 }
 
 fn read_wait(wait: &Value) -> Option<Wait> {

@@ -1,0 +1,279 @@
+//! What NVIDIA's client `ncclras` asks, answered: a thread of the process that listens where `NCCL_RAS_ADDR` says.
+//!
+//! Protocol 2 is lines of text:
+//!
+//! | line | answer |
+//! |---|---|
+//! | `CLIENT PROTOCOL n` | `SERVER PROTOCOL 2` |
+//! | `TIMEOUT seconds` | `OK` |
+//! | `SET FORMAT text`, `SET FORMAT json` | `OK` |
+//! | `STATUS`, `VERBOSE STATUS` | the answer, and the end of the connection |
+//! | anything else, such as `MONITOR`, `DIAGNOSTICS`, `CONTROL` | `ERROR: Unknown command` |
+//!
+//! It listens on loopback alone, since nobody who asks proves who they are; it only tells, and what it tells is what
+//! `rsccl status` shows of these ranks. Of the processes of a host the first has the port, and tells of all ranks of
+//! its communicators on this host, by their pages. Where a `libnccl` is loaded nobody listens: its processes share the
+//! port by SO_REUSEPORT, and answers would come from either.
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::socket;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, quoted};
+use crate::sync::primitive::statics::Mutex;
+use crate::sys::foreign_pages::ForeignPages;
+use crate::sys::fork::PerProcess;
+use crate::sys::poller::{self, Interest};
+use crate::sys::rank_page::{OwnPages, PAGES_NAME};
+use crate::sys::{clock, host, open, thread};
+use crate::types::Rank;
+
+/// Whether this process has tried to listen.
+static BEGUN: PerProcess<Mutex<bool>> = PerProcess::new();
+
+/// Listens at `address`, if that is set and nobody of this process has tried yet. What fails is told in the log: ranks
+/// work without.
+pub(crate) fn answer_at(address: Option<&str>, rank: Rank) {
+    let Some(address) = address else { return };
+    if std::mem::replace(&mut *BEGUN.get_or_init(Mutex::default).lock(), true) {
+        return;
+    }
+    match begin(address) {
+        Ok(at) => log::info!(Ras @ rank, "answers ncclras at {at}"),
+        Err(error) => log::info!(Ras @ rank, "NCCL_RAS_ADDR={address:?}: nobody answers ncclras here: {error}"),
+    }
+}
+
+fn begin(address: &str) -> Result<SocketAddr> {
+    if has_nccl() {
+        return Err(Error::invalid_usage("this process has libnccl loaded, which answers by itself"));
+    }
+    let (listener, at) = socket::listen(parsed(address)?)?;
+    listener.set_nonblocking(true).map_err(|error| Error::system("a listener for ncclras", error))?;
+    // It lives as long as the process.
+    drop(thread::spawn("rsccl ras", move || serve(&listener))?);
+    Ok(at)
+}
+
+/// An address of this host that no other reaches.
+fn parsed(address: &str) -> Result<SocketAddr> {
+    let numbers = address.strip_prefix("localhost:").map(|port| format!("{}:{port}", Ipv4Addr::LOCALHOST));
+    let parsed: Option<SocketAddr> = numbers.as_deref().unwrap_or(address).parse().ok();
+    let is_near = |at: &SocketAddr| match at.ip() {
+        IpAddr::V4(ip) => ip.is_loopback(),
+        IpAddr::V6(ip) => ip.is_loopback(),
+    };
+    parsed.filter(is_near).ok_or_else(|| {
+        Error::invalid_argument("it is no address of this host alone: write localhost:28028, or an address of loopback")
+    })
+}
+
+/// Whether a `libnccl` is loaded in this process.
+fn has_nccl() -> bool {
+    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.lines().any(|line| line.contains("/libnccl.so")))
+}
+
+/// Serves one client after the other, until a `libnccl` is loaded.
+fn serve(listener: &TcpListener) {
+    loop {
+        if poller::wait_any(&[(listener.as_fd(), Interest::Read)], BETWEEN_LOOKS).is_err() || has_nccl() {
+            return;
+        }
+        if let Ok((stream, _)) = open::accept_tcp(listener) {
+            let deadline = clock::now() + CLIENT_TIME;
+            // A client that breaks off, or is too slow, has what it has.
+            let _ended = stream.set_nonblocking(true).and_then(|()| Client { stream, deadline }.serve());
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Debug)]
+struct Client {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Client {
+    fn serve(&mut self) -> std::io::Result<()> {
+        let mut form = Form::Text;
+        for _ in 0..MOST_LINES {
+            let Some(line) = self.line()? else { return Ok(()) };
+            match answer(&line, &mut form) {
+                Answer::Line(text) => self.write(format!("{text}\n").as_bytes())?,
+                Answer::Status { is_verbose } => {
+                    let text = match form {
+                        Form::Text => status_text(is_verbose),
+                        Form::Json => status_json(),
+                    };
+                    return self.write(text.as_bytes());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line; `None` where there is none, or it is too long.
+    fn line(&mut self) -> std::io::Result<Option<String>> {
+        let mut line = Vec::new();
+        while line.len() < MOST_LINE_BYTES {
+            let mut byte = [0];
+            match self.stream.read(&mut byte) {
+                Ok(0) => return Ok(None),
+                Ok(_) if byte == *b"\n" => return Ok(Some(String::from_utf8_lossy(&line).trim().to_owned())),
+                Ok(_) => line.extend(byte),
+                Err(error) => self.wait(&error, Interest::Read)?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) => self.wait(&error, Interest::Write)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits where a call would have had to.
+    fn wait(&self, error: &std::io::Error, interest: Interest) -> std::io::Result<()> {
+        let left = self.deadline.saturating_duration_since(clock::now());
+        match error.kind() {
+            ErrorKind::Interrupted => Ok(()),
+            ErrorKind::WouldBlock if !left.is_zero() => {
+                poller::wait_any(&[(self.stream.as_fd(), interest)], left).map_err(std::io::Error::other)
+            }
+            ErrorKind::WouldBlock => Err(ErrorKind::TimedOut.into()),
+            kind => Err(kind.into()),
+        }
+    }
+}
+
+/// How an answer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Text,
+    Json,
+}
+
+/// What a line gets.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Line(&'static str),
+    Status { is_verbose: bool },
+}
+
+fn answer(line: &str, form: &mut Form) -> Answer {
+    let words: Vec<String> = line.split_whitespace().map(str::to_ascii_uppercase).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    match words[..] {
+        ["CLIENT", "PROTOCOL", number] if is_number(number) => Answer::Line("SERVER PROTOCOL 2"),
+        // Answers are made at once.
+        ["TIMEOUT", seconds] if is_number(seconds) => Answer::Line("OK"),
+        ["SET", "FORMAT", "TEXT"] => {
+            *form = Form::Text;
+            Answer::Line("OK")
+        }
+        ["SET", "FORMAT", "JSON"] => {
+            *form = Form::Json;
+            Answer::Line("OK")
+        }
+        ["STATUS"] => Answer::Status { is_verbose: false },
+        ["VERBOSE", "STATUS"] => Answer::Status { is_verbose: true },
+        _ => Answer::Line("ERROR: Unknown command"),
+    }
+}
+
+/// What the ranks show that have a communicator with ranks of this process, each process by itself. The first is this.
+fn views() -> Vec<ProcessView> {
+    let now = clock::monotonic_nanoseconds();
+    let Some(pages) = OwnPages::find() else { return Vec::new() };
+    let Ok(mine) = ProcessView::read(&|word| pages.word(word), now) else { return Vec::new() };
+    let others: BTreeSet<u64> = mine.peer_processes().filter(|process| *process != mine.process).collect();
+    let others = others.into_iter().filter_map(|process| view_of(process, now));
+    std::iter::once(mine).chain(others).collect()
+}
+
+fn view_of(process: u64, now: u64) -> Option<ProcessView> {
+    let name = format!("/memfd:{} (deleted)", PAGES_NAME.to_string_lossy());
+    let entries = std::fs::read_dir(format!("/proc/{process}/fd")).ok()?;
+    let is_pages = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == name.as_str());
+    let mut found = entries.filter_map(std::result::Result::ok).map(|entry| entry.path()).filter(is_pages);
+    found.find_map(|path| {
+        let pages = ForeignPages::open(&path).ok()?;
+        ProcessView::read(&|word| pages.word(word), now).ok().filter(|view| view.process == process)
+    })
+}
+
+fn status_json() -> String {
+    let host = quoted(&host::hostname().unwrap_or_default());
+    let processes: Vec<String> = views().iter().map(|view| view.as_json(LATEST)).collect();
+    format!("{{\"rsccl_status\":{DOCUMENT_VERSION},\"host\":{host},\"processes\":[{}]}}\n", processes.join(","))
+}
+
+fn status_text(is_verbose: bool) -> String {
+    let views = views();
+    let ranks: usize = views.iter().map(ProcessView::ranks).sum();
+    let mut text = format!(
+        "RSCCL version {}\n\n{} processes of host {} with {ranks} ranks of communicators; those of other hosts are \
+         not known here.\n\n",
+        env!("CARGO_PKG_VERSION"),
+        views.len(),
+        host::hostname().unwrap_or_default()
+    );
+    views.iter().for_each(|view| text.push_str(&view.as_text(is_verbose)));
+    if !is_verbose {
+        text.push_str("\nrsccl status says who holds whom up.\n");
+    }
+    text
+}
+
+/// Of a line that a client sends: those of the protocol have 32.
+const MOST_LINE_BYTES: usize = 256;
+/// Lines of one client.
+const MOST_LINES: usize = 64;
+/// How long one client may take: others wait meanwhile.
+const CLIENT_TIME: Duration = Duration::from_secs(5);
+/// How often the thread looks whether a `libnccl` has been loaded.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
+/// Collectives that a document has of each rank.
+const LATEST: usize = 8;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_protocol_are_answered() {
+        let mut form = Form::Text;
+        assert_eq!(answer("CLIENT PROTOCOL 2", &mut form), Answer::Line("SERVER PROTOCOL 2"));
+        assert_eq!(answer("TIMEOUT 0", &mut form), Answer::Line("OK"));
+        assert_eq!(answer("set format json", &mut form), Answer::Line("OK"));
+        assert_eq!(form, Form::Json);
+        assert_eq!(answer("VERBOSE STATUS", &mut form), Answer::Status { is_verbose: true });
+        for refused in ["MONITOR", "MONITOR all", "DIAGNOSTICS", "CONTROL PROFILER_MASK 1", "", "SET FORMAT xml"] {
+            assert_eq!(answer(refused, &mut form), Answer::Line("ERROR: Unknown command"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_of_loopback_are_listened_at() {
+        assert_eq!(parsed("localhost:28028").unwrap().to_string(), "127.0.0.1:28028");
+        assert!(parsed("127.0.0.2:0").is_ok() && parsed("[::1]:5").is_ok());
+        for refused in ["0.0.0.0:28028", "192.168.0.1:28028", "[::]:28028", "node0:28028", "28028", ""] {
+            assert!(parsed(refused).is_err(), "{refused}");
+        }
+    }
+}
