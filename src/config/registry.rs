@@ -198,7 +198,7 @@ pub static VARIABLES: &[Variable] = &[
         "a file for a trace of the calls, for Perfetto; %r rank, %h host, %p process"),
     variable!(Own "TRACE_STEPS" => trace_steps: Kind::Flag, "1: it has the steps of plans too"),
     variable!(Nccl "NVTX_DISABLE" => nvtx_disable: Kind::Flag,
-        "1: no ranges of calls for profilers, also where libnvToolsExt loads"),
+        "1: no ranges of NVTX of calls, also for an injected profiler"),
     variable!(Own "TEAM_RANKS" => team_ranks: count(1, 1024),
         "ranks of a host that work as one team; unset: 64, and 32 on larger hosts"),
     variable!(Nccl "TOPO_DUMP_FILE" => topo_dump_file: Kind::Path,

@@ -123,7 +123,8 @@ struct Config {
     std::optional<std::string> trace = {};
     /// Whether the trace has the steps of plans too. `RSCCL_TRACE_STEPS`; false.
     std::optional<bool> trace_steps = {};
-    /// Whether profilers get no ranges of calls, which they get where libnvToolsExt.so.1 loads. `NCCL_NVTX_DISABLE`; false.
+    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as Nsight
+    /// Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
     std::optional<bool> nvtx_disable = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
