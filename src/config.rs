@@ -188,6 +188,8 @@ pub struct Config {
     /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
     /// host. `NCCL_RAS_ADDR`; nobody listens.
     pub ras_addr: Option<String>,
+    /// Whether [`Config::ras_addr`] counts. `NCCL_RAS_ENABLE`; true.
+    pub ras_enable: bool,
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
     /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
     /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
@@ -332,6 +334,7 @@ impl Default for Config {
             record_dir: None,
             record_at_sigterm: false,
             ras_addr: None,
+            ras_enable: true,
             trace: None,
             trace_steps: false,
             nvtx_disable: false,
@@ -723,6 +726,8 @@ setters! {
     with_record_at_sigterm => record_at_sigterm: bool;
     /// Sets [`Config::ras_addr`].
     with_ras_addr => ras_addr: impl Into<String>, some;
+    /// Sets [`Config::ras_enable`].
+    with_ras_enable => ras_enable: bool;
     /// Sets [`Config::trace`].
     with_trace => trace: impl Into<PathBuf>, some;
     /// Sets [`Config::trace_steps`].

@@ -194,6 +194,7 @@ pub static VARIABLES: &[Variable] = &[
         "1: a process writes one to RSCCL_RECORD_DIR when SIGTERM ends it, too"),
     variable!(Nccl "RAS_ADDR" => ras_addr: Kind::Text,
         "where NVIDIA's ncclras is answered: localhost:28028; unset, nobody listens"),
+    variable!(Nccl "RAS_ENABLE" => ras_enable: Kind::Flag, "0: nobody answers ncclras, whatever NCCL_RAS_ADDR says"),
     variable!(Own "TRACE" => trace: Kind::Path,
         "a file for a trace of the calls, for Perfetto; %r rank, %h host, %p process"),
     variable!(Own "TRACE_STEPS" => trace_steps: Kind::Flag, "1: it has the steps of plans too"),

@@ -174,7 +174,7 @@ impl Settings {
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
-            ras_addr: config.ras_addr.clone(),
+            ras_addr: config.ras_addr.clone().filter(|_| config.ras_enable),
             trace: (config.trace.clone(), config.trace_steps),
             has_ranges: !config.nvtx_disable && is_profiled(),
             first_rank: None,

@@ -118,6 +118,8 @@ struct Config {
     /// Where a thread of the library answers NVIDIA's client ncclras: an address of loopback with its port, such as "localhost:28028".
     /// `NCCL_RAS_ADDR`; nobody listens.
     std::optional<std::string> ras_addr = {};
+    /// Whether `ras_addr` counts. `NCCL_RAS_ENABLE`; true.
+    std::optional<bool> ras_enable = {};
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it. In the name %r is the rank ("threads" where ranks
     /// are threads), %h the host, %p the process; without any of them the rank stands before the ending. `RSCCL_TRACE`; none is written.
     std::optional<std::string> trace = {};
