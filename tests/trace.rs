@@ -66,8 +66,9 @@ fn work(comm: &Communicator) -> Result<()> {
         let receive = scope.recv(&mut received, before)?;
         let send = scope.send(&sent, next)?;
         let reduce = scope.all_reduce_in_place(&mut sum, ReduceOp::Max)?;
-        (receive.wait()?, send.wait()?, reduce.wait()?);
-        Ok(())
+        receive.wait()?;
+        send.wait()?;
+        reduce.wait()
     })?;
     assert_eq!((received, sum), ([before; 2], [size - 1]));
     pair.finalize()
@@ -170,8 +171,9 @@ fn check_loosely(events: &[Value]) {
 }
 
 fn check_with(events: &[Value], is_one_clock: bool) {
-    let (mut slices, mut arrows, mut bars): (BTreeMap<Track, Vec<(i64, i64)>>, BTreeMap<_, Vec<_>>, BTreeMap<_, i32>) =
-        Default::default();
+    let mut slices: BTreeMap<Track, Vec<(i64, i64)>> = BTreeMap::new();
+    let mut arrows: BTreeMap<String, Vec<(Track, i64, bool)>> = BTreeMap::new();
+    let mut bars: BTreeMap<(u64, String), i32> = BTreeMap::new();
     let (mut ranks, mut threads, mut latest) = (BTreeSet::new(), BTreeSet::new(), 0);
     for event in events {
         let (track, kind) = (track(event), event["ph"].as_str().unwrap());

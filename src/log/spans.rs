@@ -4,7 +4,7 @@
 //! allocation but for its first record, no system call but one to wake the writer where half of the ring is full. A
 //! thread of the process, the writer, makes text of the records and puts it into the file
 //! ([`TraceFile`](super::trace_file)). What comes faster than it writes is counted, and the file says how much was lost
-//! where. How a record reads as text is for the floor that knows what it is of: [`Format`].
+//! where. How a record reads as text is for the floor that knows what it is of: [`SpanFormat`].
 //!
 //! Whether anything is recorded is one bit of the word that each call reads for the lines of the log
 //! ([`super::hears_calls`]): where it is not, a call takes no instruction for it.
@@ -24,15 +24,15 @@ use crate::sys::{clock, futex, host, thread};
 
 /// Something that a thread has done for a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// What it is, as the one who records and the [`Format`] understand it.
+pub(crate) struct TraceSpan {
+    /// What it is, as the one who records and the [`SpanFormat`] understand it.
     pub(crate) kind: u8,
     /// Of a plan's lane: one more than its number; else 0.
     pub(crate) lane: u16,
     pub(crate) of: SpanOwner,
     /// When it began and ended, in nanoseconds of the monotonic clock.
     pub(crate) times: (u64, u64),
-    /// What it was: for the [`Format`].
+    /// What it was: for the [`SpanFormat`].
     pub(crate) words: [u64; 3],
 }
 
@@ -57,20 +57,20 @@ pub(crate) struct Recorder {
 
 /// Makes text of a record: events of the format that Chrome and Perfetto read, divided by `,\n`. The number is how far
 /// the clock of rank 0's host is ahead, in nanoseconds.
-pub(crate) type Format = fn(&Span, &Recorder, i64, &mut String);
+pub(crate) type SpanFormat = fn(&TraceSpan, &Recorder, i64, &mut String);
 
-impl Span {
+impl TraceSpan {
     fn words(&self) -> [u64; WORDS] {
-        let Span { kind, lane, of, times, words } = *self;
+        let TraceSpan { kind, lane, of, times, words } = *self;
         let first = u64::from(kind) | u64::from(lane) << 8;
         let ranks = u64::from(of.track) | u64::from(of.rank) << 32;
         [first, ranks, of.communicator, times.0, times.1, words[0], words[1], words[2]]
     }
 
-    fn of_words(words: [u64; WORDS]) -> Span {
+    fn of_words(words: [u64; WORDS]) -> TraceSpan {
         let [first, ranks, communicator, begun, ended, ..] = words;
         let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
-        Span {
+        TraceSpan {
             kind: u8::try_from(first & 0xff).unwrap_or(0),
             lane: u16::try_from(first >> 8 & 0xffff).unwrap_or(0),
             of: SpanOwner { track: low(ranks), rank: low(ranks >> 32), communicator },
@@ -115,7 +115,7 @@ impl Track {
     }
 
     /// Writes a record; whether the writer is to be woken.
-    fn write(&self, span: &Span) -> bool {
+    fn write(&self, span: &TraceSpan) -> bool {
         // Relaxed: this thread alone writes it.
         let written = self.written.load(Ordering::Relaxed);
         // Pairs with the release of `drain`: what the writer has read may be overwritten.
@@ -131,13 +131,13 @@ impl Track {
     }
 
     /// Hands what has been written to `take`, oldest first.
-    fn drain(&self, mut take: impl FnMut(&Span)) {
+    fn drain(&self, mut take: impl FnMut(&TraceSpan)) {
         let read = self.read.load(Ordering::Relaxed);
         let written = self.written.load(Ordering::Acquire);
         for record in read..written {
             let mut words = [0; WORDS];
             words.iter_mut().zip(self.place(record)).for_each(|(word, place)| *word = place.load(Ordering::Relaxed));
-            take(&Span::of_words(words));
+            take(&TraceSpan::of_words(words));
             // Pairs with the acquire of `write`.
             self.read.store(record + 1, Ordering::Release);
         }
@@ -149,7 +149,7 @@ impl Track {
 struct Tracer {
     tracks: Mutex<Vec<Arc<Track>>>,
     file: Mutex<TraceFile>,
-    format: Format,
+    format: SpanFormat,
     /// How far the clock of rank 0's host is ahead of this one's, and how uncertain that is, in nanoseconds.
     clock: Mutex<Option<(i64, u64)>>,
     /// Rung where a ring is half full, and where a rank leaves.
@@ -175,7 +175,7 @@ thread_local! {
 /// Begins to record to the file that `pattern` names, if there is one, and the steps of plans too where `has_steps`:
 /// the first communicator of the process decides. `rank` is the one that is in the file's name; `None` where the ranks
 /// are threads. What fails is told: the communicator works without.
-pub(crate) fn install(pattern: Option<&Path>, has_steps: bool, rank: Option<u32>, format: Format) {
+pub(crate) fn install(pattern: Option<&Path>, has_steps: bool, rank: Option<u32>, format: SpanFormat) {
     let Some(pattern) = pattern else { return };
     // Ranks that are threads come at the same time.
     let mut known = BEGUN.get_or_init(Mutex::default).lock();
@@ -186,7 +186,7 @@ pub(crate) fn install(pattern: Option<&Path>, has_steps: bool, rank: Option<u32>
     }
 }
 
-fn begin(pattern: &Path, has_steps: bool, rank: Option<u32>, format: Format) -> Result<()> {
+fn begin(pattern: &Path, has_steps: bool, rank: Option<u32>, format: SpanFormat) -> Result<()> {
     let file = Mutex::new(TraceFile::open(pattern, rank)?);
     let tracer = TRACER.get_or_init(|| Tracer::new(file, format));
     // It lives as long as the process.
@@ -224,7 +224,7 @@ pub(crate) fn align(ahead: i64, uncertain: u64) {
 }
 
 /// Records what this thread has done.
-pub(crate) fn record(span: &Span) {
+pub(crate) fn record(span: &TraceSpan) {
     let Some(tracer) = TRACER.get() else { return };
     let is_full = TRACK.try_with(|track| {
         let mut track = track.try_borrow_mut().ok()?;
@@ -251,7 +251,7 @@ pub(crate) fn flush() {
 }
 
 impl Tracer {
-    fn new(file: Mutex<TraceFile>, format: Format) -> Tracer {
+    fn new(file: Mutex<TraceFile>, format: SpanFormat) -> Tracer {
         let none = || primitive::AtomicU64::new(0);
         Tracer { tracks: Mutex::default(), file, format, clock: Mutex::default(), bell: none(), answered: none() }
     }

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::log::spans::{Format, Recorder, Span};
+use crate::log::spans::{Recorder, SpanFormat, TraceSpan};
 use crate::sys::{host, text_file, writing};
 
 /// A trace's file.
@@ -66,7 +66,7 @@ impl TraceFile {
     }
 
     /// Adds the events of a record.
-    pub(super) fn add(&mut self, span: &Span, of: &Recorder, (format, ahead): (Format, i64)) {
+    pub(super) fn add(&mut self, span: &TraceSpan, of: &Recorder, (format, ahead): (SpanFormat, i64)) {
         if let Some((_, lost)) = &mut self.failed {
             *lost += 1;
             return;
@@ -85,7 +85,7 @@ impl TraceFile {
     }
 
     /// The file has as much as it may have: it ends with an event that says so, in the place of this record.
-    fn stop(&mut self, span: &Span, of: &Recorder, ahead: i64) {
+    fn stop(&mut self, span: &TraceSpan, of: &Recorder, ahead: i64) {
         let (track, thread, time) = (span.of.track + 1, of.thread, microseconds(span.times.0, ahead));
         let why = format!("the trace ends here, with {} bytes", self.most_bytes);
         self.event(&format!(
@@ -120,7 +120,7 @@ impl TraceFile {
     }
 
     /// The names of the rank and of the thread, before their first record.
-    fn name_tracks(&mut self, span: &Span, of: &Recorder) {
+    fn name_tracks(&mut self, span: &TraceSpan, of: &Recorder) {
         let track = span.of.track;
         if self.named.insert((track, 0)) {
             let (host, process) = (quoted(&self.host), self.process);
@@ -192,7 +192,7 @@ impl TraceFile {
 }
 
 /// The number and the name of a record's thread: lanes of plans have tracks of their own.
-pub(super) fn thread_of(span: &Span, of: &Recorder) -> (u32, String) {
+pub(super) fn thread_of(span: &TraceSpan, of: &Recorder) -> (u32, String) {
     match span.lane {
         0 => (of.thread, of.name.clone()),
         lane => (lane_thread(of.thread, lane), format!("{}, lane {}", of.name, lane - 1)),
@@ -271,14 +271,14 @@ mod tests {
     use super::*;
     use crate::log::spans::SpanOwner;
 
-    fn text(span: &Span, of: &Recorder, ahead: i64, into: &mut String) {
+    fn text(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut String) {
         let time = microseconds(span.times.0, ahead);
         into.push_str(&format!("{{\"ph\":\"X\",\"ts\":{time},\"tid\":{},\"pid\":{}}}", of.thread, span.of.track + 1));
     }
 
-    fn span(begun: u64) -> Span {
+    fn span(begun: u64) -> TraceSpan {
         let of = SpanOwner { track: 3, rank: 3, communicator: 1 };
-        Span { kind: 1, lane: 0, of, times: (begun, begun + 1), words: [0; 3] }
+        TraceSpan { kind: 1, lane: 0, of, times: (begun, begun + 1), words: [0; 3] }
     }
 
     fn events(path: &Path) -> Vec<serde_json::Value> {
