@@ -188,6 +188,8 @@ pub struct Config {
     /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
     /// host. `NCCL_RAS_ADDR`; nobody listens.
     pub ras_addr: Option<String>,
+    /// Whether [`Config::ras_addr`] counts. `NCCL_RAS_ENABLE`; true.
+    pub ras_enable: bool,
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
     /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
     /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
@@ -195,8 +197,8 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
     pub trace_steps: bool,
-    /// Whether profilers get no ranges of calls, which they get where `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`;
-    /// false.
+    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as Nsight
+    /// Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
     pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
@@ -315,6 +317,7 @@ impl Default for Config {
                 p2p_ll_threshold_bytes: 16 << 10,
                 cumem_enable: true,
                 cross_nic: 2,
+                ras_enable: true,
                 runtime_connect: true,
                 nic_timeout: Duration::from_secs(10),
                 socket_retries: 34,
@@ -692,6 +695,8 @@ setters! {
     with_record_at_sigterm => record_at_sigterm: bool;
     /// Sets [`Config::ras_addr`].
     with_ras_addr => ras_addr: impl Into<String>, some;
+    /// Sets [`Config::ras_enable`].
+    with_ras_enable => ras_enable: bool;
     /// Sets [`Config::trace`].
     with_trace => trace: impl Into<PathBuf>, some;
     /// Sets [`Config::trace_steps`].

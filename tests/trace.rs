@@ -357,7 +357,7 @@ int nvtxRangePop(void) { note("pop", "-"); return 0; }
 "#;
 
 #[test]
-fn calls_are_ranges_where_the_library_of_nvtx_loads() {
+fn calls_are_ranges_where_a_profiler_is_injected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     std::fs::write(at("nvtx.c"), NVTX).unwrap();
@@ -368,7 +368,8 @@ fn calls_are_ranges_where_the_library_of_nvtx_loads() {
         Err(error) => return println!("skipped: no C compiler: {error}"),
     }
     let (path, notes, none) = (folder.path().to_string_lossy(), at("notes"), at("none"));
-    let mut job = Job::start("work", 4, &[("LD_LIBRARY_PATH", &path), ("NVTX_NOTES", &notes)]);
+    let profiler = ("NVTX_INJECTION64_PATH", "a profiler's library");
+    let mut job = Job::start("work", 4, &[("LD_LIBRARY_PATH", &path), ("NVTX_NOTES", &notes), profiler]);
     job.end();
     let text = std::fs::read_to_string(&notes).unwrap();
     let count = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
@@ -376,9 +377,11 @@ fn calls_are_ranges_where_the_library_of_nvtx_loads() {
     assert_eq!((count("push rsccl all_reduce"), count("push rsccl broadcast")), (16, 4), "{text}");
     assert_eq!((count("push rsccl send"), count("push rsccl recv"), count("push rsccl messages")), (1, 1, 4), "{text}");
     assert_eq!(count("push"), count("pop"), "{text}");
-    let off = [("LD_LIBRARY_PATH", &*path), ("NVTX_NOTES", &*none), ("NCCL_NVTX_DISABLE", "1")];
+    let off = [("LD_LIBRARY_PATH", &*path), ("NVTX_NOTES", &*none), profiler, ("NCCL_NVTX_DISABLE", "1")];
     Job::start("work", 4, &off).end();
     assert!(!Path::new(&none).exists(), "it was told to leave them out");
+    Job::start("work", 4, &off[..2]).end();
+    assert!(!Path::new(&none).exists(), "without a profiler nobody hears of them, and no call pays for them");
 }
 
 #[test]

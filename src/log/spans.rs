@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::error::Result;
@@ -150,10 +150,12 @@ struct Tracer {
     tracks: Mutex<Vec<Arc<Track>>>,
     file: Mutex<TraceFile>,
     format: SpanFormat,
-    /// How far the clock of rank 0's host is ahead of this one's, in nanoseconds.
-    ahead: AtomicI64,
-    /// Rung where a ring is half full.
+    /// How far the clock of rank 0's host is ahead of this one's, and how uncertain that is, in nanoseconds.
+    clock: Mutex<Option<(i64, u64)>>,
+    /// Rung where a ring is half full, and where a rank leaves.
     bell: primitive::AtomicU64,
+    /// How often the bell had rung before all that was recorded then was written.
+    answered: primitive::AtomicU64,
 }
 
 /// That of this process. A forked child begins without: it has a file of its own, and no writer yet.
@@ -186,9 +188,7 @@ pub(crate) fn install(pattern: Option<&Path>, has_steps: bool, rank: Option<u32>
 
 fn begin(pattern: &Path, has_steps: bool, rank: Option<u32>, format: SpanFormat) -> Result<()> {
     let file = Mutex::new(TraceFile::open(pattern, rank)?);
-    let bell = primitive::AtomicU64::new(0);
-    let tracer =
-        TRACER.get_or_init(|| Tracer { tracks: Mutex::default(), file, format, ahead: AtomicI64::new(0), bell });
+    let tracer = TRACER.get_or_init(|| Tracer::new(file, format));
     // It lives as long as the process.
     drop(thread::spawn("rsccl trace", || tracer.serve())?);
     // Relaxed: a thread that sees it late records nothing yet.
@@ -218,10 +218,8 @@ pub(crate) fn now() -> u64 {
 /// The clock of rank 0's host is ahead of this one's by so many nanoseconds, as far as is known. The first communicator
 /// decides.
 pub(crate) fn align(ahead: i64, uncertain: u64) {
-    if let Some(tracer) = TRACER.get()
-        && tracer.file.lock().note_clock(ahead, uncertain)
-    {
-        tracer.ahead.store(ahead, Ordering::Relaxed);
+    if let Some(tracer) = TRACER.get() {
+        tracer.align(ahead, uncertain);
     }
 }
 
@@ -244,23 +242,54 @@ pub(crate) fn record(span: &TraceSpan) {
     }
 }
 
-/// Writes all that was recorded: a rank leaves, and the process may end.
+/// Has all written that was recorded: a rank leaves, and the process may end. Waits for the writer, but not for long: its
+/// file system may hang.
 pub(crate) fn flush() {
-    if let Some(tracer) = TRACER.get() {
-        tracer.write();
+    if let Some(tracer) = TRACER.get().filter(|_| is_on()) {
+        let _late = tracer.flush(FLUSH_LIMIT);
     }
 }
 
 impl Tracer {
-    fn ring(&self) {
-        self.bell.fetch_add(1, Ordering::Relaxed);
+    fn new(file: Mutex<TraceFile>, format: SpanFormat) -> Tracer {
+        let none = || primitive::AtomicU64::new(0);
+        Tracer { tracks: Mutex::default(), file, format, clock: Mutex::default(), bell: none(), answered: none() }
+    }
+
+    fn align(&self, ahead: i64, uncertain: u64) {
+        // Not the file's lock: a file system that hangs would hold up the init.
+        self.clock.lock().get_or_insert((ahead, uncertain));
+    }
+
+    /// Wakes the writer; the number of this time.
+    fn ring(&self) -> u64 {
+        // Release: pairs with the acquire of `serve`, which then sees what this thread has recorded.
+        let number = self.bell.fetch_add(1, Ordering::Release) + 1;
         futex::wake_all(&self.bell);
+        number
+    }
+
+    /// Whether all that this thread has recorded is written within `limit`.
+    fn flush(&self, limit: Duration) -> bool {
+        let (number, until) = (self.ring(), clock::now() + limit);
+        loop {
+            // Relaxed: the writer has no more to tell.
+            let answered = self.answered.load(Ordering::Relaxed);
+            let left = until.saturating_duration_since(clock::now());
+            if answered >= number || left.is_zero() {
+                return answered >= number;
+            }
+            futex::wait(&self.answered, answered, left);
+        }
     }
 
     fn serve(&self) {
         loop {
-            let rung = self.bell.load(Ordering::Relaxed);
+            // Acquire: see `ring`.
+            let rung = self.bell.load(Ordering::Acquire);
             self.write();
+            self.answered.store(rung, Ordering::Relaxed);
+            futex::wake_all(&self.answered);
             futex::wait(&self.bell, rung, PAUSE);
         }
     }
@@ -270,7 +299,11 @@ impl Tracer {
         // One at a time reads the rings.
         let mut file = self.file.lock();
         let tracks = self.tracks.lock().clone();
-        let ahead = self.ahead.load(Ordering::Relaxed);
+        let clock = *self.clock.lock();
+        let ahead = clock.map_or(0, |(ahead, _)| ahead);
+        if let Some((ahead, uncertain)) = clock {
+            file.note_clock(ahead, uncertain);
+        }
         for track in &tracks {
             track.drain(|span| file.add(span, &track.recorder, (self.format, ahead)));
             let lost = track.lost.swap(0, Ordering::Relaxed);
@@ -282,11 +315,34 @@ impl Tracer {
         drop(tracks);
         // Those of threads that have ended and whose records are in the file.
         self.tracks.lock().retain(|track| {
-            let is_read = track.read.load(Ordering::Relaxed) == track.written.load(Ordering::Relaxed);
-            Arc::strong_count(track) > 1 || !is_read
+            let has_thread = Arc::strong_count(track) > 1;
+            // Pairs with the release by which the thread gave its track back: its last record is seen.
+            fence(Ordering::Acquire);
+            has_thread || track.read.load(Ordering::Relaxed) != track.written.load(Ordering::Relaxed)
         });
     }
 }
 
 /// Between two looks of the writer: what a killed process may lose.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a rank that leaves waits for the writer.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_hangs_holds_no_rank_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TraceFile::open(&folder.path().join("trace"), None).unwrap();
+        let tracer = Tracer::new(Mutex::new(file), |_, _, _, _| {});
+        // As the writer has it while its file system hangs.
+        let _held = tracer.file.lock();
+        tracer.align(5, 1);
+        tracer.align(6, 1);
+        assert_eq!(*tracer.clock.lock(), Some((5, 1)), "the first one decides");
+        assert!(!tracer.flush(Duration::from_millis(20)));
+    }
+}

@@ -93,8 +93,8 @@ pub(crate) struct Settings {
     pub(crate) ras_addr: Option<String>,
     /// Where a trace goes, and whether it has the steps of plans.
     pub(crate) trace: (Option<PathBuf>, bool),
-    /// Whether profilers get no ranges of calls.
-    pub(crate) no_ranges: bool,
+    /// Whether a profiler gets ranges of calls.
+    pub(crate) has_ranges: bool,
     /// Of a communicator that was split from another: this rank in the first of them all.
     pub(crate) first_rank: Option<Rank>,
     /// What things cost, where it was measured.
@@ -164,9 +164,9 @@ impl Settings {
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
-            ras_addr: config.ras_addr.clone(),
+            ras_addr: config.ras_addr.clone().filter(|_| config.ras_enable),
             trace: (config.trace.clone(), config.trace_steps),
-            no_ranges: config.nvtx_disable,
+            has_ranges: !config.nvtx_disable && is_profiled(),
             first_rank: None,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
@@ -289,6 +289,13 @@ fn split_cohorts(config: &Config) -> Result<bool> {
         return Ok(false);
     }
     Err(Error::invalid_argument(format!("RSCCL_COHORT, Config::with_cohort: {cohort:?} is neither joint nor split")))
+}
+
+/// Whether a profiler has been injected into this process that hears of ranges of NVTX. NVTX's library loads without
+/// one, too; then nobody hears of them.
+fn is_profiled() -> bool {
+    let environment = Environment::capture();
+    ["NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH"].iter().any(|name| environment.has(name))
 }
 
 /// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for
