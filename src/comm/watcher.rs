@@ -170,7 +170,7 @@ struct Rounds {
 /// When the watcher looks.
 #[derive(Debug)]
 struct Pace {
-    /// Rounds in a row in which nothing was outstanding, and in which nothing has moved.
+    /// Rounds in a row in which nothing was outstanding, and ticks in which nothing has moved.
     quiet: u32,
     vain: u32,
     /// When the next round is due.
@@ -275,13 +275,17 @@ impl Rounds {
         }
     }
 
-    /// Until when to sleep behind a round.
-    fn set_pace(&mut self, round: &Round) {
-        let Pace { quiet, vain, is_long: has_rested, heard, .. } = self.pace;
+    /// Until when to sleep behind a round, which has ended now.
+    fn set_pace(&mut self, round: &Round, now: Instant) {
+        let Pace { quiet, vain, is_long: has_rested, heard, due, .. } = self.pace;
+        // Others of the thread's duties may have had it come before.
+        let is_tick = now >= due;
         let quiet = if round.is_outstanding { 0 } else { quiet + 1 };
-        let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
+        let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + u32::from(is_tick) };
         (self.pace.quiet, self.pace.vain) = (quiet, vain);
         if round.goes_on {
+            // What is run of the program's ends the visits: the next round is due, and begins them anew.
+            (self.pace.is_long, self.pace.due) = (false, now);
             return;
         }
         let tick = match round.has_moved {
@@ -292,7 +296,7 @@ impl Rounds {
         // What ends long sleeps again and again, and moves nothing, ends no more than one in a tick.
         let was_vain = has_rested && round.is_outstanding && !round.has_moved;
         self.pace.is_long = is_quiet && !was_vain && self.post.may_park(self);
-        self.pace.due = clock::now() + tick;
+        self.pace.due = now + tick;
     }
 
     /// Learns of new communicators, and forgets those that have gone.
@@ -324,7 +328,7 @@ impl ProgressDuty for Rounds {
         self.run(due);
         let round = self.look();
         self.run(outcome::take());
-        self.set_pace(&round);
+        self.set_pace(&round, clock::now());
         if round.goes_on { AfterRound::GoesOn } else { AfterRound::Rests }
     }
 
@@ -427,3 +431,44 @@ const MOST_PARTIAL: u32 = 64;
 const LOOK_AT_ONE: Duration = Duration::from_micros(20);
 /// No duty depends on it.
 const LONG: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Regression: where the small one of two requests ended, with a waker, in a round behind which more moved at once,
+    /// no visit was left, and the thread slept as if it still had them all: for an hour, with a request outstanding.
+    #[test]
+    fn a_round_that_goes_on_leaves_no_long_sleep_of_the_one_before() {
+        let chime = Arc::<Chime>::default();
+        let mut rounds = Rounds::new(Arc::default(), &chime);
+        rounds.pace.rings = 0;
+        let dry = Round { is_outstanding: true, ..Round::default() };
+        rounds.set_pace(&dry, clock::now() + LONG);
+        assert!(rounds.pace.is_long && rounds.is_early(), "it sleeps beside all its visits");
+        rounds.set_pace(&Round { has_moved: true, goes_on: true, ..dry }, clock::now());
+        assert!(!rounds.is_early(), "nobody looks at what is left");
+        let mut limit = None;
+        rounds.rest(RestEnds::at(LONG), &mut |ends| limit.replace(ends.limit).is_none());
+        assert!(limit.is_some_and(|limit| limit < LONG), "{limit:?}");
+    }
+
+    /// Regression: rounds for which kernels kept the thread awake counted as ticks, and ticks came late.
+    #[test]
+    fn rounds_between_ticks_do_not_make_ticks_late() {
+        let mut rounds = Rounds::new(Arc::default(), &Arc::default());
+        let loose = Round { is_outstanding: true, is_loose: true, ..Round::default() };
+        let mut now = rounds.pace.due;
+        for _ in 0..10 * VAIN_TICKS {
+            rounds.set_pace(&loose, now);
+            assert_eq!(rounds.pace.due, now + TICK);
+            now += TICK / 10;
+        }
+        for _ in 0..VAIN_TICKS {
+            now = rounds.pace.due;
+            rounds.set_pace(&loose, now);
+        }
+        assert_eq!(rounds.pace.due, now + 2 * TICK);
+    }
+}
