@@ -21,9 +21,9 @@ use crate::device::{DeviceIdentity, StatusPage};
 use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
-use crate::sync::{Chime, Deadline, Mirror, RestEnds};
+use crate::sync::{Chime, Deadline, Ending, Mirror, RestEnds};
 use crate::sys::fork::PerProcess;
 use crate::sys::{clock, cpu, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
@@ -73,16 +73,10 @@ struct Shared {
     /// Connections that the thread has not taken yet.
     joining: Mutex<Vec<(FarEnd, KernelSlots)>>,
     ends: AtomicBool,
+    /// The thread drives it no more, and has dropped what it had of it.
     ending: Arc<Ending>,
     /// The thread that tells the ranks of an error.
     failing: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// Whether the thread drives a proxy no more, and has dropped what it had of it.
-#[derive(Debug)]
-struct Ending {
-    has_ended: Mutex<bool>,
-    changed: Condvar,
 }
 
 /// For what the thread has to look at what kernels do. A graph may keep it for longer than the communicator lives.
@@ -131,11 +125,7 @@ impl Proxy {
         };
         running.proxies += 1;
         let post = Arc::clone(&running.post);
-        let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let wanted = Arc::new(Wanted { post: Arc::clone(&post), launches, captured });
-        let ending = Arc::new(Ending { has_ended: Mutex::default(), changed: Condvar::new() });
-        let (joining, ends, failing) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { session, wanted, joining, ends, ending, failing });
+        let shared = Arc::new(Shared::new(session, &post));
         post.joining.lock().push(Arc::clone(&shared));
         Ok(Proxy { shared, status })
     }
@@ -189,20 +179,6 @@ impl Drop for Attention {
 impl Wanted {
     fn count(&self, of_graph: bool) -> &AtomicUsize {
         if of_graph { &self.captured } else { &self.launches }
-    }
-}
-
-impl Ending {
-    fn wait(&self) {
-        let mut has_ended = self.has_ended.lock();
-        while !*has_ended {
-            has_ended = self.changed.wait(has_ended);
-        }
-    }
-
-    fn tell(&self) {
-        *self.has_ended.lock() = true;
-        self.changed.notify_one();
     }
 }
 
@@ -292,6 +268,13 @@ impl ProgressDuty for Proxies {
 }
 
 impl Shared {
+    fn new(session: Arc<Session>, post: &Arc<Post>) -> Shared {
+        let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let wanted = Arc::new(Wanted { post: Arc::clone(post), launches, captured });
+        let (joining, ends, failing) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        Shared { session, wanted, joining, ends, ending: Arc::new(Ending::new()), failing }
+    }
+
     /// One turn. How long the thread may sleep behind it; `None` once it is over.
     fn step(&self, turns: &mut Turns) -> Option<Duration> {
         // Looked at before the pumps are: all that was published by then is found.
