@@ -309,6 +309,28 @@ impl Rounds {
     }
 }
 
+impl Drop for Rounds {
+    /// Where the duty was dropped because it panicked, the next request begins a new one.
+    fn drop(&mut self) {
+        let lost = WATCHER.get().and_then(|watcher| watcher.lose(&self.post));
+        self.leave_all();
+        let homes = std::mem::take(&mut *self.post.homes.lock());
+        homes.iter().filter_map(Weak::upgrade).for_each(|shared| shared.leave_watch());
+        // Behind that nobody leaves more here.
+        let mut due = std::mem::take(&mut *self.post.due.lock());
+        due.add(outcome::take());
+        due.run();
+        drop(lost);
+    }
+}
+
+impl Watcher {
+    /// Takes the post out, if it is there still.
+    fn lose(&self, post: &Arc<Post>) -> Option<(Arc<Post>, ProgressSeat)> {
+        self.0.lock().post.take_if(|(known, _)| Arc::ptr_eq(known, post))
+    }
+}
+
 impl ProgressDuty for Rounds {
     fn round(&mut self, heard: u64) -> AfterRound {
         if self.post.ends.load(Ordering::Relaxed) {
@@ -470,5 +492,29 @@ mod tests {
             rounds.set_pace(&loose, now);
         }
         assert_eq!(rounds.pace.due, now + 2 * TICK);
+    }
+
+    #[derive(Debug)]
+    struct Idle;
+
+    impl ProgressDuty for Idle {
+        fn round(&mut self, _: u64) -> AfterRound {
+            AfterRound::Over
+        }
+
+        fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+            sleep(&ends)
+        }
+    }
+
+    #[test]
+    fn a_watcher_that_is_lost_makes_room_for_the_next_one_alone() {
+        let (lost, next) = (Arc::<Post>::default(), Arc::<Post>::default());
+        let watcher = Watcher::default();
+        let seat = || progress_thread::enter(|_| Box::new(Idle)).unwrap();
+        watcher.0.lock().post = Some((Arc::clone(&lost), seat()));
+        assert!(watcher.lose(&next).is_none() && watcher.lose(&lost).is_some());
+        watcher.0.lock().post = Some((Arc::clone(&next), seat()));
+        assert!(watcher.lose(&lost).is_none() && watcher.0.lock().post.is_some());
     }
 }

@@ -159,7 +159,7 @@ impl Drop for Proxy {
                 let _ended = thread.join();
             }
         }
-        leave();
+        leave(&self.shared.wanted.post);
         // Relaxed: the count only says whether there is anybody to tell.
         if self.shared.wanted.captured.load(Ordering::Relaxed) > 0 {
             // Nobody serves the slots of graphs any more: what is replayed from now on must end.
@@ -195,11 +195,11 @@ impl Driver {
     }
 }
 
-/// A proxy has gone. The last one ends the duty.
-fn leave() {
+/// A proxy of `post` has gone. The last one ends the duty.
+fn leave(post: &Arc<Post>) {
     let Some(driver) = DRIVER.get() else { return };
     let mut driver = driver.lock();
-    let is_last = driver.as_mut().is_some_and(|running| {
+    let is_last = driver.as_mut().filter(|running| Arc::ptr_eq(&running.post, post)).is_some_and(|running| {
         running.proxies -= 1;
         running.proxies == 0
     });
@@ -216,6 +216,25 @@ fn leave() {
 impl Proxies {
     fn new(post: Arc<Post>, device: DeviceIdentity) -> Proxies {
         Proxies { post, all: Vec::new(), near: Some(device), nap: Duration::ZERO }
+    }
+}
+
+impl Drop for Proxies {
+    /// Where the duty was dropped because it panicked, nobody moves anything for these proxies any more: whoever waits
+    /// for their ends is told, and the next communicator begins a new duty.
+    fn drop(&mut self) {
+        let taken =
+            DRIVER.get().and_then(|driver| driver.lock().take_if(|running| Arc::ptr_eq(&running.post, &self.post)));
+        // Behind that nobody joins.
+        let joining = std::mem::take(&mut *self.post.joining.lock());
+        let left: Vec<_> = self.all.drain(..).map(|(shared, _)| shared).chain(joining).collect();
+        for shared in left {
+            shared.session.abort.raise(Error::internal("what moves the messages of kernels has panicked"));
+            let ending = Arc::clone(&shared.ending);
+            drop(shared);
+            ending.tell();
+        }
+        drop(taken);
     }
 }
 
@@ -474,6 +493,25 @@ mod tests {
         }
         assert_eq!(session.abort.check().unwrap_err().peer(), Some(1));
         drop((graph, proxy));
+    }
+
+    /// Regression: the ends of proxies whose duty had panicked were waited for, for ever.
+    #[test]
+    fn a_duty_that_is_dropped_tells_those_who_wait_for_it() {
+        let (chime, ends) = (Arc::default(), AtomicBool::new(false));
+        let post = Arc::new(Post { chime, joining: Mutex::default(), ends });
+        let shared = || {
+            let session = session_of(LocalBootstrap::world(1).unwrap().remove(0));
+            Arc::new(Shared::new(session, &post))
+        };
+        let mut duty = Proxies::new(Arc::clone(&post), DeviceIdentity([0; 16]));
+        let (driven, joins) = (shared(), shared());
+        duty.all.push((Arc::clone(&driven), Turns::new()));
+        post.joining.lock().push(Arc::clone(&joins));
+        drop(duty);
+        for shared in [driven, joins] {
+            assert!(shared.ending.is_told() && shared.session.abort.is_raised());
+        }
     }
 
     /// The error of a connection ends the communicator when a launch needs the connection, and not before.
