@@ -22,11 +22,12 @@ use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{self, LeftOver};
 use crate::comm::visit::{Drove, Visit};
 use crate::error::Result;
+use crate::reach::proxy;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering, Weak, fence};
 use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
 use crate::sync::{Chime, RestEnds};
-use crate::sys::clock;
 use crate::sys::fork::PerProcess;
+use crate::sys::{clock, thread};
 
 /// The watcher of this process.
 static WATCHER: PerProcess<Watcher> = PerProcess::new();
@@ -257,7 +258,7 @@ impl Rounds {
             if !are_kept {
                 known.visit = None;
                 round.is_loose = true;
-                outcome::release();
+                run_due(outcome::take());
             }
         }
         round
@@ -271,7 +272,7 @@ impl Rounds {
     fn run(&mut self, due: LeftOver) {
         if !due.is_empty() {
             self.leave_all();
-            due.run();
+            run_due(due);
         }
     }
 
@@ -319,7 +320,7 @@ impl Drop for Rounds {
         // Behind that nobody leaves more here.
         let mut due = std::mem::take(&mut *self.post.due.lock());
         due.add(outcome::take());
-        due.run();
+        run_due(due);
         drop(lost);
     }
 }
@@ -336,7 +337,7 @@ impl ProgressDuty for Rounds {
         if self.post.ends.load(Ordering::Relaxed) {
             let due = std::mem::take(&mut *self.post.due.lock());
             self.leave_all();
-            due.run();
+            run_due(due);
             return AfterRound::Over;
         }
         if self.is_early() {
@@ -391,6 +392,25 @@ impl ProgressDuty for Rounds {
             *partial = 0;
         }
         has_slept || sleep(&RestEnds { limit: ends.limit.min(tick), ..ends })
+    }
+}
+
+/// Runs what is due of the program's: on a thread of its own where the progress thread moves what kernels wait for. Such
+/// code may wait for a kernel, as where it drops a communicator or calls its GPU.
+fn run_due(due: LeftOver) {
+    if due.is_empty() || !proxy::is_any() {
+        return due.run();
+    }
+    let kept = Arc::new(Mutex::new(due));
+    let (taken, processors) = (Arc::clone(&kept), progress_thread::first_processors());
+    let take = |kept: &Mutex<LeftOver>| std::mem::take(&mut *kept.lock());
+    let body = move || {
+        processors.into_iter().for_each(|processors| processors.bind());
+        take(&taken).run();
+    };
+    // Nobody waits for it. Where none can be started, that wait is the lesser evil.
+    if thread::spawn("rsccl wakers", body).is_err() {
+        take(&kept).run();
     }
 }
 

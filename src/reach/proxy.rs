@@ -195,6 +195,20 @@ impl Driver {
     }
 }
 
+/// Whether there are proxies: then kernels may wait for the progress thread.
+pub(crate) fn is_any() -> bool {
+    DRIVER.get().is_some_and(|driver| driver.lock().is_some())
+}
+
+/// Runs `body` while there is a proxy.
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) fn beside_one(session: Arc<Session>, body: impl FnOnce()) {
+    let status = Arc::new(StatusPage::new().expect("the test has memory"));
+    let _proxy = Proxy::start(session, status, DeviceIdentity([0; 16])).expect("the test has a thread");
+    body();
+}
+
 /// A proxy of `post` has gone. The last one ends the duty.
 fn leave(post: &Arc<Post>) {
     let Some(driver) = DRIVER.get() else { return };
@@ -235,6 +249,8 @@ impl Drop for Proxies {
             ending.tell();
         }
         drop(taken);
+        // It moved the thread near its device.
+        progress_thread::first_processors().into_iter().for_each(|processors| processors.bind());
     }
 }
 

@@ -6,7 +6,8 @@
 //! move, the thread sleeps until what one of them waits for may have come, or somebody rings its chime.
 //!
 //! The watcher runs code of the program's here (wakers of tasks, buffers that are dropped, progress hooks). Such code
-//! that blocks holds up all duties: it must not.
+//! that blocks holds up all duties: it must not. Wakers and buffers may wait for kernels all the same, so while there
+//! are proxies they have a thread of their own.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -18,6 +19,7 @@ use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering};
 use crate::sync::rest::{RestEnds, Sleeper};
+use crate::sys::cpu::Allowed;
 use crate::sys::fork::PerProcess;
 use crate::sys::thread;
 
@@ -112,6 +114,13 @@ impl Drop for ProgressSeat {
 
 thread_local! {
     static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    static FIRST_PROCESSORS: Cell<Option<Allowed>> = const { Cell::new(None) };
+}
+
+/// On the thread: where it might run when it began. A duty that moves it leaves it there at its end, and so does what it
+/// starts for the program.
+pub(crate) fn first_processors() -> Option<Allowed> {
+    FIRST_PROCESSORS.get()
 }
 
 /// Whether the caller is the thread: then it must not wait for what the thread moves.
@@ -125,6 +134,7 @@ impl Running {
         let served = Arc::clone(&shared);
         let thread = thread::spawn("rsccl progress", move || {
             IS_HERE.set(true);
+            FIRST_PROCESSORS.set(Allowed::here());
             served.run();
         })?;
         Ok(Running { shared, thread, seats: 0 })

@@ -286,3 +286,32 @@ fn who_comes_again_for_the_cause_hears_it() {
     assert!(session.cause(broken(), &|_| None).message().contains("a better reason"));
     assert!(!session.awaits_cause(&broken()), "no better one will come");
 }
+
+/// Tells whether it is woken on the progress thread.
+struct Woken(Sender<bool>);
+
+impl std::task::Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        // The test may have ended by an assertion.
+        let _unheard = self.0.send(progress_thread::is_here());
+    }
+}
+
+/// Regression: a task that was woken there, and waited for its GPU or dropped a communicator, waited for kernels that
+/// waited for the thread itself.
+#[test]
+fn tasks_are_woken_elsewhere_while_kernels_may_wait_for_the_thread() {
+    let comms = Communicator::init_all(2, &patient()).unwrap();
+    let session = comms[0].with_engine(|engine| Ok(Arc::clone(&engine.session))).unwrap();
+    crate::reach::proxy::beside_one(session, || {
+        let pending = receives(std::slice::from_ref(&comms)).remove(0);
+        let (told, hears) = channel();
+        assert!(!pending.poll_end(&std::sync::Arc::new(Woken(told)).into()));
+        // A wait of this thread would move the receive.
+        std::thread::scope(|scope| {
+            scope.spawn(|| comms[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap());
+        });
+        assert_eq!(hears.recv_timeout(LIMIT), Ok(false), "it is woken where kernels wait for it");
+        pending.wait().unwrap();
+    });
+}
