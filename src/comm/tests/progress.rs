@@ -253,27 +253,43 @@ fn broken() -> Error {
     Error::remote(Rank::new(1), "a connection has broken")
 }
 
-/// Regression: a connection that broke held the thread that moves all requests for 200 ms, in which its peer might say
-/// why.
-#[test]
-fn the_thread_does_not_wait_for_the_cause_of_a_failure() {
+/// Fails the first of two ranks on the progress thread while it has requests that `begin` begins.
+fn fail_beside(begin: impl FnOnce(&[Communicator]) -> Pending) {
     let comms = Communicator::init_all(2, &patient()).unwrap();
-    let begun = receives(std::slice::from_ref(&comms));
+    let begun = begin(&comms);
     let (told, hears) = channel();
     let duty = Fails { shared: Arc::clone(&comms[0].shared), told };
     let seat = progress_thread::enter(|_| Box::new(duty)).unwrap();
     let mut first = None;
     assert!(becomes(|| {
         // Ends a visit.
-        drop(comms[0].with_engine(|_| Ok(())));
+        drop(comms[0].home());
         first = hears.try_recv().ok();
         first.is_some()
     }));
     assert_eq!(first, Some(false), "it has waited for the cause");
     while !hears.recv_timeout(LIMIT).expect("it ends") {}
     drop(seat);
-    let error = begun.into_iter().next().unwrap().wait().unwrap_err();
+    let error = begun.wait().unwrap_err();
     assert!(error.message().contains("a connection has broken"), "{error}");
+}
+
+/// Regression: a connection that broke held the thread that moves all requests for 200 ms, in which its peer might say
+/// why.
+#[test]
+fn the_thread_does_not_wait_for_the_cause_of_a_failure() {
+    fail_beside(|comms| comms[0].begin_message(Message::recv(leaked(1, 9), Rank::new(1))).unwrap());
+}
+
+/// Regression: a collective of a request, on its own stack, still did.
+#[test]
+fn nor_does_a_collective_of_a_request() {
+    fail_beside(|comms| {
+        let begin = |rank: usize| comms[rank].begin(sum_of(300_000, 1)).unwrap();
+        // The first call maps their memory.
+        [begin(0), begin(1)].iter().for_each(|pending| pending.wait().unwrap());
+        begin(0)
+    });
 }
 
 #[test]
