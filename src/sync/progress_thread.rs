@@ -90,6 +90,8 @@ pub(crate) fn enter(duty: impl FnOnce(&Arc<Chime>) -> Box<dyn ProgressDuty>) -> 
 
 impl Drop for ProgressSeat {
     fn drop(&mut self) {
+        // The duty has another round, in which it is over: others may keep the thread, and it may sleep for long.
+        self.0.chime.ring();
         let Some(progress) = PROGRESS.get() else { return };
         let mut progress = progress.lock();
         // A forked child's copy is of a thread that the child has not.
