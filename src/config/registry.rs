@@ -232,7 +232,7 @@ pub static VARIABLES: &[Variable] = &[
         "a folder that pods of one host share, by which they share memory, too"),
     variable!(Own "PORT_RANGE" => port_range: Kind::Ports, "the ports to listen at, as first-last; any free port"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16),
-        "times NCCL_NSOCKS_PERTHREAD: sockets of a connection; unset: by the rate of its rails"),
+        "times NCCL_NSOCKS_PERTHREAD: sockets of a connection; unset: by its rails' rate"),
     variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16),
         "times NCCL_SOCKET_NTHREADS: sockets of a connection, at most 64"),
     variable!(Nccl "SOCKET_RETRY_CNT" => socket_retries: count(0, 1000), "how often a refused connect is tried again"),
