@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use tracing::level_filters::LevelFilter;
 
-use crate::config::{Config, DebugLevel, Note, Subsystem, SubsystemSet};
+use crate::config::{Config, DebugLevel, Note, Subsystem};
 use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::PerProcess;
 use crate::sys::writing;
