@@ -22,9 +22,8 @@ use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
-use crate::log::spans::{self, Span};
+use crate::log::spans;
 use crate::session::Session;
-use crate::session::trace_text::{MANY, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
@@ -71,6 +70,11 @@ struct Queued {
 }
 
 impl Queued {
+    /// A request of which nothing is to begin: whoever ends its collective, or the communicator, tells how it ended.
+    fn told_at_end(promise: Promise) -> Queued {
+        Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None }
+    }
+
     /// Whether it has messages between ranks that have not begun.
     fn has_messages(&self) -> bool {
         !self.messages.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Exchange(_)))
@@ -120,7 +124,7 @@ impl Requests {
     pub(super) fn begin(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
         self.mode = float_mode::of_this_thread();
-        match if spans::is_on() { self.span_of(&job) } else { None } {
+        match if spans::is_on() { job.span(&self.session) } else { None } {
             Some(span) => self.begin_job(job, &mut Traced { beginner, span }),
             None => self.begin_job(job, beginner),
         }
@@ -175,20 +179,6 @@ impl Requests {
         }
     }
 
-    /// What the trace has of a request. Messages have records of their own.
-    #[cold]
-    fn span_of(&self, job: &Job<'_>) -> Option<Span> {
-        let collective = match job {
-            Job::Message(_) | Job::Messages(_) => return None,
-            Job::Collective(call) => u64::from(call.collective.code()),
-            Job::Group(..) => MANY,
-        };
-        let (now, bytes) = (spans::now(), job.bytes() as u64);
-        // Begun at one time on one thread they are told apart by their communicator.
-        let number = now ^ self.session.bootstrap.id();
-        Some(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
-    }
-
     /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.
     fn begin_collective(&mut self, call: Call<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         let begun = self.start_collective(call);
@@ -200,8 +190,7 @@ impl Requests {
                 _ => Ok(()),
             };
         }
-        let promise = beginner.promise();
-        self.queue.push_back(Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None });
+        self.queue.push_back(Queued::told_at_end(beginner.promise()));
         self.tell_own(begun.map(drop))?;
         if self.running.is_some() { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
     }
@@ -567,7 +556,13 @@ impl Requests {
             let promise = Arc::new(promise);
             match self.begin_messages(messages, &promise) {
                 Ok(()) => Promise::keep(promise),
-                Err(error) => self.refuse(error, &promise)?,
+                Err(error) if is_own(&error) => self.refuse(error, &promise)?,
+                Err(error) => {
+                    // Whoever ends the communicator tells all that is queued, and may first have others to move.
+                    let left = Arc::into_inner(promise).map(Queued::told_at_end);
+                    left.into_iter().for_each(|queued| self.queue.push_front(queued));
+                    return Err(error);
+                }
             }
             return Ok(true);
         }

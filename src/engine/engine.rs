@@ -12,7 +12,7 @@ use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
 use crate::engine::{
     beginning, call_log, device_collectives, device_messages, memory, registrations, window_registration,
 };
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::{
@@ -613,9 +613,7 @@ impl Engine {
 
     /// [`Session::awaits_cause`].
     pub(crate) fn awaits_cause(&self, error: &Error) -> bool {
-        let is_named = |peer: u32| self.host.first_difference(Rank::new(peer)).is_some();
-        let is_known = error.kind() == Kind::Mismatch && error.peer().is_some_and(is_named);
-        !is_known && self.session.awaits_cause(error)
+        self.host.awaits_cause(&self.session, error)
     }
 
     /// [`Session::cause`].

@@ -54,7 +54,7 @@ struct Bounds {
 
 impl Bounds {
     /// Half of the range: so that their sum is one too.
-    const NONE: Bounds = Bounds { least: i64::MIN / 2, most: i64::MAX / 2 };
+    const NONE: Bounds = Bounds { least: -(i64::MAX / 2), most: i64::MAX / 2 };
 
     fn narrow(&mut self, least: Option<i64>, most: Option<i64>) {
         self.least = self.least.max(least.unwrap_or(self.least)).min(Bounds::NONE.most);
