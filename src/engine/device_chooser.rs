@@ -269,5 +269,6 @@ const MOST_STAGED_BYTES: u64 = 64 << 10;
 /// between hosts from 8 MiB on.
 const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;
 /// The same where all reach each other and a call works in scratch: by simulations of eight GPUs at a switch, an
-/// all-reduce of 1 MiB is twice as fast in scratch, one of 4 MiB is half as fast, and one of 256 MiB takes three times as long.
+/// all-reduce of 1 MiB is twice as fast in scratch, one of 4 MiB half as fast, and one of 256 MiB takes three times as
+/// long.
 const MOST_RANK_BYTES_IN_SCRATCH: u64 = 256 << 10;
