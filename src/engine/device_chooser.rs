@@ -95,8 +95,8 @@ impl DeviceChooser {
     /// communicator are of processors, their memory and TCP. By them all ranks would send to all, over links that other
     /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of so many ranks is deeper than
     /// its connections have slots. Where all reach each other, a
-    /// long call in scratch follows them too: scratch has two lanes, whose pieces fit a processor's cache, and leaves two
-    /// thirds of the links of eight GPUs idle. In registered buffers all send to all.
+    /// long call in scratch follows them too: scratch has two lanes, whose pieces fit a processor's cache, and leaves
+    /// two thirds of the links of eight GPUs idle. In registered buffers all send to all.
     fn along_channels(&self, asked: Question<'_>, met: Windows) -> Option<Choice> {
         let (grounds, collective) = (&self.grounds, asked.collective);
         let ranks = u64::from(grounds.world.size);
@@ -268,6 +268,7 @@ const MOST_STAGED_BYTES: u64 = 64 << 10;
 /// GPUs of a mesh is as fast as an exchange of all with all at 1 MiB, and one of the 72 of a rack overtakes rails
 /// between hosts from 8 MiB on.
 const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;
-/// The same where all reach each other and a call works in scratch: by simulations of eight GPUs at a switch, an all-reduce
-/// of 1 MiB is twice as fast in scratch, one of 4 MiB is half as fast, and one of 256 MiB takes three times as long.
+/// The same where all reach each other and a call works in scratch: by simulations of eight GPUs at a switch, an
+/// all-reduce of 1 MiB is twice as fast in scratch, one of 4 MiB half as fast, and one of 256 MiB takes three times as
+/// long.
 const MOST_RANK_BYTES_IN_SCRATCH: u64 = 256 << 10;
