@@ -121,8 +121,7 @@ impl Settings {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
         let shape = |RingSizes { slots, slot_bytes }: RingSizes| Shape { slots, slot_bytes, spread: 1 };
         let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
-        let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
-        let most = most.clamp(1, MOST_CHANNELS);
+        let most = config.max_channels.unwrap_or(MOST_CHANNELS).clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
             sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
                 .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
@@ -163,7 +162,7 @@ impl Settings {
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,
             streaming_bytes: STREAMING_BYTES,
-            channels: (least.clamp(1, most), most),
+            channels: (config.min_channels.unwrap_or(1).clamp(1, most), most),
             algorithms,
             protocols,
             asked_protocols,
