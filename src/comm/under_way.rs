@@ -85,7 +85,7 @@ impl UnderWay {
         UnderWay { owner, ..UnderWay::default() }
     }
 
-    /// A message begins. It goes as far as it goes at once; true where that is to its end, of which nobody is told then.
+    /// A message begins. It goes as far as it goes at once; true where that is to its end, of which nobody is told.
     ///
     /// # Errors
     /// As [`UnderWay::progress`].
