@@ -252,7 +252,7 @@ pub struct Config {
     pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
-    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume of it: they
+    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume: they
     /// count as ranks of one host and share memory, which they hand over by sockets in the folder. Without it they use
     /// TCP. They run under one user. A process that is killed leaves its sockets there. An absolute path of at most 68
     /// bytes, for all ranks of the host. `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.

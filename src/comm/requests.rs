@@ -70,6 +70,11 @@ struct Queued {
 }
 
 impl Queued {
+    /// A request of which nothing is to begin: whoever ends its collective, or the communicator, tells how it ended.
+    fn told_at_end(promise: Promise) -> Queued {
+        Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None }
+    }
+
     /// Whether it has messages between ranks that have not begun.
     fn has_messages(&self) -> bool {
         !self.messages.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Exchange(_)))
@@ -185,8 +190,7 @@ impl Requests {
                 _ => Ok(()),
             };
         }
-        let promise = beginner.promise();
-        self.queue.push_back(Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None });
+        self.queue.push_back(Queued::told_at_end(beginner.promise()));
         self.tell_own(begun.map(drop))?;
         if self.running.is_some() { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
     }
@@ -552,7 +556,13 @@ impl Requests {
             let promise = Arc::new(promise);
             match self.begin_messages(messages, &promise) {
                 Ok(()) => Promise::keep(promise),
-                Err(error) => self.refuse(error, &promise)?,
+                Err(error) if is_own(&error) => self.refuse(error, &promise)?,
+                Err(error) => {
+                    // Whoever ends the communicator tells all that is queued, and may first have others to move.
+                    let left = Arc::into_inner(promise).map(Queued::told_at_end);
+                    left.into_iter().for_each(|queued| self.queue.push_front(queued));
+                    return Err(error);
+                }
             }
             return Ok(true);
         }

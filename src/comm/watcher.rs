@@ -22,11 +22,12 @@ use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{self, LeftOver};
 use crate::comm::visit::{Drove, Visit};
 use crate::error::Result;
+use crate::reach::proxy;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering, Weak, fence};
 use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
 use crate::sync::{Chime, RestEnds};
-use crate::sys::clock;
 use crate::sys::fork::PerProcess;
+use crate::sys::{clock, thread};
 
 /// The watcher of this process.
 static WATCHER: PerProcess<Watcher> = PerProcess::new();
@@ -170,7 +171,7 @@ struct Rounds {
 /// When the watcher looks.
 #[derive(Debug)]
 struct Pace {
-    /// Rounds in a row in which nothing was outstanding, and in which nothing has moved.
+    /// Rounds in a row in which nothing was outstanding, and ticks in which nothing has moved.
     quiet: u32,
     vain: u32,
     /// When the next round is due.
@@ -257,7 +258,7 @@ impl Rounds {
             if !are_kept {
                 known.visit = None;
                 round.is_loose = true;
-                outcome::release();
+                run_due(outcome::take());
             }
         }
         round
@@ -271,17 +272,21 @@ impl Rounds {
     fn run(&mut self, due: LeftOver) {
         if !due.is_empty() {
             self.leave_all();
-            due.run();
+            run_due(due);
         }
     }
 
-    /// Until when to sleep behind a round.
-    fn set_pace(&mut self, round: &Round) {
-        let Pace { quiet, vain, is_long: has_rested, heard, .. } = self.pace;
+    /// Until when to sleep behind a round, which has ended now.
+    fn set_pace(&mut self, round: &Round, now: Instant) {
+        let Pace { quiet, vain, is_long: has_rested, heard, due, .. } = self.pace;
+        // Others of the thread's duties may have had it come before.
+        let is_tick = now >= due;
         let quiet = if round.is_outstanding { 0 } else { quiet + 1 };
-        let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + 1 };
+        let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + u32::from(is_tick) };
         (self.pace.quiet, self.pace.vain) = (quiet, vain);
         if round.goes_on {
+            // What is run of the program's ends the visits: the next round is due, and begins them anew.
+            (self.pace.is_long, self.pace.due) = (false, now);
             return;
         }
         let tick = match round.has_moved {
@@ -292,7 +297,7 @@ impl Rounds {
         // What ends long sleeps again and again, and moves nothing, ends no more than one in a tick.
         let was_vain = has_rested && round.is_outstanding && !round.has_moved;
         self.pace.is_long = is_quiet && !was_vain && self.post.may_park(self);
-        self.pace.due = clock::now() + tick;
+        self.pace.due = now + tick;
     }
 
     /// Learns of new communicators, and forgets those that have gone.
@@ -305,12 +310,34 @@ impl Rounds {
     }
 }
 
+impl Drop for Rounds {
+    /// Where the duty was dropped because it panicked, the next request begins a new one.
+    fn drop(&mut self) {
+        let lost = WATCHER.get().and_then(|watcher| watcher.lose(&self.post));
+        self.leave_all();
+        let homes = std::mem::take(&mut *self.post.homes.lock());
+        homes.iter().filter_map(Weak::upgrade).for_each(|shared| shared.leave_watch());
+        // Behind that nobody leaves more here.
+        let mut due = std::mem::take(&mut *self.post.due.lock());
+        due.add(outcome::take());
+        run_due(due);
+        drop(lost);
+    }
+}
+
+impl Watcher {
+    /// Takes the post out, if it is there still.
+    fn lose(&self, post: &Arc<Post>) -> Option<(Arc<Post>, ProgressSeat)> {
+        self.0.lock().post.take_if(|(known, _)| Arc::ptr_eq(known, post))
+    }
+}
+
 impl ProgressDuty for Rounds {
     fn round(&mut self, heard: u64) -> AfterRound {
         if self.post.ends.load(Ordering::Relaxed) {
             let due = std::mem::take(&mut *self.post.due.lock());
             self.leave_all();
-            due.run();
+            run_due(due);
             return AfterRound::Over;
         }
         if self.is_early() {
@@ -324,7 +351,7 @@ impl ProgressDuty for Rounds {
         self.run(due);
         let round = self.look();
         self.run(outcome::take());
-        self.set_pace(&round);
+        self.set_pace(&round, clock::now());
         if round.goes_on { AfterRound::GoesOn } else { AfterRound::Rests }
     }
 
@@ -365,6 +392,25 @@ impl ProgressDuty for Rounds {
             *partial = 0;
         }
         has_slept || sleep(&RestEnds { limit: ends.limit.min(tick), ..ends })
+    }
+}
+
+/// Runs what is due of the program's: on a thread of its own where the progress thread moves what kernels wait for. Such
+/// code may wait for a kernel, as where it drops a communicator or calls its GPU.
+fn run_due(due: LeftOver) {
+    if due.is_empty() || !proxy::is_any() {
+        return due.run();
+    }
+    let kept = Arc::new(Mutex::new(due));
+    let (taken, processors) = (Arc::clone(&kept), progress_thread::first_processors());
+    let take = |kept: &Mutex<LeftOver>| std::mem::take(&mut *kept.lock());
+    let body = move || {
+        processors.into_iter().for_each(|processors| processors.bind());
+        take(&taken).run();
+    };
+    // Nobody waits for it. Where none can be started, that wait is the lesser evil.
+    if thread::spawn("rsccl wakers", body).is_err() {
+        take(&kept).run();
     }
 }
 
@@ -427,3 +473,68 @@ const MOST_PARTIAL: u32 = 64;
 const LOOK_AT_ONE: Duration = Duration::from_micros(20);
 /// No duty depends on it.
 const LONG: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Regression: where the small one of two requests ended, with a waker, in a round behind which more moved at once,
+    /// no visit was left, and the thread slept as if it still had them all: for an hour, with a request outstanding.
+    #[test]
+    fn a_round_that_goes_on_leaves_no_long_sleep_of_the_one_before() {
+        let chime = Arc::<Chime>::default();
+        let mut rounds = Rounds::new(Arc::default(), &chime);
+        rounds.pace.rings = 0;
+        let dry = Round { is_outstanding: true, ..Round::default() };
+        rounds.set_pace(&dry, clock::now() + LONG);
+        assert!(rounds.pace.is_long && rounds.is_early(), "it sleeps beside all its visits");
+        rounds.set_pace(&Round { has_moved: true, goes_on: true, ..dry }, clock::now());
+        assert!(!rounds.is_early(), "nobody looks at what is left");
+        let mut limit = None;
+        rounds.rest(RestEnds::at(LONG), &mut |ends| limit.replace(ends.limit).is_none());
+        assert!(limit.is_some_and(|limit| limit < LONG), "{limit:?}");
+    }
+
+    /// Regression: rounds for which kernels kept the thread awake counted as ticks, and ticks came late.
+    #[test]
+    fn rounds_between_ticks_do_not_make_ticks_late() {
+        let mut rounds = Rounds::new(Arc::default(), &Arc::default());
+        let loose = Round { is_outstanding: true, is_loose: true, ..Round::default() };
+        let mut now = rounds.pace.due;
+        for _ in 0..10 * VAIN_TICKS {
+            rounds.set_pace(&loose, now);
+            assert_eq!(rounds.pace.due, now + TICK);
+            now += TICK / 10;
+        }
+        for _ in 0..VAIN_TICKS {
+            now = rounds.pace.due;
+            rounds.set_pace(&loose, now);
+        }
+        assert_eq!(rounds.pace.due, now + 2 * TICK);
+    }
+
+    #[derive(Debug)]
+    struct Idle;
+
+    impl ProgressDuty for Idle {
+        fn round(&mut self, _: u64) -> AfterRound {
+            AfterRound::Over
+        }
+
+        fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+            sleep(&ends)
+        }
+    }
+
+    #[test]
+    fn a_watcher_that_is_lost_makes_room_for_the_next_one_alone() {
+        let (lost, next) = (Arc::<Post>::default(), Arc::<Post>::default());
+        let watcher = Watcher::default();
+        let seat = || progress_thread::enter(|_| Box::new(Idle)).unwrap();
+        watcher.0.lock().post = Some((Arc::clone(&lost), seat()));
+        assert!(watcher.lose(&next).is_none() && watcher.lose(&lost).is_some());
+        watcher.0.lock().post = Some((Arc::clone(&next), seat()));
+        assert!(watcher.lose(&lost).is_none() && watcher.0.lock().post.is_some());
+    }
+}

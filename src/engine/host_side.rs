@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
 use crate::engine::given::{Awaited, Given};
 use crate::engine::host_chooser::{HostChooser, Path};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exec::composed;
 use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
@@ -238,7 +238,14 @@ impl HostSide {
         let (error, panic) = match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(Planned::Done)) => return epoch.end(),
             Ok(Ok(Planned::Not(error))) => return Err(error),
-            Ok(Err(error)) => (self.cause(session, error), None),
+            Ok(Err(error)) => {
+                // Who drives a call on a stack of its own may have others to move while a peer may still say why.
+                while background.is_on_own_stack()
+                    && self.awaits_cause(session, &error)
+                    && background.stop_for_peers(&mut given.mover.fabric)
+                {}
+                (self.cause(session, error), None)
+            }
             Err(panic) => (Error::of_panic("a call", &*panic), Some(panic)),
         };
         // Peers inside my buffers must learn of it before this rank waits for them.
@@ -361,6 +368,13 @@ impl HostSide {
             return Err(Error::internal("a call that takes no slots"));
         };
         self.chooser.program(call, choice, Windows::None)
+    }
+
+    /// [`Session::awaits_cause`].
+    pub(super) fn awaits_cause(&self, session: &Session, error: &Error) -> bool {
+        let is_named = |peer: u32| self.first_difference(Rank::new(peer)).is_some();
+        let is_known = error.kind() == Kind::Mismatch && error.peer().is_some_and(is_named);
+        !is_known && session.awaits_cause(error)
     }
 
     /// [`Session::cause`].

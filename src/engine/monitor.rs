@@ -16,7 +16,7 @@ use crate::reach::proxy::Attention;
 use crate::session::Session;
 use crate::session::failure_watch::{FailureWatch, PausedWatch};
 use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, fence};
-use crate::sync::{Deadline, Waiting, Watch};
+use crate::sync::{Deadline, Ending, Waiting, Watch};
 use crate::sys::fork::PerProcess;
 use crate::sys::{gpus, thread};
 
@@ -33,8 +33,8 @@ struct Watched {
     session: Arc<Session>,
     status: Arc<StatusPage>,
     state: Mutex<State>,
-    /// Told once it has ended.
-    changed: Condvar,
+    /// Its launches have ended, and the thread has dropped what it had of it.
+    ending: Arc<Ending>,
 }
 
 #[derive(Debug, Default)]
@@ -42,8 +42,6 @@ struct State {
     launches: VecDeque<Launch>,
     /// Nothing more is added.
     ends: bool,
-    /// Its launches have ended, and it is looked at no more.
-    has_ended: bool,
 }
 
 /// A launch under way.
@@ -119,8 +117,8 @@ impl Monitor {
             none => none.insert(Running::start(device)?),
         };
         running.monitors += 1;
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Watched { session, status, state, changed });
+        let (state, ending) = (Mutex::default(), Arc::new(Ending::new()));
+        let shared = Arc::new(Watched { session, status, state, ending });
         let service = Arc::clone(&running.service);
         service.told.lock().joining.push(Arc::clone(&shared));
         service.wake();
@@ -157,11 +155,7 @@ impl Drop for Monitor {
         self.shared.state().ends = true;
         self.service.told.lock().is_urgent = true;
         self.service.wake();
-        let mut state = self.shared.state();
-        while !state.has_ended {
-            state = self.shared.changed.wait(state);
-        }
-        drop(state);
+        self.shared.ending.wait();
         self.service.leave();
     }
 }
@@ -224,7 +218,7 @@ impl Service {
             if ends && all.is_empty() {
                 return;
             }
-            let mut has_launches = false;
+            let (mut has_launches, mut over) = (false, Vec::new());
             all.retain_mut(|(watched, looks)| {
                 let found = catch_unwind(AssertUnwindSafe(|| watched.look(looks))).unwrap_or_else(|panic| {
                     watched.session.abort.raise(Error::of_panic("the monitor", &*panic));
@@ -232,10 +226,13 @@ impl Service {
                 });
                 has_launches |= found == Found::Launches;
                 if found == Found::End {
-                    watched.end();
+                    watched.leave_launches();
+                    over.push(Arc::clone(&watched.ending));
                 }
                 found != Found::End
             });
+            // This thread has dropped what it had of them: whoever has waited is the last to have the session.
+            over.iter().for_each(|ending| ending.tell());
             self.rest(&all, has_launches);
         }
     }
@@ -291,11 +288,10 @@ impl Watched {
     }
 
     /// Nobody looks at it any more.
-    fn end(&self) {
-        let mut state = self.state();
-        state.has_ended = true;
-        let _left = std::mem::take(&mut state.launches);
-        self.changed.notify_one();
+    fn leave_launches(&self) {
+        let left = std::mem::take(&mut self.state().launches);
+        // Without the lock.
+        drop(left);
     }
 
     /// Whether the oldest launch has ended, well or not.
@@ -383,6 +379,18 @@ mod tests {
         let added = (Launched::Messages(Vec::new()), Arc::clone(&event) as Arc<dyn Event>);
         monitor.add(added, None, &mut |_| panic!("there is room")).unwrap();
         event
+    }
+
+    /// Regression: the thread dropped the session after the end of the communicator. This is a sample: the old order was
+    /// wrong for a moment.
+    #[test]
+    fn a_communicator_that_has_ended_is_not_the_thread_s_any_more() {
+        for _ in 0..100 {
+            let (monitor, _theirs, session) = monitors();
+            launch(&monitor).0.store(true, Ordering::Release);
+            drop(monitor);
+            assert_eq!(Arc::strong_count(&session), 1);
+        }
     }
 
     fn becomes(is_so: impl Fn() -> bool) -> bool {

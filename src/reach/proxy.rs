@@ -21,9 +21,9 @@ use crate::device::{DeviceIdentity, StatusPage};
 use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
-use crate::sync::{Chime, Deadline, Mirror, RestEnds};
+use crate::sync::{Chime, Deadline, Ending, Mirror, RestEnds};
 use crate::sys::fork::PerProcess;
 use crate::sys::{clock, cpu, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
@@ -73,16 +73,10 @@ struct Shared {
     /// Connections that the thread has not taken yet.
     joining: Mutex<Vec<(FarEnd, KernelSlots)>>,
     ends: AtomicBool,
+    /// The thread drives it no more, and has dropped what it had of it.
     ending: Arc<Ending>,
     /// The thread that tells the ranks of an error.
     failing: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// Whether the thread drives a proxy no more, and has dropped what it had of it.
-#[derive(Debug)]
-struct Ending {
-    has_ended: Mutex<bool>,
-    changed: Condvar,
 }
 
 /// For what the thread has to look at what kernels do. A graph may keep it for longer than the communicator lives.
@@ -131,11 +125,7 @@ impl Proxy {
         };
         running.proxies += 1;
         let post = Arc::clone(&running.post);
-        let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let wanted = Arc::new(Wanted { post: Arc::clone(&post), launches, captured });
-        let ending = Arc::new(Ending { has_ended: Mutex::default(), changed: Condvar::new() });
-        let (joining, ends, failing) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { session, wanted, joining, ends, ending, failing });
+        let shared = Arc::new(Shared::new(session, &post));
         post.joining.lock().push(Arc::clone(&shared));
         Ok(Proxy { shared, status })
     }
@@ -169,7 +159,7 @@ impl Drop for Proxy {
                 let _ended = thread.join();
             }
         }
-        leave();
+        leave(&self.shared.wanted.post);
         // Relaxed: the count only says whether there is anybody to tell.
         if self.shared.wanted.captured.load(Ordering::Relaxed) > 0 {
             // Nobody serves the slots of graphs any more: what is replayed from now on must end.
@@ -192,20 +182,6 @@ impl Wanted {
     }
 }
 
-impl Ending {
-    fn wait(&self) {
-        let mut has_ended = self.has_ended.lock();
-        while !*has_ended {
-            has_ended = self.changed.wait(has_ended);
-        }
-    }
-
-    fn tell(&self) {
-        *self.has_ended.lock() = true;
-        self.changed.notify_one();
-    }
-}
-
 impl Driver {
     fn start(device: DeviceIdentity) -> Result<Driver> {
         let mut post = None;
@@ -219,11 +195,25 @@ impl Driver {
     }
 }
 
-/// A proxy has gone. The last one ends the duty.
-fn leave() {
+/// Whether there are proxies: then kernels may wait for the progress thread.
+pub(crate) fn is_any() -> bool {
+    DRIVER.get().is_some_and(|driver| driver.lock().is_some())
+}
+
+/// Runs `body` while there is a proxy.
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) fn beside_one(session: Arc<Session>, body: impl FnOnce()) {
+    let status = Arc::new(StatusPage::new().expect("the test has memory"));
+    let _proxy = Proxy::start(session, status, DeviceIdentity([0; 16])).expect("the test has a thread");
+    body();
+}
+
+/// A proxy of `post` has gone. The last one ends the duty.
+fn leave(post: &Arc<Post>) {
     let Some(driver) = DRIVER.get() else { return };
     let mut driver = driver.lock();
-    let is_last = driver.as_mut().is_some_and(|running| {
+    let is_last = driver.as_mut().filter(|running| Arc::ptr_eq(&running.post, post)).is_some_and(|running| {
         running.proxies -= 1;
         running.proxies == 0
     });
@@ -240,6 +230,27 @@ fn leave() {
 impl Proxies {
     fn new(post: Arc<Post>, device: DeviceIdentity) -> Proxies {
         Proxies { post, all: Vec::new(), near: Some(device), nap: Duration::ZERO }
+    }
+}
+
+impl Drop for Proxies {
+    /// Where the duty was dropped because it panicked, nobody moves anything for these proxies any more: whoever waits
+    /// for their ends is told, and the next communicator begins a new duty.
+    fn drop(&mut self) {
+        let taken =
+            DRIVER.get().and_then(|driver| driver.lock().take_if(|running| Arc::ptr_eq(&running.post, &self.post)));
+        // Behind that nobody joins.
+        let joining = std::mem::take(&mut *self.post.joining.lock());
+        let left: Vec<_> = self.all.drain(..).map(|(shared, _)| shared).chain(joining).collect();
+        for shared in left {
+            shared.session.abort.raise(Error::internal("what moves the messages of kernels has panicked"));
+            let ending = Arc::clone(&shared.ending);
+            drop(shared);
+            ending.tell();
+        }
+        drop(taken);
+        // It moved the thread near its device.
+        progress_thread::first_processors().into_iter().for_each(|processors| processors.bind());
     }
 }
 
@@ -292,6 +303,13 @@ impl ProgressDuty for Proxies {
 }
 
 impl Shared {
+    fn new(session: Arc<Session>, post: &Arc<Post>) -> Shared {
+        let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let wanted = Arc::new(Wanted { post: Arc::clone(post), launches, captured });
+        let (joining, ends, failing) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        Shared { session, wanted, joining, ends, ending: Arc::new(Ending::new()), failing }
+    }
+
     /// One turn. How long the thread may sleep behind it; `None` once it is over.
     fn step(&self, turns: &mut Turns) -> Option<Duration> {
         // Looked at before the pumps are: all that was published by then is found.
@@ -491,6 +509,25 @@ mod tests {
         }
         assert_eq!(session.abort.check().unwrap_err().peer(), Some(1));
         drop((graph, proxy));
+    }
+
+    /// Regression: the ends of proxies whose duty had panicked were waited for, for ever.
+    #[test]
+    fn a_duty_that_is_dropped_tells_those_who_wait_for_it() {
+        let (chime, ends) = (Arc::default(), AtomicBool::new(false));
+        let post = Arc::new(Post { chime, joining: Mutex::default(), ends });
+        let shared = || {
+            let session = session_of(LocalBootstrap::world(1).unwrap().remove(0));
+            Arc::new(Shared::new(session, &post))
+        };
+        let mut duty = Proxies::new(Arc::clone(&post), DeviceIdentity([0; 16]));
+        let (driven, joins) = (shared(), shared());
+        duty.all.push((Arc::clone(&driven), Turns::new()));
+        post.joining.lock().push(Arc::clone(&joins));
+        drop(duty);
+        for shared in [driven, joins] {
+            assert!(shared.ending.is_told() && shared.session.abort.is_raised());
+        }
     }
 
     /// The error of a connection ends the communicator when a launch needs the connection, and not before.

@@ -123,16 +123,6 @@ impl Settings {
         let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
-        let sockets = SocketOptions {
-            sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
-                .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
-            send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
-            receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
-            ports: config.port_range,
-            silence: config.nic_timeout,
-            congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
-            folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
-        };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
         let mut settings = Settings {
@@ -158,7 +148,7 @@ impl Settings {
                 messages_in_memory: Shape { spread: MESSAGE_SPREAD, ..of_messages(MESSAGE_SLOTS, BUFFER_BYTES) },
                 messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
-                sockets,
+                sockets: socket_options(config)?,
             },
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,
@@ -273,6 +263,19 @@ pub fn ways(config: &Config) -> Result<WaySettings> {
         no_mnnvl: config.mnnvl_enable == 0,
         reads: config.p2p_read_enable,
         level: config.p2p_level.as_ref().map(level).transpose()?,
+    })
+}
+
+fn socket_options(config: &Config) -> Result<SocketOptions> {
+    Ok(SocketOptions {
+        sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
+            .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
+        send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        ports: config.port_range,
+        silence: config.nic_timeout,
+        congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
+        folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
     })
 }
 

@@ -6,7 +6,8 @@
 //! move, the thread sleeps until what one of them waits for may have come, or somebody rings its chime.
 //!
 //! The watcher runs code of the program's here (wakers of tasks, buffers that are dropped, progress hooks). Such code
-//! that blocks holds up all duties: it must not.
+//! that blocks holds up all duties: it must not. Wakers and buffers may wait for kernels all the same, so while there
+//! are proxies they have a thread of their own.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -18,6 +19,7 @@ use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering};
 use crate::sync::rest::{RestEnds, Sleeper};
+use crate::sys::cpu::Allowed;
 use crate::sys::fork::PerProcess;
 use crate::sys::thread;
 
@@ -114,6 +116,13 @@ impl Drop for ProgressSeat {
 
 thread_local! {
     static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    static FIRST_PROCESSORS: Cell<Option<Allowed>> = const { Cell::new(None) };
+}
+
+/// On the thread: where it might run when it began. A duty that moves it leaves it there at its end, and so does what it
+/// starts for the program.
+pub(crate) fn first_processors() -> Option<Allowed> {
+    FIRST_PROCESSORS.get()
 }
 
 /// Whether the caller is the thread: then it must not wait for what the thread moves.
@@ -127,6 +136,7 @@ impl Running {
         let served = Arc::clone(&shared);
         let thread = thread::spawn("rsccl progress", move || {
             IS_HERE.set(true);
+            FIRST_PROCESSORS.set(Allowed::here());
             served.run();
         })?;
         Ok(Running { shared, thread, seats: 0 })
@@ -145,8 +155,7 @@ impl Entrance {
             duties.append(&mut self.joining.lock());
             let mut goes_on = false;
             duties.retain_mut(|duty| {
-                // A panic is a defect of ours, which the panic hook has told. Other duties go on.
-                let after = catch_unwind(AssertUnwindSafe(|| duty.round(heard))).unwrap_or(AfterRound::Over);
+                let after = unless_it_panics(duty, |duty| duty.round(heard)).unwrap_or(AfterRound::Over);
                 goes_on |= after == AfterRound::GoesOn;
                 after != AfterRound::Over
             });
@@ -166,9 +175,37 @@ fn rest(
     ends: RestEnds<'_>,
     sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool,
 ) -> bool {
-    match duties.split_first_mut() {
-        None => sleep(&ends),
-        Some((first, others)) => first.rest(ends, &mut |ends| rest(others, ends.clone(), sleep)),
+    let Some((first, others)) = duties.split_first_mut() else {
+        return catch_unwind(AssertUnwindSafe(|| sleep(&ends))).unwrap_or(false);
+    };
+    let of_first = |duty: &mut dyn ProgressDuty| duty.rest(ends, &mut |ends| rest(others, ends.clone(), sleep));
+    // Behind a panic comes a round, not a nap.
+    unless_it_panics(first, of_first).unwrap_or(true)
+}
+
+/// Lets a duty do something. A panic is a defect of ours, which the panic hook has told: the duty is dropped at once,
+/// and others go on.
+fn unless_it_panics<T>(duty: &mut Box<dyn ProgressDuty>, body: impl FnOnce(&mut dyn ProgressDuty) -> T) -> Option<T> {
+    let done = catch_unwind(AssertUnwindSafe(|| body(&mut **duty))).ok();
+    if done.is_none() {
+        let broken = std::mem::replace(duty, Box::new(Dropped));
+        // What it drops may be as broken as it is.
+        let _second = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+    }
+    done
+}
+
+/// In the place of a duty that has panicked, until the next round.
+#[derive(Debug)]
+struct Dropped;
+
+impl ProgressDuty for Dropped {
+    fn round(&mut self, _: u64) -> AfterRound {
+        AfterRound::Over
+    }
+
+    fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+        sleep(&ends)
     }
 }
 
@@ -182,55 +219,88 @@ const NAP: Duration = Duration::from_micros(200);
 #[cfg(not(miri))]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
+    use std::thread::{self, ThreadId};
 
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Tells of each round, until it is told to end.
+    /// Where a duty panics.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Panics {
+        Never,
+        InRound,
+        InRest,
+    }
+
+    /// What a duty tells, with its number.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Heard {
+        Round,
+        /// It panics now.
+        Rest,
+    }
+
+    /// Tells of each round until it is told to end.
     #[derive(Debug)]
     struct Told {
-        rounds: Sender<std::thread::ThreadId>,
+        rounds: Sender<(usize, Heard, ThreadId)>,
+        number: usize,
         ends: Arc<AtomicBool>,
-        panics: bool,
+        panics: Panics,
     }
 
     impl ProgressDuty for Told {
         fn round(&mut self, _: u64) -> AfterRound {
             // The test may have ended by an assertion.
-            let _unheard = self.rounds.send(std::thread::current().id());
-            assert!(!self.panics, "on purpose");
+            let _unheard = self.rounds.send((self.number, Heard::Round, thread::current().id()));
+            assert!(self.panics != Panics::InRound, "on purpose");
             if self.ends.load(Ordering::Acquire) { AfterRound::Over } else { AfterRound::Rests }
         }
 
         fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
+            if self.panics == Panics::InRest {
+                let _unheard = self.rounds.send((self.number, Heard::Rest, thread::current().id()));
+                panic!("on purpose");
+            }
             sleep(&ends)
         }
     }
 
+    /// Regression: a panic in what a duty does before the sleep ended the thread, for all duties and for good.
+    ///
     /// Other tests of this process may have duties too: only what is ours is looked at.
     #[test]
     fn duties_share_one_thread_and_one_that_panics_leaves_the_others_alone() {
         let (rounds, heard) = channel();
         let ends = Arc::new(AtomicBool::new(false));
         let mut chime = None;
-        let mut seat = |panics: bool| {
-            let duty = Told { rounds: rounds.clone(), ends: Arc::clone(&ends), panics };
+        let mut seat = |(number, panics)| {
+            let duty = Told { rounds: rounds.clone(), number, ends: Arc::clone(&ends), panics };
             let made = enter(|of_thread| {
                 chime = Some(Arc::clone(of_thread));
                 Box::new(duty)
             });
-            (made.unwrap(), heard.recv_timeout(LIMIT).expect("it has its round"))
+            made.unwrap()
         };
-        let [(first, one), (second, two), (third, three)] = [false, true, false].map(&mut seat);
-        assert!(one == two && one == three && one != std::thread::current().id());
-        drop(second);
+        let all = [Panics::Never, Panics::InRound, Panics::InRest, Panics::Never];
+        let seats: Vec<_> = all.into_iter().enumerate().map(&mut seat).collect();
         let chime = chime.expect("it was given");
-        while heard.try_recv().is_ok() {}
-        chime.ring();
-        (0..2).for_each(|_| assert_eq!(heard.recv_timeout(LIMIT).expect("it goes on"), one));
+        // Each round that is heard of asks for another, until those that go on have had three behind the last panic.
+        let (mut counts, mut is_broken, mut only) = ([0; 4], false, None);
+        while !is_broken || counts[0] < 3 || counts[3] < 3 {
+            let (number, what, on) = heard.recv_timeout(LIMIT).expect("they go on");
+            assert!(number != 2 || !is_broken, "it has panicked");
+            counts[number] += 1;
+            if what == Heard::Rest {
+                (counts[0], counts[3], is_broken) = (0, 0, true);
+            }
+            assert!(*only.get_or_insert(on) == on && on != thread::current().id());
+            chime.ring();
+        }
+        assert_eq!(counts[1], 1, "it has panicked");
         ends.store(true, Ordering::Release);
-        drop((first, third));
+        chime.ring();
         drop(rounds);
         // The duties are dropped, and with them the last senders.
         while heard
@@ -238,5 +308,6 @@ mod tests {
             .inspect_err(|error| assert!(*error == std::sync::mpsc::RecvTimeoutError::Disconnected))
             .is_ok()
         {}
+        drop(seats);
     }
 }

@@ -22,6 +22,13 @@ impl Allowed {
         (result == 0).then(|| Allowed(unsafe { set.assume_init() }))
     }
 
+    /// Lets this thread, which must be one of the library's own, run on these; where the system refuses, it stays where
+    /// it is.
+    pub fn bind(&self) {
+        // SAFETY: the kernel reads the size given from the set, which is as large.
+        let _stays = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.0) };
+    }
+
     fn count(&self) -> usize {
         // SAFETY: CPU_COUNT only reads the set.
         let count = unsafe { libc::CPU_COUNT(&self.0) };

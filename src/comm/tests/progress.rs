@@ -253,27 +253,43 @@ fn broken() -> Error {
     Error::remote(Rank::new(1), "a connection has broken")
 }
 
-/// Regression: a connection that broke held the thread that moves all requests for 200 ms, in which its peer might say
-/// why.
-#[test]
-fn the_thread_does_not_wait_for_the_cause_of_a_failure() {
+/// Fails the first of two ranks on the progress thread while it has requests that `begin` begins.
+fn fail_beside(begin: impl FnOnce(&[Communicator]) -> Pending) {
     let comms = Communicator::init_all(2, &patient()).unwrap();
-    let begun = receives(std::slice::from_ref(&comms));
+    let begun = begin(&comms);
     let (told, hears) = channel();
     let duty = Fails { shared: Arc::clone(&comms[0].shared), told };
     let seat = progress_thread::enter(|_| Box::new(duty)).unwrap();
     let mut first = None;
     assert!(becomes(|| {
         // Ends a visit.
-        drop(comms[0].with_engine(|_| Ok(())));
+        drop(comms[0].home());
         first = hears.try_recv().ok();
         first.is_some()
     }));
     assert_eq!(first, Some(false), "it has waited for the cause");
     while !hears.recv_timeout(LIMIT).expect("it ends") {}
     drop(seat);
-    let error = begun.into_iter().next().unwrap().wait().unwrap_err();
+    let error = begun.wait().unwrap_err();
     assert!(error.message().contains("a connection has broken"), "{error}");
+}
+
+/// Regression: a connection that broke held the thread that moves all requests for 200 ms, in which its peer might say
+/// why.
+#[test]
+fn the_thread_does_not_wait_for_the_cause_of_a_failure() {
+    fail_beside(|comms| comms[0].begin_message(Message::recv(leaked(1, 9), Rank::new(1))).unwrap());
+}
+
+/// Regression: a collective of a request, on its own stack, still did.
+#[test]
+fn nor_does_a_collective_of_a_request() {
+    fail_beside(|comms| {
+        let begin = |rank: usize| comms[rank].begin(sum_of(300_000, 1)).unwrap();
+        // The first call maps their memory.
+        [begin(0), begin(1)].iter().for_each(|pending| pending.wait().unwrap());
+        begin(0)
+    });
 }
 
 #[test]
@@ -285,4 +301,33 @@ fn who_comes_again_for_the_cause_hears_it() {
     assert!(becomes(|| !session.awaits_cause(&broken())));
     assert!(session.cause(broken(), &|_| None).message().contains("a better reason"));
     assert!(!session.awaits_cause(&broken()), "no better one will come");
+}
+
+/// Tells whether it is woken on the progress thread.
+struct Woken(Sender<bool>);
+
+impl std::task::Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        // The test may have ended by an assertion.
+        let _unheard = self.0.send(progress_thread::is_here());
+    }
+}
+
+/// Regression: a task that was woken there, and waited for its GPU or dropped a communicator, waited for kernels that
+/// waited for the thread itself.
+#[test]
+fn tasks_are_woken_elsewhere_while_kernels_may_wait_for_the_thread() {
+    let comms = Communicator::init_all(2, &patient()).unwrap();
+    let session = comms[0].with_engine(|engine| Ok(Arc::clone(&engine.session))).unwrap();
+    crate::reach::proxy::beside_one(session, || {
+        let pending = receives(std::slice::from_ref(&comms)).remove(0);
+        let (told, hears) = channel();
+        assert!(!pending.poll_end(&std::sync::Arc::new(Woken(told)).into()));
+        // A wait of this thread would move the receive.
+        std::thread::scope(|scope| {
+            scope.spawn(|| comms[1].message(Message::send(leaked(1, 7), Rank::new(0))).unwrap());
+        });
+        assert_eq!(hears.recv_timeout(LIMIT), Ok(false), "it is woken where kernels wait for it");
+        pending.wait().unwrap();
+    });
 }

@@ -26,6 +26,9 @@ pub(in crate::transport) struct DataConnector {
     ticket: u64,
     options: SocketOptions,
     ways: SocketRoutes,
+    /// Routes that lead to the peer's host, which has refused or ended a connection there: its process may have died.
+    /// Another connection tries them again.
+    refused: DeadRoutes,
     calls: Vec<ConnectingSocket>,
     /// Whether a socket inside this host was taken from a congestion control that paces.
     stopped_pacing: bool,
@@ -42,6 +45,14 @@ pub(in crate::transport) struct SocketRoutes {
     pub(in crate::transport) last: Option<SocketRoute>,
     /// What this rank knows of routes that fail.
     pub(in crate::transport) dead: DeadRoutes,
+}
+
+/// Why a route is left.
+#[derive(Debug)]
+struct RouteFailure {
+    why: String,
+    /// Whether the host at its end has answered, so that the route is none that fails.
+    is_answered: bool,
 }
 
 /// A socket that connects.
@@ -64,8 +75,8 @@ impl DataConnector {
         ways: SocketRoutes,
         (ticket, sockets, options): (u64, u32, SocketOptions),
     ) -> Result<DataConnector> {
-        let (terms, calls) = (terms.clone(), Vec::new());
-        let mut connector = DataConnector { terms, me, owner, ticket, options, ways, calls, stopped_pacing: false };
+        let (terms, refused, calls, stopped_pacing) = (terms.clone(), DeadRoutes::default(), Vec::new(), false);
+        let mut connector = DataConnector { terms, me, owner, ticket, options, ways, refused, calls, stopped_pacing };
         for index in 0..sockets {
             let left = connector.ways.of_socket(index);
             let call = connector.call(index, left)?;
@@ -90,12 +101,12 @@ impl DataConnector {
                     call.silence()
                 }
                 Err(error) if call.left.is_empty() => return Err(error),
-                Err(error) => Some(error.message().to_owned()),
+                Err(error) => Some(RouteFailure::of_handshake(&error)),
             };
             // Whoever waits for a socket without another route gives up at its deadline, and not before.
             if let Some(why) = why.filter(|_| !call.left.is_empty()) {
                 let (route, left) = (call.route.clone(), std::mem::take(&mut call.left));
-                self.leave_out(&route, &why);
+                self.leave_out(&route, why);
                 self.calls[index] = self.call(u32::try_from(index).unwrap_or(u32::MAX), left)?;
             }
         }
@@ -119,7 +130,7 @@ impl DataConnector {
     fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<ConnectingSocket> {
         loop {
             // What another socket has found dead is tried if nothing else is left.
-            while left.len() > 1 && left.last().is_some_and(|route| self.ways.dead.has(route)) {
+            while left.len() > 1 && left.last().is_some_and(|route| self.has_failed(route)) {
                 left.pop();
             }
             let route = left.pop().ok_or_else(|| Error::internal("a connection without a route"))?;
@@ -142,14 +153,19 @@ impl DataConnector {
                 Err(error) if limits::is_exhausted(&error) || left.is_empty() => {
                     return Err(failed(owner, route.to, error));
                 }
-                Err(error) => self.leave_out(&route, &error.to_string()),
+                Err(error) => self.leave_out(&route, RouteFailure::of_system(&error, error.to_string())),
             }
         }
     }
 
+    fn has_failed(&self, route: &SocketRoute) -> bool {
+        self.ways.dead.has(route) || self.refused.has(route)
+    }
+
     /// Notes that a route has failed, and says so once.
-    fn leave_out(&self, route: &SocketRoute, why: &str) {
-        if self.ways.dead.add(route) {
+    fn leave_out(&self, route: &SocketRoute, RouteFailure { why, is_answered }: RouteFailure) {
+        let known = if is_answered { &self.refused } else { &self.ways.dead };
+        if known.add(route) {
             let (me, owner) = (self.me, self.owner);
             log::warn!(Net @ me, "no data go to rank {owner} over {route}: {why}; they take what other ways there are");
         }
@@ -167,7 +183,7 @@ impl SocketRoutes {
 
 impl ConnectingSocket {
     /// Why the route does not answer, once it has had its time.
-    fn silence(&self) -> Option<String> {
+    fn silence(&self) -> Option<RouteFailure> {
         let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
         let remedy = match self.route.device {
             Some(_) => {
@@ -176,7 +192,26 @@ impl ConnectingSocket {
             }
             None => "",
         };
-        is_silent.then(|| format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs()))
+        let why = || format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs());
+        is_silent.then(|| RouteFailure { why: why(), is_answered: false })
+    }
+}
+
+impl RouteFailure {
+    /// Of an error behind the call that connects.
+    fn of_handshake(error: &Error) -> RouteFailure {
+        let why = error.message().to_owned();
+        match std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>()) {
+            Some(error) => RouteFailure::of_system(error, why),
+            // The other end has said something that is wrong, or has closed the connection.
+            None => RouteFailure { why, is_answered: true },
+        }
+    }
+
+    fn of_system(error: &io::Error, why: String) -> RouteFailure {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
+        let answers = [ConnectionRefused, ConnectionReset, ConnectionAborted, BrokenPipe];
+        RouteFailure { why, is_answered: answers.contains(&error.kind()) }
     }
 }
 
@@ -211,6 +246,44 @@ mod tests {
     use socket2::{Domain, Socket, Type};
 
     use super::*;
+    use crate::bootstrap::LocalBootstrap;
+    use crate::bootstrap::auth::Purpose;
+    use crate::config::Config;
+    use crate::session::settings::Settings;
+    use crate::sync::Deadline;
+    use crate::transport::data_handshake;
+
+    /// Connects a socket by the first of two routes, which fails, and then by the second one. Whether the first one
+    /// counts as dead, for all connections to come.
+    fn is_dead_after(first: SocketRoute, second: SocketAddr) -> bool {
+        let bootstrap = LocalBootstrap::world(1).unwrap().remove(0);
+        let terms = data_handshake::terms(&bootstrap, Purpose::Data);
+        let dead = DeadRoutes::default();
+        let routes = vec![first.clone(), SocketRoute::plain(second)];
+        let ways = SocketRoutes { own: second.ip(), routes, last: None, dead: dead.clone() };
+        let options = Settings::read(&Config::default()).unwrap().sizes.sockets;
+        let ranks = (Rank::new(0), Rank::new(1));
+        let mut connector = DataConnector::new(&terms, ranks, ways, (1, 1, options)).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while connector.calls[0].route.to != second {
+            assert!(connector.progress().unwrap().is_none() && !deadline.is_over());
+            std::thread::yield_now();
+        }
+        dead.has(&first)
+    }
+
+    /// Regression: a peer whose process had died made the routes to its host dead also for communicators that are made
+    /// of those who are left.
+    #[test]
+    fn a_route_whose_peer_refuses_is_not_dead() {
+        let listens = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let second = listens.local_addr().unwrap();
+        // Of this host, too, and nobody listens there.
+        let refuses = SocketAddr::from(([127, 0, 0, 2], second.port()));
+        assert!(!is_dead_after(SocketRoute::plain(refuses), second));
+        let nowhere = SocketRoute { device: Some("rsccl-none".to_owned()), ..SocketRoute::plain(refuses) };
+        assert!(is_dead_after(nowhere, second));
+    }
 
     #[test]
     fn what_goes_to_this_host_is_not_paced() {

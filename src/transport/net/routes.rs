@@ -72,7 +72,8 @@ pub(super) fn device(nics: &[DataNic], place: usize) -> Option<String> {
 }
 
 /// Routes that have failed on this rank, in this communicator or one that it comes from. Ports differ from connection
-/// to connection: a route is its interface and the address where it leads.
+/// to connection: a route is its interface and the address where it leads. One whose end answers has not failed, also
+/// where a process there refuses the connection.
 #[derive(Debug, Clone, Default)]
 pub struct DeadRoutes(Arc<Mutex<Vec<DeadRoute>>>);
 
