@@ -197,8 +197,8 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
     pub trace_steps: bool,
-    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as Nsight
-    /// Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
+    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as
+    /// Nsight Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
     pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.

@@ -259,3 +259,20 @@ static CALLS_HEARD_BY: AtomicU8 = AtomicU8::new(0);
 static SAID: PerProcess<Mutex<BTreeSet<String>>> = PerProcess::new();
 /// The most remarks that are remembered; a process has a few.
 const MAX_SAID: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SubsystemSet;
+
+    #[test]
+    fn only_subsystems_that_were_named_are_said_to_be_silent() {
+        let silent = Subsystem::ALL.iter().find(|subsystem| subsystem.is_silent()).expect("there is one").name();
+        let said = |subsystems: &str| {
+            let asked = SubsystemSet::parse(subsystems).unwrap();
+            silent_subsystems(&Config::default().with_debug(DebugLevel::Info).with_debug_subsystems(asked))
+        };
+        assert!(said(silent).unwrap().ends_with(silent));
+        assert_eq!([said("ALL"), said("^GRAPH"), said("^INIT,NET"), said("INIT")], [const { None }; 4]);
+    }
+}

@@ -242,8 +242,8 @@ pub(crate) fn record(span: &TraceSpan) {
     }
 }
 
-/// Has all written that was recorded: a rank leaves, and the process may end. Waits for the writer, but not for long: its
-/// file system may hang.
+/// Has all written that was recorded: a rank leaves, and the process may end. Waits for the writer, but not for long:
+/// its file system may hang.
 pub(crate) fn flush() {
     if let Some(tracer) = TRACER.get().filter(|_| is_on()) {
         let _late = tracer.flush(FLUSH_LIMIT);

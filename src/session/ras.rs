@@ -11,9 +11,9 @@
 //! | anything else, such as `MONITOR`, `DIAGNOSTICS`, `CONTROL` | `ERROR: Unknown command` |
 //!
 //! It listens on loopback alone, since nobody who asks proves who they are; it only tells, and what it tells is what
-//! `rsccl status` shows of these ranks, to any user of this host. Of the processes of a host the first has the port, and tells of all ranks of
-//! its communicators on this host, by their pages. Where a `libnccl` is loaded nobody listens: its processes share the
-//! port by SO_REUSEPORT, and answers would come from either.
+//! `rsccl status` shows of these ranks, to any user of this host. Of the processes of a host the first has the port,
+//! and tells of all ranks of its communicators on this host, by their pages. Where a `libnccl` is loaded nobody
+//! listens: its processes share the port by SO_REUSEPORT, and answers would come from either.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};

@@ -251,3 +251,21 @@ fn printable(text: &str) -> String {
 
 /// Of a communicator: more than any world has.
 const MOST_RANKS: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_two_documents_have_is_one_and_processes_of_two_containers_are_two() {
+        let mut world = World::default();
+        for (space, known) in [("pid:[1]", 1), ("pid:[1]", 1), ("pid:[2]", 2)] {
+            let process = json!({ "boot": "b", "pid_namespace": space, "pid": 7, "started": 5, "ranks": [] });
+            let document = json!({ "rsccl_status": DOCUMENT_VERSION, "host": "h", "processes": [process] });
+            world.add(&document).unwrap();
+            assert_eq!(world.processes.len(), known, "{space}");
+        }
+    }
+}
