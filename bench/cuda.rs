@@ -1,5 +1,5 @@
 //! What a call of 8 bytes of the ranks of a GPU takes, beside an empty kernel with the same joins of streams:
-//! `cargo bench --features cuda --bench cuda`, or under `vcuda/run 1 --` the program that this builds. On a virtual
+//! `cargo bench --features cuda,internals --bench cuda`, or under `vcuda/run 1 --` the program that this builds. On a virtual
 //! GPU the figures hold the virtual driver's own work, which is many times a real driver's.
 //!
 //! `host` is what the host does until the streams have the calls, `done` what a call takes until the GPU is through as

@@ -1,4 +1,4 @@
-//! Time of init over real sockets on loopback, ranks as threads: `cargo bench --bench init [-- ranks...]`.
+//! Time of init over real sockets on loopback, ranks as threads: `cargo bench --features internals --bench init [-- ranks...]`.
 //!
 //! Each sample makes a unique id and joins all ranks, the exchange of peer info included, and ends them; the time is from the
 //! first join to the last return.

@@ -2,7 +2,7 @@
 //!
 //! The limit is two threads that share all four buffers: each adds its half of both inputs and stores it into both
 //! outputs, with non-temporal stores where rsccl uses them. Samples alternate; medians and their ratio are printed.
-//! `cargo bench --bench limits`.
+//! `cargo bench --features internals --bench limits`.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

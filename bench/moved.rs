@@ -4,7 +4,7 @@
 //! A cell is a size. Jobs alternate. The time of a call is that of its slower rank; of the calls with one number, counted
 //! from the change, the median over the jobs counts; and of these medians the largest from call 20 on. Its ratio to the
 //! same of jobs that start there is printed, and how many calls it takes to come within 1.5.
-//! `cargo bench --bench moved`; with `-- 1048576` that size alone. It needs two processors and `taskset`.
+//! `cargo bench --features internals --bench moved`; with `-- 1048576` that size alone. It needs two processors and `taskset`.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

@@ -1,7 +1,7 @@
 //! What planning costs: calls whose count was never called before, next to calls that come again, in one run.
 //!
 //! ```text
-//! cargo bench --bench plans
+//! cargo bench --features internals --bench plans
 //! ```
 //! First the plan of one rank by itself: `built`, and `resized` from the plan of another count, whose steps it shares.
 //! Then calls through a communicator of threads: `again` repeats one count, `new` gives each call a count that the

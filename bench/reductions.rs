@@ -1,8 +1,8 @@
 //! Host copies and reductions against memcpy, in one run.
 //!
 //! ```text
-//! cargo bench --bench reductions                   all parts
-//! cargo bench --bench reductions -- large|cache|small
+//! cargo bench --features internals --bench reductions                   all parts
+//! cargo bench --features internals --bench reductions -- large|cache|small
 //! ```
 //! `large`: 64 MiB per buffer, from memory to memory, on one thread and on two at once; µs and GB/s of the bytes that one
 //! thread reads and writes. `cache`: every type and operator on buffers that stay in the first two caches; GB/s of input.

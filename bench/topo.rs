@@ -1,6 +1,6 @@
 //! Time of the search for channels, one core, cold: ring and tree inside each machine of `src/topo/machines` and
-//! `tests/data/hives`, between two hosts of it, and between up to 1,024 hosts of eight GPUs; then of simulations. `cargo bench --bench topo`; growth shows in
-//! the last rows of each table. Beside the figures stand their bounds; nothing is asserted, since a loaded machine takes longer.
+//! `tests/data/hives`, between two hosts of it, and between up to 1,024 hosts of eight GPUs; then of simulations.
+//! `cargo bench --features internals --bench topo`; growth shows in the last rows of each table. Beside the figures stand their bounds; nothing is asserted, since a loaded machine takes longer.
 //!
 //! Inside, one host is searched, as one rank of a host does. Between, all hosts are, as every rank does once the hosts are known.
 //! Layout is all that a rank of a communicator does once it has the descriptions: the graph, the channels inside each host and

@@ -188,6 +188,8 @@ pub struct Config {
     /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
     /// host. `NCCL_RAS_ADDR`; nobody listens.
     pub ras_addr: Option<String>,
+    /// Whether [`Config::ras_addr`] counts. `NCCL_RAS_ENABLE`; true.
+    pub ras_enable: bool,
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it: calls, messages with arrows
     /// between ranks, the parts of an init. In the name `%r` is the rank (`threads` where ranks are threads), `%h` the
     /// host, `%p` the process; without any of them the rank stands before the ending. The first communicator of a
@@ -195,8 +197,8 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Whether the trace has the steps of plans too, on a track for each lane. `RSCCL_TRACE_STEPS`; false.
     pub trace_steps: bool,
-    /// Whether profilers get no ranges of calls, which they get where `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`;
-    /// false.
+    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as Nsight
+    /// Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
     pub nvtx_disable: bool,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
@@ -250,7 +252,7 @@ pub struct Config {
     pub tcp_congestion: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
-    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume of it: they
+    /// A folder on this host that ranks in several network namespaces see, as two pods that mount one volume: they
     /// count as ranks of one host and share memory, which they hand over by sockets in the folder. Without it they use
     /// TCP. They run under one user. A process that is killed leaves its sockets there. An absolute path of at most 68
     /// bytes, for all ranks of the host. `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
@@ -294,80 +296,50 @@ pub struct Config {
     pub(crate) switch_partition: Option<String>,
 }
 
+/// A configuration: fields with a value, those that are unset, and switches that are off.
+macro_rules! configuration {
+    ({ $($field:ident: $value:expr,)* } unset { $($none:ident)* } off { $($off:ident)* }) => {
+        Config { $($field: $value,)* $($none: None,)* $($off: false,)* }
+    };
+}
+
 impl Default for Config {
     fn default() -> Config {
-        Config {
-            blocking: true,
-            name: String::new(),
-            timeout: Duration::from_secs(600),
-            init_timeout: Duration::from_secs(120),
-            reproducible: false,
-            spin: Duration::from_millis(1),
-            algo: None,
-            proto: None,
-            strict_filters: false,
-            cohort: None,
-            min_channels: None,
-            max_channels: None,
-            buffer_bytes: None,
-            scratch_bytes: 4 << 20,
-            p2p_disable: false,
-            p2p_direct_disable: false,
-            p2p_use_cuda_memcpy: false,
-            p2p_read_enable: None,
-            mnnvl_enable: 2,
-            p2p_ll_threshold_bytes: 16 << 10,
-            shm_disable: false,
-            cma_disable: false,
-            cma_force: false,
-            cumem_enable: true,
-            p2p_level: None,
-            net_gdr_level: None,
-            cross_nic: 2,
-            topo_file: None,
-            ignore_cpu_affinity: false,
-            switch_file: None,
-            processors: None,
-            tune_file: None,
-            record_dir: None,
-            record_at_sigterm: false,
-            ras_addr: None,
-            trace: None,
-            trace_steps: false,
-            nvtx_disable: false,
-            team_ranks: None,
-            topo_dump_file: None,
-            graph_file: None,
-            graph_dump_file: None,
-            net: None,
-            net_strict: false,
-            runtime_connect: true,
-            host_id: None,
-            comm_id: None,
-            secret: None,
-            secret_file: None,
-            store: None,
-            socket_interfaces: None,
-            rails: None,
-            nic_timeout: Duration::from_secs(10),
-            tcp_congestion: None,
-            socket_family: None,
-            socket_dir: None,
-            port_range: None,
-            socket_threads: None,
-            sockets_per_thread: None,
-            socket_retries: 34,
-            socket_retry_sleep: Duration::from_millis(100),
-            socket_receive_bytes: None,
-            socket_send_bytes: None,
-            debug: None,
-            debug_subsystems: SubsystemSet::USUAL,
-            debug_file: None,
-            debug_time_format: "[%F %T] ".to_owned(),
-            debug_time_levels: DebugLevels::WARN,
-            notes: Vec::new(),
-            switch_address: None,
-            switch_partition: None,
+        configuration! {
+            {
+                blocking: true,
+                name: String::new(),
+                timeout: Duration::from_secs(600),
+                init_timeout: Duration::from_secs(120),
+                spin: Duration::from_millis(1),
+                scratch_bytes: 4 << 20,
+                mnnvl_enable: 2,
+                p2p_ll_threshold_bytes: 16 << 10,
+                cumem_enable: true,
+                cross_nic: 2,
+                ras_enable: true,
+                runtime_connect: true,
+                nic_timeout: Duration::from_secs(10),
+                socket_retries: 34,
+                socket_retry_sleep: Duration::from_millis(100),
+                debug_subsystems: SubsystemSet::USUAL,
+                debug_time_format: "[%F %T] ".to_owned(),
+                debug_time_levels: DebugLevels::WARN,
+                notes: Vec::new(),
+            }
+            unset {
+                algo proto cohort min_channels max_channels buffer_bytes p2p_read_enable p2p_level
+                net_gdr_level topo_file switch_file processors tune_file record_dir ras_addr trace
+                team_ranks topo_dump_file graph_file graph_dump_file net host_id comm_id secret
+                secret_file store socket_interfaces rails tcp_congestion socket_family socket_dir
+                port_range socket_threads sockets_per_thread socket_receive_bytes socket_send_bytes
+                debug debug_file switch_address switch_partition
+            }
+            off {
+                reproducible strict_filters p2p_disable p2p_direct_disable p2p_use_cuda_memcpy
+                shm_disable cma_disable cma_force ignore_cpu_affinity record_at_sigterm trace_steps
+                nvtx_disable net_strict
+            }
         }
     }
 }
@@ -723,6 +695,8 @@ setters! {
     with_record_at_sigterm => record_at_sigterm: bool;
     /// Sets [`Config::ras_addr`].
     with_ras_addr => ras_addr: impl Into<String>, some;
+    /// Sets [`Config::ras_enable`].
+    with_ras_enable => ras_enable: bool;
     /// Sets [`Config::trace`].
     with_trace => trace: impl Into<PathBuf>, some;
     /// Sets [`Config::trace_steps`].

@@ -56,6 +56,11 @@ pub use host::{Average, Kernel, Pass, SourceRange, Store, StorePolicy, TimedCopy
 pub use host_memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
 
+/// Whether a program of this build can have a device beside the host's memory: a GPU of feature `cuda`, or one that [`add`]
+/// makes known, which only `internals` name. Where it cannot, calls on devices end where they begin, and the compiler
+/// leaves out all that only they reach: a fifth of the library's code.
+pub const POSSIBLE: bool = cfg!(any(feature = "cuda", feature = "internals", test));
+
 /// Who shall be able to map memory that is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {

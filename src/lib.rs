@@ -56,6 +56,14 @@
 //! | C++ classes | feature `cpp`: a C++17 compiler; `cpp/install.sh PREFIX` | |
 //! | the command line | feature `cli`: more crates to build | the library alone |
 
+#![cfg_attr(
+    not(feature = "internals"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "what only the command, benches and tests reach; builds with them tell what nobody uses"
+    )
+)]
 #![expect(unreachable_pub, reason = "inside a floor `pub` is for the floors above; programs see docs/public-api.txt")]
 
 // In reading order: what programs hold, then what carries it, down to the system. Programs see what is `pub` here.
@@ -106,7 +114,9 @@ pub mod store {
 }
 
 /// What this package's own command line, benches and tests reach beyond the interface. It makes no promise: anything here changes
-/// without notice. No function of it takes a call that nobody has checked.
+/// without notice. No function of it takes a call that nobody has checked. A feature, because a library has the code of all that can be
+/// named from outside, and takes longer to build for it.
+#[cfg(any(test, feature = "internals"))]
 #[doc(hidden)]
 pub mod internals {
     pub mod bootstrap {

@@ -1,5 +1,5 @@
 //! Many ranks as threads with real sockets on the loopback: `RSCCL_TEST_RANKS` (default 48) join, gather, meet and
-//! part. Prints how long joining took; `cargo test --release --test bootstrap_scale -- --nocapture` shows it.
+//! part. Prints how long joining took; `cargo test --release --features cli --test bootstrap_scale -- --nocapture` shows it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

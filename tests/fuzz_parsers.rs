@@ -42,7 +42,7 @@ fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| {
         let seed = variable("RSCCL_TEST_SEED").unwrap_or_else(|| u64::from_le_bytes(random::bytes().unwrap()));
-        let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --test fuzz_parsers\n");
+        let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --features cli --test fuzz_parsers\n");
         std::io::stderr().write_all(again.as_bytes()).unwrap();
         seed
     })

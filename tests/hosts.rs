@@ -96,7 +96,7 @@ fn random_programs_between_hosts() {
         let Some(network) = Network::make(3) else { return };
         let (seed, steps) = (random::seed(), random::steps());
         eprintln!(
-            "RSCCL_TEST_SEED={seed} RSCCL_RANDOM_STEPS={steps} cargo test --test hosts random_programs_between_hosts"
+            "RSCCL_TEST_SEED={seed} RSCCL_RANDOM_STEPS={steps} cargo test --features cli --test hosts random_programs_between_hosts"
         );
         let mut job = job(&network, places, &random::variables(seed));
         job.must(&format!("random {seed} {steps}"));

@@ -24,7 +24,7 @@ sanitize() {
         echo "this toolchain has no $kind sanitizer: $(head -n 1 "$scratch/why")"
         return 1
     fi
-    local run=(cargo test --locked --target "$host")
+    local run=(cargo test --locked --target "$host" --features internals)
     export RUSTFLAGS=$flags CARGO_TARGET_DIR=${target:-target}/sanitize-$kind
     "${run[@]}" --no-run --lib --test matrix
     # A word that fits no test would pass.

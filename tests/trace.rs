@@ -66,8 +66,9 @@ fn work(comm: &Communicator) -> Result<()> {
         let receive = scope.recv(&mut received, before)?;
         let send = scope.send(&sent, next)?;
         let reduce = scope.all_reduce_in_place(&mut sum, ReduceOp::Max)?;
-        (receive.wait()?, send.wait()?, reduce.wait()?);
-        Ok(())
+        receive.wait()?;
+        send.wait()?;
+        reduce.wait()
     })?;
     assert_eq!((received, sum), ([before; 2], [size - 1]));
     pair.finalize()
@@ -170,8 +171,9 @@ fn check_loosely(events: &[Value]) {
 }
 
 fn check_with(events: &[Value], is_one_clock: bool) {
-    let (mut slices, mut arrows, mut bars): (BTreeMap<Track, Vec<(i64, i64)>>, BTreeMap<_, Vec<_>>, BTreeMap<_, i32>) =
-        Default::default();
+    let mut slices: BTreeMap<Track, Vec<(i64, i64)>> = BTreeMap::new();
+    let mut arrows: BTreeMap<String, Vec<(Track, i64, bool)>> = BTreeMap::new();
+    let mut bars: BTreeMap<(u64, String), i32> = BTreeMap::new();
     let (mut ranks, mut threads, mut latest) = (BTreeSet::new(), BTreeSet::new(), 0);
     for event in events {
         let (track, kind) = (track(event), event["ph"].as_str().unwrap());
@@ -355,7 +357,7 @@ int nvtxRangePop(void) { note("pop", "-"); return 0; }
 "#;
 
 #[test]
-fn calls_are_ranges_where_the_library_of_nvtx_loads() {
+fn calls_are_ranges_where_a_profiler_is_injected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     std::fs::write(at("nvtx.c"), NVTX).unwrap();
@@ -366,7 +368,8 @@ fn calls_are_ranges_where_the_library_of_nvtx_loads() {
         Err(error) => return println!("skipped: no C compiler: {error}"),
     }
     let (path, notes, none) = (folder.path().to_string_lossy(), at("notes"), at("none"));
-    let mut job = Job::start("work", 4, &[("LD_LIBRARY_PATH", &path), ("NVTX_NOTES", &notes)]);
+    let profiler = ("NVTX_INJECTION64_PATH", "a profiler's library");
+    let mut job = Job::start("work", 4, &[("LD_LIBRARY_PATH", &path), ("NVTX_NOTES", &notes), profiler]);
     job.end();
     let text = std::fs::read_to_string(&notes).unwrap();
     let count = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
@@ -374,9 +377,11 @@ fn calls_are_ranges_where_the_library_of_nvtx_loads() {
     assert_eq!((count("push rsccl all_reduce"), count("push rsccl broadcast")), (16, 4), "{text}");
     assert_eq!((count("push rsccl send"), count("push rsccl recv"), count("push rsccl messages")), (1, 1, 4), "{text}");
     assert_eq!(count("push"), count("pop"), "{text}");
-    let off = [("LD_LIBRARY_PATH", &*path), ("NVTX_NOTES", &*none), ("NCCL_NVTX_DISABLE", "1")];
+    let off = [("LD_LIBRARY_PATH", &*path), ("NVTX_NOTES", &*none), profiler, ("NCCL_NVTX_DISABLE", "1")];
     Job::start("work", 4, &off).end();
     assert!(!Path::new(&none).exists(), "it was told to leave them out");
+    Job::start("work", 4, &off[..2]).end();
+    assert!(!Path::new(&none).exists(), "without a profiler nobody hears of them, and no call pays for them");
 }
 
 #[test]

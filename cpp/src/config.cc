@@ -70,6 +70,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_RECORD_DIR", config.record_dir);
     lay(*made, "RSCCL_RECORD_SIGTERM", config.record_at_sigterm);
     lay(*made, "NCCL_RAS_ADDR", config.ras_addr);
+    lay(*made, "NCCL_RAS_ENABLE", config.ras_enable);
     lay(*made, "RSCCL_TRACE", config.trace);
     lay(*made, "RSCCL_TRACE_STEPS", config.trace_steps);
     lay(*made, "NCCL_NVTX_DISABLE", config.nvtx_disable);

@@ -115,9 +115,9 @@ impl Lookup {
         Ok(receiver)
     }
 
-    /// Whether the resolver has answered that there is no address.
-    pub(super) fn has_failed(&self) -> bool {
-        self.last.is_some()
+    /// How often the resolver has answered that there is no address.
+    pub(super) fn failures(&self) -> u32 {
+        self.asked.saturating_sub(u32::from(self.answer.is_some()))
     }
 
     /// Why there is no address yet, for the message of a time-out.

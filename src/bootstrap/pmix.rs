@@ -6,6 +6,7 @@
 //! passes. Rank 0 puts the id, commits and enters a fence; the others enter it and ask for the id until it is there:
 //! a fence also succeeds when a rank has died.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ fn await_answer(answer: &Receiver<Result<Vec<u8>>>, doing: &Mutex<&'static str>,
             }
             Err(RecvTimeoutError::Timeout) => wait.check(|| {
                 let doing = *doing.lock();
-                format!("waited for the process manager (PMIx), which is asked to {doing}")
+                format!("waited for the process manager (PMIx), which is asked to {doing}; {REMEDY}")
             })?,
         }
     }
@@ -142,9 +143,15 @@ impl Clerk {
 /// The body of the thread.
 fn serve(orders: &Receiver<Order>, doing: &Mutex<&'static str>) {
     let mut client: Option<std::result::Result<PmixClient, String>> = None;
+    let mut tries = BTreeMap::new();
     for order in orders {
         match order {
+            // It came while a call lasted, and its caller has given up: its fence would pair with one that counts.
+            Order::Exchange { wait, answers, .. } if wait.are_over() => {
+                drop(answers.send(Err(Error::timeout("the process manager (PMIx) was asked too late"))));
+            }
             Order::Exchange { key, world, mine, wait, answers } => {
+                let key = key_of_try(&mut tries, key);
                 *doing.lock() = "begin (PMIx_Init)";
                 let opened = client.get_or_insert_with(|| open().inspect(announce));
                 let outcome = match opened {
@@ -167,6 +174,14 @@ fn serve(orders: &Receiver<Order>, doing: &Mutex<&'static str>) {
             }
         }
     }
+}
+
+/// The key of this try: a value that is put under a key for a second time may be read as it was. All ranks count alike,
+/// since each try has a fence.
+fn key_of_try(tries: &mut BTreeMap<String, u64>, key: String) -> String {
+    let count = tries.entry(key.clone()).or_insert(0);
+    *count += 1;
+    if *count == 1 { key } else { format!("{key}/{count}") }
 }
 
 fn open() -> std::result::Result<PmixClient, String> {
@@ -206,7 +221,7 @@ fn give_and_take(
             return from_hex(&text).ok_or_else(wrong);
         }
         if bounds.are_over() {
-            return Err(Error::timeout("the process manager (PMIx) has no id of rank 0"));
+            return Err(Error::timeout(format!("the process manager (PMIx) has no id of rank 0; {REMEDY}")));
         }
         poller::pause(RETRY_PAUSE);
     }
@@ -219,7 +234,9 @@ fn ask<T>(
     call: impl FnOnce() -> std::result::Result<T, PmixStatus>,
 ) -> Result<T> {
     *doing.lock() = what;
-    call().map_err(|status| Error::new(Kind::System, format!("the process manager (PMIx) did not {what}: {status}")))
+    call().map_err(|status| {
+        Error::new(Kind::System, format!("the process manager (PMIx) did not {what}: {status}; {REMEDY}"))
+    })
 }
 
 /// Leaves the process manager, unless the thread is in the middle of a call.
@@ -241,6 +258,9 @@ extern "C" fn finalize() {
 /// A forked child has none: its parent goes on with it.
 static LINK: PerProcess<statics::Mutex<Link>> = PerProcess::new();
 
+/// What helps where PMIx does not.
+const REMEDY: &str = "ranks that cannot use it may have met elsewhere, and ranks that try again must all do so: set \
+    RSCCL_STORE, or MASTER_ADDR and MASTER_PORT";
 /// What the thread does between two exchanges.
 const IDLE: &str = "do nothing";
 /// The pause between two looks at the deadline and the abort flag.
@@ -264,5 +284,24 @@ mod tests {
         let error = await_answer(&answer, &doing, &wait).unwrap_err();
         assert_eq!(error.kind(), Kind::Timeout);
         assert!(error.to_string().contains("is asked to wait for all ranks (PMIx_Fence)"), "{error}");
+    }
+
+    #[test]
+    fn an_order_whose_caller_has_given_up_is_not_carried_out() {
+        let ((orders, taken), (answers, answer)) = (channel(), channel());
+        let (world, wait) = (World { rank: Rank::new(0), size: 2 }, Wait::new(Duration::ZERO, &AbortFlag::new()));
+        let order = Order::Exchange { key: String::new(), world, mine: None, wait: Bounds::of(&wait), answers };
+        orders.send(order).unwrap();
+        drop(orders);
+        // PMIx would have begun, or failed as the system.
+        serve(&taken, &Mutex::new(IDLE));
+        assert_eq!(answer.recv().unwrap().unwrap_err().kind(), Kind::Timeout);
+    }
+
+    #[test]
+    fn no_key_is_put_twice() {
+        let mut tries = BTreeMap::new();
+        let keys = ["id/0", "id/0", "id/1", "id/0"].map(|key| key_of_try(&mut tries, key.to_owned()));
+        assert_eq!(keys, ["id/0", "id/0/2", "id/1", "id/0/3"]);
     }
 }

@@ -1,5 +1,6 @@
 //! A look at who serves an address: the root of an id, and whether its ranks still meet; or the store of a job.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
 use crate::bootstrap::{Options, checkin};
 use crate::error::Result;
 use crate::sync::{Deadline, Wait};
-use crate::sys::poller::{Poller, Ready};
+use crate::sys::poller::{Poller, Readiness, Ready};
 use crate::sys::{clock, interfaces};
 use crate::wire::frame::Frame;
 
@@ -108,20 +109,73 @@ fn ask(address: SocketAddr, terms: &Terms, request: Option<u8>, wait: &Wait) -> 
         }
         poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
         let Some(event) = ready.get(0) else { continue };
-        let read = if event.readable { link.read(&mut scratch, &mut frames) } else { Ok(()) };
-        match read.and_then(|()| link.flush()) {
-            Ok(()) => {}
-            Err(End::OtherJob(other)) => return Ok((Answer::OtherJob(other), frames)),
-            Err(_) if link.peer().is_some() => return Ok((Answer::Service, frames)),
-            Err(end) => return Ok((without_service(&end), frames)),
-        }
-        let wanted = link.interest();
-        if wanted != link.told {
-            poller.modify(link.fd(), 0, wanted)?;
-            link.told = wanted;
+        if let Some(answer) = advance(&mut link, event, &poller, (&mut scratch, &mut frames))? {
+            return Ok((answer, frames));
         }
     }
     Ok((Answer::Service, frames))
+}
+
+/// Connects to all of `addresses` at once and runs the handshake by `terms` with each: what serves them. One patience
+/// holds for all, and the first service that proves itself ends the look; of those that have not answered by then,
+/// nothing is said.
+///
+/// # Errors
+/// The abort's reason, or the time-out of `wait`.
+pub(super) fn who_serve(addresses: &[SocketAddr], terms: &Terms, wait: &Wait) -> Result<Vec<(SocketAddr, Answer)>> {
+    let (poller, mut ready, mut scratch) = (Poller::new()?, Ready::default(), vec![0; SCRATCH_BYTES]);
+    let (mut answers, mut links, mut frames) = (Vec::new(), BTreeMap::new(), Vec::new());
+    for (token, address) in (0..).zip(addresses) {
+        let handshake = Handshake::initiate(terms.clone(), NO_RANK, NO_RANK)?;
+        match Link::connect(*address, handshake, MOST_BYTES) {
+            Ok(mut link) => {
+                link.told = link.interest();
+                poller.add(link.fd(), token, link.told)?;
+                links.insert(token, link);
+            }
+            Err(end) => answers.push((*address, without_service(&end))),
+        }
+    }
+    let patience = Deadline::after(PATIENCE);
+    while !links.is_empty() && !patience.passed(clock::now()) {
+        wait.check(|| format!("waited for what serves {} addresses to prove itself", links.len()))?;
+        poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
+        for event in ready.iter() {
+            let Some(link) = links.get_mut(&event.token) else { continue };
+            let answer = advance(link, event, &poller, (&mut scratch, &mut frames))?;
+            let Some(answer) = answer.or_else(|| link.peer().map(|_| Answer::Service)) else { continue };
+            answers.push((link.address, answer));
+            if matches!(answers.last(), Some((_, Answer::Service))) {
+                return Ok(answers);
+            }
+            links.remove(&event.token);
+        }
+    }
+    let silent = |link: &Link| if link.is_connected() { Answer::Nothing } else { Answer::Unreachable };
+    answers.extend(links.values().map(|link| (link.address, silent(link))));
+    Ok(answers)
+}
+
+/// Reads and writes what can be now; what serves there, if the connection has ended or something else serves.
+fn advance(
+    link: &mut Link,
+    event: Readiness,
+    poller: &Poller,
+    (scratch, frames): (&mut [u8], &mut Vec<Frame>),
+) -> Result<Option<Answer>> {
+    let read = if event.readable { link.read(scratch, frames) } else { Ok(()) };
+    match read.and_then(|()| link.flush()) {
+        Ok(()) => {}
+        Err(End::OtherJob(other)) => return Ok(Some(Answer::OtherJob(other))),
+        Err(_) if link.peer().is_some() => return Ok(Some(Answer::Service)),
+        Err(end) => return Ok(Some(without_service(&end))),
+    }
+    let wanted = link.interest();
+    if wanted != link.told {
+        poller.modify(link.fd(), event.token, wanted)?;
+        link.told = wanted;
+    }
+    Ok(None)
 }
 
 /// What the end of a connection says of an address behind which no service has proved itself.

@@ -202,7 +202,7 @@ fn listen_for(settings: &Settings, origin: &Origin, world: World) {
     let (file, has_steps) = &settings.trace;
     let rank = (*origin != Origin::Threads).then(|| world.rank.get());
     spans::install(file.as_deref(), *has_steps, rank, trace_text::write);
-    if !settings.no_ranges && ranges::load() {
+    if settings.has_ranges && ranges::load() {
         log::hear_calls(log::HEARD_BY_RANGES);
     }
 }

@@ -2,6 +2,9 @@
 
 use crate::comm::group::Steps;
 use crate::comm::{Call, Message};
+use crate::log::spans::{self, TraceSpan};
+use crate::session::Session;
+use crate::session::trace_text::{MANY, SpanKind};
 
 /// What a request is.
 #[derive(Debug)]
@@ -27,5 +30,19 @@ impl Job<'_> {
             Job::Collective(call) => call.bytes(),
             Job::Group(messages, steps) => of_messages(messages).max(steps.bytes()),
         }
+    }
+
+    /// What the trace has of it, as a request that begins now. Messages have records of their own.
+    #[cold]
+    pub(super) fn span(&self, session: &Session) -> Option<TraceSpan> {
+        let collective = match self {
+            Job::Message(_) | Job::Messages(_) => return None,
+            Job::Collective(call) => u64::from(call.collective.code()),
+            Job::Group(..) => MANY,
+        };
+        let (now, bytes) = (spans::now(), self.bytes() as u64);
+        // Begun at one time on one thread they are told apart by their communicator.
+        let number = now ^ session.bootstrap.id();
+        Some(SpanKind::Request.span(session, (now, now), [collective, bytes, number]))
     }
 }

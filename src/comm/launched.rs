@@ -18,7 +18,8 @@ impl Communicator {
     /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, in private where the launcher
     /// says that all ranks are on one host, at `MASTER_ADDR` and `MASTER_PORT`, or by what the launcher itself offers
     /// (`docs/launchers.md`). May be called again: each call makes
-    /// one more communicator of the same processes. After a failed call a further one meets ranks that start later.
+    /// one more communicator of the same processes. After a failed call a further one meets ranks that start later, but not by
+    /// PMIx, where all must call equally often.
     ///
     /// Ranks of two jobs never form one world, whatever they were told: their launchers' names of the jobs are compared.
     ///

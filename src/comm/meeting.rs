@@ -237,10 +237,10 @@ impl LaunchMeeting {
     /// The process that serves at the first node: gives the id in a store there.
     fn host_first_node(&self, node: &FirstNode, wait: &Wait) -> Result<NetBootstrap> {
         if self.options.secret.is_none() {
-            log::warn!(
-                Bootstrap @ self.world.rank,
-                "nothing secret is known to the ranks of this step alone: whoever reaches a port of this node can read \
-                 the id; set RSCCL_SECRET on all ranks, or start them by srun --mpi=pmi2"
+            log::tell(
+                "nothing secret is known to the ranks of this step alone: whoever reaches a port of the step's first \
+                 node can read the id, or give another one in its place; set RSCCL_SECRET on all ranks, or start them \
+                 by srun --mpi=pmi2 or --mpi=pmix",
             );
         }
         let store = port_search::serve_at_one_of(&node.ports, &self.of_group()?)?;

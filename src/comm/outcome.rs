@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use crate::error::{Error, Kind, Result};
-use crate::log::spans::{self, Span};
+use crate::log::spans::{self, TraceSpan};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
 use crate::sys::futex;
 
@@ -99,7 +99,7 @@ pub(super) struct Promise {
     /// after the outcome was set.
     buffers: Option<Box<dyn Kept>>,
     /// What the trace has of the request, where there is one.
-    span: Option<Box<Span>>,
+    span: Option<Box<TraceSpan>>,
 }
 
 /// Buffers that a promise keeps alive.
@@ -122,7 +122,7 @@ impl Promise {
     }
 
     /// The same, of a request that the trace has from its begin on.
-    pub(super) fn traced(mut self, span: Span) -> Promise {
+    pub(super) fn traced(mut self, span: TraceSpan) -> Promise {
         self.span = Some(Box::new(span));
         self
     }
@@ -201,7 +201,7 @@ impl Beginner for Promised<'_> {
 /// The beginner of a request that the trace has from its begin on.
 pub(super) struct Traced<'a> {
     pub(super) beginner: &'a mut dyn Beginner,
-    pub(super) span: Span,
+    pub(super) span: TraceSpan,
 }
 
 impl Beginner for Traced<'_> {
@@ -223,8 +223,8 @@ impl Beginner for Traced<'_> {
     }
 }
 
-fn end_span(span: &Span) {
-    spans::record(&Span { times: (span.times.0, spans::now()), ..*span });
+fn end_span(span: &TraceSpan) {
+    spans::record(&TraceSpan { times: (span.times.0, spans::now()), ..*span });
 }
 
 /// One that is made where it is asked for, and how that ends.

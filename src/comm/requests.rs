@@ -23,9 +23,8 @@ use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
 use crate::error::{Error, Result};
 use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
-use crate::log::spans::{self, Span};
+use crate::log::spans;
 use crate::session::Session;
-use crate::session::trace_text::{MANY, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
 use crate::sys::coroutine::{self, Switch};
@@ -104,7 +103,7 @@ impl Requests {
     pub(super) fn begin(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
         self.mode = float_mode::of_this_thread();
-        match if spans::is_on() { self.span_of(&job) } else { None } {
+        match if spans::is_on() { job.span(&self.session) } else { None } {
             Some(span) => self.begin_job(job, &mut Traced { beginner, span }),
             None => self.begin_job(job, beginner),
         }
@@ -157,20 +156,6 @@ impl Requests {
                 if is_first { self.advance(Driver::Waits).map(drop) } else { Ok(()) }
             }
         }
-    }
-
-    /// What the trace has of a request. Messages have records of their own.
-    #[cold]
-    fn span_of(&self, job: &Job<'_>) -> Option<Span> {
-        let collective = match job {
-            Job::Message(_) | Job::Messages(_) => return None,
-            Job::Collective(call) => u64::from(call.collective.code()),
-            Job::Group(..) => MANY,
-        };
-        let (now, bytes) = (spans::now(), job.bytes() as u64);
-        // Begun at one time on one thread they are told apart by their communicator.
-        let number = now ^ self.session.bootstrap.id();
-        Some(SpanKind::Request.span(&self.session, (now, now), [collective, bytes, number]))
     }
 
     /// Begins a collective behind which nothing waits: a small one that the others have begun ends here.

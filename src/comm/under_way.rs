@@ -7,7 +7,7 @@ use crate::comm::outcome::Promise;
 use crate::engine::Beside;
 use crate::error::{Error, Result};
 use crate::exec::{Background, Blocked, MessageRun, Progress, Task, leave_all};
-use crate::log::spans::{self, Span, SpanOwner};
+use crate::log::spans::{self, SpanOwner, TraceSpan};
 use crate::session::trace_text::{self, SpanKind};
 use crate::sync::primitive::Arc;
 use crate::sync::{AwaitedMessage, Backoff, Flag};
@@ -75,7 +75,7 @@ fn note(run: &MessageRun<'_>, (begun, of): (u64, SpanOwner)) {
     if matches!(awaited.call, Collective::Send | Collective::Recv) {
         let words = [trace_text::end(awaited.peer.get(), awaited.sends), awaited.number, run.bytes() as u64];
         let (kind, times) = (SpanKind::RequestMessage as u8, (begun, spans::now()));
-        spans::record(&Span { kind, lane: 0, of, times, words });
+        spans::record(&TraceSpan { kind, lane: 0, of, times, words });
     }
 }
 

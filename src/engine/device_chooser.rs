@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::lower::MessageWay;
 use crate::exec::{Call, Message, Program};
 use crate::plan::{self, Layout, Windows};
-use crate::reach::channel_search::JoinedGpus;
+use crate::reach::channel_search::{JoinedGpus, OnChannels};
 use crate::reach::line_ways::LineWays;
 use crate::sync::primitive::Arc;
 use crate::tune::{self, Choice, Filters, Query};
@@ -22,9 +22,8 @@ pub(super) struct DeviceChooser {
     /// The layout on which calls are planned: the communicator's, with the channels that were searched for.
     layout: Arc<Layout>,
     programs: Programs,
-    /// Long calls follow the channels that were searched for, which pass along links: some ranks' devices do not reach
-    /// each other's memory, so that scratch would lie in the host's, or all are joined by links between their hosts.
-    by_channels: bool,
+    /// Which long calls follow the channels that were searched for, which pass along links.
+    on_channels: OnChannels,
     /// The protocols by which ranks can send to each other.
     line_ways: LineWays,
     /// Of the ranks for which this one launches, by rank.
@@ -39,7 +38,7 @@ impl DeviceChooser {
     pub(super) fn new(
         grounds: &Arc<Grounds>,
         found: Option<JoinedGpus>,
-        by_channels: bool,
+        on_channels: OnChannels,
         line_ways: LineWays,
     ) -> Result<DeviceChooser> {
         let layout = match found {
@@ -49,7 +48,7 @@ impl DeviceChooser {
             None => Arc::clone(&grounds.layout),
         };
         let (grounds, programs, led) = (Arc::clone(grounds), Programs::default(), HashMap::new());
-        Ok(DeviceChooser { grounds, layout, programs, by_channels, line_ways, led })
+        Ok(DeviceChooser { grounds, layout, programs, on_channels, line_ways, led })
     }
 
     /// The program of a call. Unless the user's filters forbid it, ranks of a host send small calls as lines
@@ -63,14 +62,14 @@ impl DeviceChooser {
         programs.of(call, world, means, || grounds.spec(call, means, (world, layout)))
     }
 
-    /// The path of a call, the same on all ranks.
-    fn path(&self, asked: Question<'_>) -> Result<PlanPath> {
+    /// The path of a call, the same on all ranks, which have met in `met` where they work in windows.
+    fn path(&self, asked: Question<'_>, met: Windows) -> Result<PlanPath> {
         let direct = self.grounds.settings.algorithms.allows(asked.collective, Algorithm::Direct)
             && self.grounds.one_host()
-            && !(self.by_channels && self.grounds.longest_block_bytes(asked) > MOST_STAGED_BYTES);
+            && !(self.on_channels == OnChannels::All && self.grounds.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let protocols = match self.protocol(asked, self.grounds.world.size)? {
             Protocol::Simple => {
-                if let Some(choice) = self.along_channels(asked) {
+                if let Some(choice) = self.along_channels(asked, met) {
                     return Ok(PlanPath::Slots(choice));
                 }
                 // A file has costs of processors and their memory: between GPUs of a host they count for nothing.
@@ -95,14 +94,28 @@ impl DeviceChooser {
     /// where the collective or the user's filters leave no algorithm that follows them. Costs are not asked: those of a
     /// communicator are of processors, their memory and TCP. By them all ranks would send to all, over links that other
     /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of so many ranks is deeper than
-    /// its connections have slots.
-    fn along_channels(&self, asked: Question<'_>) -> Option<Choice> {
+    /// its connections have slots. Where all reach each other, a
+    /// long call in scratch follows them too: scratch has two lanes, whose pieces fit a processor's cache, and leaves two
+    /// thirds of the links of eight GPUs idle. In registered buffers all send to all.
+    fn along_channels(&self, asked: Question<'_>, met: Windows) -> Option<Choice> {
         let (grounds, collective) = (&self.grounds, asked.collective);
         let ranks = u64::from(grounds.world.size);
         let blocks = if plan::each_has_blocks(collective) { ranks } else { 1 };
         let bytes = grounds.longest_block_bytes(asked).saturating_mul(blocks);
         let is_ordered = grounds.settings.reproducible && collective.reduces();
-        if !self.by_channels || is_ordered || bytes <= ranks * MOST_RANK_BYTES_OFF_CHANNELS {
+        let lanes = |algorithm| self.layout.lanes_of(algorithm).unwrap_or(0);
+        let most = match self.on_channels {
+            OnChannels::All => MOST_RANK_BYTES_OFF_CHANNELS,
+            OnChannels::OffScratch
+                if met == Windows::Scratch
+                    && grounds.one_host()
+                    && lanes(Algorithm::Ring) > tune::channels(grounds.settings.channels) =>
+            {
+                MOST_RANK_BYTES_IN_SCRATCH
+            }
+            OnChannels::OffScratch | OnChannels::None => return None,
+        };
+        if is_ordered || bytes <= ranks * most {
             return None;
         }
         let follows = |algorithm: &Algorithm| {
@@ -187,7 +200,7 @@ impl DeviceChooser {
     /// # Errors
     /// As [`DeviceChooser::chosen`].
     pub(super) fn planned(&self, asked: Question<'_>, met: Windows) -> Result<(Choice, Windows)> {
-        Ok(match self.path(asked)? {
+        Ok(match self.path(asked, met)? {
             PlanPath::Windows(choice) => (choice, met),
             PlanPath::Slots(choice) => (self.on_searched(choice), Windows::None),
         })
@@ -255,3 +268,6 @@ const MOST_STAGED_BYTES: u64 = 64 << 10;
 /// GPUs of a mesh is as fast as an exchange of all with all at 1 MiB, and one of the 72 of a rack overtakes rails
 /// between hosts from 8 MiB on.
 const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;
+/// The same where all reach each other and a call works in scratch: by simulations of eight GPUs at a switch, an all-reduce
+/// of 1 MiB is twice as fast in scratch, one of 4 MiB is half as fast, and one of 256 MiB takes three times as long.
+const MOST_RANK_BYTES_IN_SCRATCH: u64 = 256 << 10;

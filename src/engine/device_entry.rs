@@ -41,12 +41,12 @@ impl DeviceEntry {
     /// The side, once made.
     #[inline]
     pub(super) fn side(&self) -> Option<&DeviceSide> {
-        self.side.as_deref()
+        if device::POSSIBLE { self.side.as_deref() } else { None }
     }
 
     /// The side, once made.
     pub(super) fn side_mut(&mut self) -> Option<&mut DeviceSide> {
-        self.side.as_deref_mut()
+        if device::POSSIBLE { self.side.as_deref_mut() } else { None }
     }
 
     /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed. The
@@ -121,7 +121,7 @@ fn make(
     let order = (given.mover.fabric.hosts(), &*grounds.layout);
     let found = channel_search::find(session, order, meeting.devices(), &wait)?;
     let line_ways = line_ways::agree(session, &meeting, home, &wait)?;
-    let chooser = DeviceChooser::new(grounds, found, meeting.follows_channels(), line_ways)?;
+    let chooser = DeviceChooser::new(grounds, found, meeting.on_channels(), line_ways)?;
     times.lap("channels");
     let staging = StagingLayout {
         staged: Arc::clone(meeting.staged()),

@@ -1,6 +1,6 @@
 //! One rank's side of a communicator: begins each call, and gives it to the side whose memory it works in.
 
-use crate::device::{Home, Region};
+use crate::device::{self, Home, Region};
 use crate::engine::choose::{Chosen, Grounds, Question};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
@@ -290,6 +290,9 @@ impl Engine {
 
     #[cold]
     fn run_on_device(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(begun.call.buffers.home()));
+        }
         let (_, device, given) = self.parts();
         given.session.page.goes(CallWayShown::Device.code());
         given.session.page.count(CallWayShown::Device, begun.bytes());
@@ -427,6 +430,9 @@ impl Engine {
         messages: (Vec<Message<'_>>, Option<Operation>),
         order: Order<'_>,
     ) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(messages.0.first().map_or(Home::Host, Message::home)));
+        }
         let (_, device, given) = self.parts();
         device_messages::run(device, given, messages, (order, &mut NoBackground))
     }
@@ -522,6 +528,9 @@ impl Engine {
         memory: &Region,
         background: &mut dyn Background,
     ) -> Result<RegisteredWindow> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(memory.home()));
+        }
         let (_, device, given) = self.parts();
         let registered = window_registration::register(device, given, memory, background);
         self.note_memory();
@@ -534,6 +543,9 @@ impl Engine {
         window: &RegisteredWindow,
         background: &mut dyn Background,
     ) -> Result<()> {
+        if !device::POSSIBLE {
+            return Err(device::unsupported(Home::Host));
+        }
         let (_, device, given) = self.parts();
         let taken = window_registration::deregister(device, given, window, background);
         self.note_memory();

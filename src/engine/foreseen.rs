@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::exec::CallCount;
 use crate::plan::{Layout, Spec, Windows};
 use crate::reach::channel_search::JoinedGpus;
+pub use crate::reach::channel_search::OnChannels;
 use crate::reach::line_ways::LineWays;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
@@ -53,9 +54,8 @@ pub struct ForeseenGpus {
     pub orders: Option<ChannelOrders>,
     /// The rail of each rank's nearest NIC.
     pub rails: Vec<Option<u32>>,
-    /// Whether long calls follow the channels: some reach each other's memory, and some do not, or links join those of
-    /// all hosts.
-    pub by_channels: bool,
+    /// Which long calls follow the channels.
+    pub on_channels: OnChannels,
     /// The protocols by which all can send to all.
     pub protocols: Vec<Protocol>,
 }
@@ -105,11 +105,11 @@ impl Foreseen {
     /// # Errors
     /// As [`Foreseen::on_processors`]; for channels of other ranks.
     pub fn on_gpus(ranks: ForeseenRanks<'_>, gpus: ForeseenGpus) -> Result<Foreseen> {
-        let ForeseenGpus { orders, rails, by_channels, protocols } = gpus;
+        let ForeseenGpus { orders, rails, on_channels, protocols } = gpus;
         let grounds = grounds(ranks)?;
         let found = orders.map(|orders| JoinedGpus::described(orders, rails));
         let line_ways = LineWays { all: protocols, ..LineWays::simple(grounds.world.size) };
-        let side = ForeseenSide::Device(DeviceChooser::new(&grounds, found, by_channels, line_ways)?);
+        let side = ForeseenSide::Device(DeviceChooser::new(&grounds, found, on_channels, line_ways)?);
         Ok(Foreseen { grounds, side, registered: ranks.registered })
     }
 

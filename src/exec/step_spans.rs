@@ -1,6 +1,6 @@
 //! The steps of a plan in the trace, each on the track of its lane, and the messages between them as arrows.
 
-use crate::log::spans::{self, Span, SpanOwner};
+use crate::log::spans::{self, SpanOwner, TraceSpan};
 use crate::plan::{Action, Combine, Operand};
 use crate::types::Rank;
 
@@ -54,7 +54,7 @@ impl StepSpans {
             Action::Combine(combine) => combined(combine),
         };
         let lane = u16::try_from(lane + 1).unwrap_or(u16::MAX);
-        let record = |kind, words| spans::record(&Span { kind, lane, of: self.of, times, words });
+        let record = |kind, words| spans::record(&TraceSpan { kind, lane, of: self.of, times, words });
         record(STEP_KIND, [what, bytes as u64, 0]);
         let Action::Combine(combine) = action else { return };
         let ends = combine.sources.iter().map(|end| (end, false)).chain(combine.targets.iter().map(|end| (end, true)));

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::log::spans::{Format, Recorder, Span};
+use crate::log::spans::{Recorder, SpanFormat, TraceSpan};
 use crate::sys::{host, text_file, writing};
 
 /// A trace's file.
@@ -23,6 +23,8 @@ pub(super) struct TraceFile {
     process: u32,
     /// Where the end of the array stands.
     end: u64,
+    /// Beyond which no more is written.
+    most_bytes: u64,
     /// Whether events stand before it.
     has_events: bool,
     /// Events that wait for a write, each with what divides it from the one before.
@@ -51,6 +53,7 @@ impl TraceFile {
             host: name,
             process: host::process_id(),
             end: 0,
+            most_bytes: MOST_BYTES,
             has_events: false,
             waiting: "[".to_owned(),
             waiting_events: 0,
@@ -63,9 +66,13 @@ impl TraceFile {
     }
 
     /// Adds the events of a record.
-    pub(super) fn add(&mut self, span: &Span, of: &Recorder, (format, ahead): (Format, i64)) {
+    pub(super) fn add(&mut self, span: &TraceSpan, of: &Recorder, (format, ahead): (SpanFormat, i64)) {
         if let Some((_, lost)) = &mut self.failed {
             *lost += 1;
+            return;
+        }
+        if self.end + self.waiting.len() as u64 >= self.most_bytes {
+            self.stop(span, of, ahead);
             return;
         }
         self.name_tracks(span, of);
@@ -75,6 +82,19 @@ impl TraceFile {
         if self.waiting.len() >= MOST_WAITING {
             self.write();
         }
+    }
+
+    /// The file has as much as it may have: it ends with an event that says so, in the place of this record.
+    fn stop(&mut self, span: &TraceSpan, of: &Recorder, ahead: i64) {
+        let (track, thread, time) = (span.of.track + 1, of.thread, microseconds(span.times.0, ahead));
+        let why = format!("the trace ends here, with {} bytes", self.most_bytes);
+        self.event(&format!(
+            "{{\"ph\":\"i\",\"s\":\"p\",\"name\":\"{why}\",\"cat\":\"trace\",\"pid\":{track},\"tid\":{thread},\
+             \"ts\":{time}}}"
+        ));
+        self.write();
+        super::tell(&format!("RSCCL_TRACE: {}: {why}: nothing more is recorded there", self.path.display()));
+        self.failed.get_or_insert((why, 1));
     }
 
     /// Records were lost here, for want of room.
@@ -94,17 +114,13 @@ impl TraceFile {
         ));
     }
 
-    /// How far the clock of rank 0's host is ahead of this one's. False where that has been said already.
-    pub(super) fn note_clock(&mut self, ahead: i64, uncertain: u64) -> bool {
-        if self.clock.is_none() {
-            self.clock = Some((ahead, uncertain));
-            return true;
-        }
-        false
+    /// How far the clock of rank 0's host is ahead of this one's. The first one counts.
+    pub(super) fn note_clock(&mut self, ahead: i64, uncertain: u64) {
+        self.clock.get_or_insert((ahead, uncertain));
     }
 
     /// The names of the rank and of the thread, before their first record.
-    fn name_tracks(&mut self, span: &Span, of: &Recorder) {
+    fn name_tracks(&mut self, span: &TraceSpan, of: &Recorder) {
         let track = span.of.track;
         if self.named.insert((track, 0)) {
             let (host, process) = (quoted(&self.host), self.process);
@@ -176,7 +192,7 @@ impl TraceFile {
 }
 
 /// The number and the name of a record's thread: lanes of plans have tracks of their own.
-pub(super) fn thread_of(span: &Span, of: &Recorder) -> (u32, String) {
+pub(super) fn thread_of(span: &TraceSpan, of: &Recorder) -> (u32, String) {
     match span.lane {
         0 => (of.thread, of.name.clone()),
         lane => (lane_thread(of.thread, lane), format!("{}, lane {}", of.name, lane - 1)),
@@ -241,6 +257,8 @@ fn place(pattern: &Path, (host, process): (&str, u32), rank: Option<u32>) -> Pat
     path.with_file_name(format!("{stem}-{rank_text}{ending}"))
 }
 
+/// Bytes of a file: some ten million records.
+const MOST_BYTES: u64 = 1 << 30;
 const END: &[u8] = b"\n]\n";
 /// Bytes of events that wait for a write at most.
 const MOST_WAITING: usize = 1 << 20;
@@ -253,14 +271,14 @@ mod tests {
     use super::*;
     use crate::log::spans::SpanOwner;
 
-    fn text(span: &Span, of: &Recorder, ahead: i64, into: &mut String) {
+    fn text(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut String) {
         let time = microseconds(span.times.0, ahead);
         into.push_str(&format!("{{\"ph\":\"X\",\"ts\":{time},\"tid\":{},\"pid\":{}}}", of.thread, span.of.track + 1));
     }
 
-    fn span(begun: u64) -> Span {
+    fn span(begun: u64) -> TraceSpan {
         let of = SpanOwner { track: 3, rank: 3, communicator: 1 };
-        Span { kind: 1, lane: 0, of, times: (begun, begun + 1), words: [0; 3] }
+        TraceSpan { kind: 1, lane: 0, of, times: (begun, begun + 1), words: [0; 3] }
     }
 
     fn events(path: &Path) -> Vec<serde_json::Value> {
@@ -286,6 +304,23 @@ mod tests {
         let error = TraceFile::open(&path, Some(3)).unwrap_err().to_string();
         assert!(error.contains("another process writes it"), "{error}");
         assert_eq!(events(&path).len(), 6, "and nothing is lost by that");
+    }
+
+    #[test]
+    fn a_file_ends_where_it_has_as_much_as_it_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let mut file = TraceFile::open(&path, None).unwrap();
+        file.most_bytes = 2000;
+        let of = Recorder { thread: 7, name: "main".to_owned() };
+        for turn in 1..1000 {
+            file.add(&span(1000 * turn), &of, (text, 0));
+        }
+        file.write();
+        let all = events(&path);
+        assert_eq!(all.last().unwrap()["name"], "the trace ends here, with 2000 bytes");
+        let length = std::fs::metadata(&path).unwrap().len();
+        assert!((2000..3000).contains(&length) && all.len() > 10, "{length} bytes, {} events", all.len());
     }
 
     #[test]

@@ -50,6 +50,18 @@ impl JoinedGpus {
     }
 }
 
+/// Which long calls follow the channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnChannels {
+    /// None: all ranks of the host go through its memory.
+    None,
+    /// Those that would work in scratch: all reach each other.
+    OffScratch,
+    /// All: some ranks' devices do not reach each other's memory, so that scratch would lie in the host's, or all are
+    /// joined by links between their hosts.
+    All,
+}
+
 /// What the first rank of a host tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HostNews {

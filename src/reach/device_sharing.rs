@@ -12,6 +12,7 @@ use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region,
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
+use crate::reach::channel_search::OnChannels;
 use crate::reach::crossings::Crossings;
 use crate::reach::device_ways::{self, Known};
 use crate::reach::facts::Facts;
@@ -255,12 +256,17 @@ impl Meeting {
         &self.staged
     }
 
-    /// Whether long calls do better along channels than otherwise: where some ranks of different devices reach each
-    /// other's memory, and some do not, and where links join the devices of all hosts. The same on all ranks.
-    pub fn follows_channels(&self) -> bool {
+    /// Which long calls do better along channels than otherwise. The same on all ranks.
+    pub fn on_channels(&self) -> OnChannels {
         let of = |rank: Rank| (self.hosts[rank.index()], self.devices[rank.index()]);
         let is_partial = self.staged.is_partial(|rank, other| of(rank) == of(other) || of(rank).0 != of(other).0);
-        is_partial || self.crossings.join_all()
+        if is_partial || self.crossings.join_all() {
+            OnChannels::All
+        } else if self.staged.is_any() {
+            OnChannels::None
+        } else {
+            OnChannels::OffScratch
+        }
     }
 
     /// The ranks of other processes with which this one works in the memory of devices.

@@ -164,11 +164,12 @@ impl RankView {
     fn as_text(&self, (process, host, now): (u64, &str, u64), is_verbose: bool) -> String {
         let RankView { rank, size, communicator, begun, .. } = self;
         let does = match (&self.error, &self.wait) {
-            (Some(error), _) => format!("failed: {error}"),
+            (Some(error), _) => format!("failed: {}", on_one_line(error)),
             (None, Some(wait)) => {
                 let waited = seconds(wait.waited.saturating_add(now.saturating_sub(wait.looked)));
                 let call = if wait.kind == WaitKind::Collective { exec::describe(wait.label) } else { String::new() };
-                format!("waits for {waited} s in {call}{}: for {}", wait.meeting, wait.words)
+                let (meeting, words) = (on_one_line(&wait.meeting), on_one_line(&wait.words));
+                format!("waits for {waited} s in {call}{meeting}: for {words}")
             }
             (None, None) if self.state == RankState::Beginning => self.phase.map_or("", Phase::name).to_owned(),
             (None, None) if self.is_in_call => "in a call".to_owned(),
@@ -177,16 +178,22 @@ impl RankView {
         let mut text = format!(
             "rank {rank} of {size}, communicator {communicator:016x}, host {host}, pid {process}, {}, \
              {begun} collectives begun: {does}\n",
-            self.state.name()
+            self.state.name(),
+            host = on_one_line(host),
         );
         if is_verbose {
             let connections: Vec<String> = self.connections.iter().map(ConnectionView::as_json).collect();
             text.push_str(&format!("  memory {}\n", self.memory_json()));
             connections.iter().for_each(|one| text.push_str(&format!("  connection {one}\n")));
         }
-        // Of another process, perhaps: nothing that moves a terminal's cursor.
-        text.chars().map(|letter| if letter.is_control() && letter != '\n' { ' ' } else { letter }).collect()
+        text
     }
+}
+
+/// A text of another process, perhaps: without what moves a terminal's cursor or begins a line that the process has made
+/// up.
+fn on_one_line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 impl RankView {
@@ -507,6 +514,24 @@ mod tests {
         page.fails("rank 5 has died");
         let rank = &shown(&page)["ranks"][0];
         assert!(rank["wait"].is_null() && rank["error"] == "rank 5 has died" && rank["state"] == "failed", "{rank}");
+    }
+
+    #[test]
+    fn no_text_of_a_process_begins_a_line() {
+        let page = OwnPage::of_beginning(World { rank: Rank::new(3), size: 8 }, ("init", 1, 0), "");
+        page.is_ready((2, 4));
+        let stall = Stall::Collective(CollectiveStall { label: operation(4).label(), exchanges: 0 });
+        page.waits(Duration::from_secs(12), Some(&stall), "rank 5\nrank 0 of 8, failed\x1b[2J");
+        let lines = |page: &OwnPage| {
+            let word = with_page(page);
+            ProcessView::read(&word, crate::sys::clock::monotonic_nanoseconds()).unwrap().as_text(false)
+        };
+        let text = lines(&page);
+        assert!(text.lines().count() == 1 && text.ends_with("for rank 5 rank 0 of 8, failed [2J\n"), "{text}");
+        page.goes_on();
+        page.fails("first\nsecond");
+        let text = lines(&page);
+        assert!(text.lines().count() == 1 && text.ends_with("failed: first second\n"), "{text}");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | anything else, such as `MONITOR`, `DIAGNOSTICS`, `CONTROL` | `ERROR: Unknown command` |
 //!
 //! It listens on loopback alone, since nobody who asks proves who they are; it only tells, and what it tells is what
-//! `rsccl status` shows of these ranks. Of the processes of a host the first has the port, and tells of all ranks of
+//! `rsccl status` shows of these ranks, to any user of this host. Of the processes of a host the first has the port, and tells of all ranks of
 //! its communicators on this host, by their pages. Where a `libnccl` is loaded nobody listens: its processes share the
 //! port by SO_REUSEPORT, and answers would come from either.
 
@@ -51,8 +51,8 @@ pub(crate) fn answer_at(address: Option<&str>, rank: Rank) {
 }
 
 fn begin(address: &str) -> Result<SocketAddr> {
-    if has_nccl() {
-        return Err(Error::invalid_usage("this process has libnccl loaded, which answers by itself"));
+    if let Some(why) = why_silent(std::fs::read(MAPS)) {
+        return Err(Error::invalid_usage(why));
     }
     let (listener, at) = socket::listen(parsed(address)?)?;
     listener.set_nonblocking(true).map_err(|error| Error::system("a listener for ncclras", error))?;
@@ -74,22 +74,40 @@ fn parsed(address: &str) -> Result<SocketAddr> {
     })
 }
 
-/// Whether a `libnccl` is loaded in this process.
-fn has_nccl() -> bool {
-    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.lines().any(|line| line.contains("/libnccl.so")))
+/// Why nobody answers in this process, of whose memory the system has told `maps`: a `libnccl` is loaded in it, or may
+/// be.
+fn why_silent(maps: std::io::Result<Vec<u8>>) -> Option<&'static str> {
+    const NAME: &[u8] = b"/libnccl.so";
+    match maps {
+        // Paths need not be text.
+        Ok(maps) if !maps.windows(NAME.len()).any(|some| some == NAME) => None,
+        Ok(_) => Some("this process has libnccl loaded, which answers by itself"),
+        Err(_) => Some("/proc/self/maps cannot be read, so that libnccl may be loaded, which answers by itself"),
+    }
 }
 
 /// Serves one client after the other, until a `libnccl` is loaded.
 fn serve(listener: &TcpListener) {
-    loop {
-        if poller::wait_any(&[(listener.as_fd(), Interest::Read)], BETWEEN_LOOKS).is_err() || has_nccl() {
+    while poller::wait_any(&[(listener.as_fd(), Interest::Read)], BETWEEN_LOOKS).is_ok() {
+        if why_silent(std::fs::read(MAPS)).is_some() {
             return;
         }
-        if let Ok((stream, _)) = open::accept_tcp(listener) {
-            let deadline = clock::now() + CLIENT_TIME;
-            // A client that breaks off, or is too slow, has what it has.
-            let _ended = stream.set_nonblocking(true).and_then(|()| Client { stream, deadline }.serve());
+        match open::accept_tcp(listener) {
+            Ok((stream, _)) => {
+                let deadline = clock::now() + CLIENT_TIME;
+                // A client that breaks off, or is too slow, has what it has.
+                let _ended = stream.set_nonblocking(true).and_then(|()| Client { stream, deadline }.serve());
+            }
+            Err(error) => poller::pause(rest_after(&error)),
         }
+    }
+}
+
+/// The rest after a client that could not be accepted: it stays at the port where no descriptor is left for it.
+fn rest_after(error: &std::io::Error) -> Duration {
+    match error.kind() {
+        ErrorKind::WouldBlock => Duration::ZERO,
+        _ => REST,
     }
 }
 
@@ -247,6 +265,9 @@ const MOST_LINES: usize = 64;
 const CLIENT_TIME: Duration = Duration::from_secs(5);
 /// How often the thread looks whether a `libnccl` has been loaded.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
+/// The rest where clients cannot be accepted.
+const REST: Duration = Duration::from_secs(1);
+const MAPS: &str = "/proc/self/maps";
 /// Collectives that a document has of each rank.
 const LATEST: usize = 8;
 
@@ -266,6 +287,31 @@ mod tests {
         for refused in ["MONITOR", "MONITOR all", "DIAGNOSTICS", "CONTROL PROFILER_MASK 1", "", "SET FORMAT xml"] {
             assert_eq!(answer(refused, &mut form), Answer::Line("ERROR: Unknown command"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_client_that_cannot_be_accepted_is_not_tried_again_at_once() {
+        // Nobody can be accepted at a connection, and its end makes it ready.
+        let (listener, at) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let stream = TcpStream::connect(at).unwrap();
+        drop(listener.accept().unwrap());
+        let no_listener = TcpListener::from(std::os::fd::OwnedFd::from(stream));
+        poller::wait_any(&[(no_listener.as_fd(), Interest::Read)], CLIENT_TIME).unwrap();
+        let error = open::accept_tcp(&no_listener).unwrap_err();
+        assert_eq!(rest_after(&error), REST, "{error}");
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert_eq!(rest_after(&std::io::Error::from_raw_os_error(code)), REST);
+        }
+        assert!(rest_after(&ErrorKind::WouldBlock.into()).is_zero());
+    }
+
+    #[test]
+    fn a_process_that_may_have_libnccl_does_not_answer() {
+        let path = |name: &str| [b"7f00-7f01 r-xp 0 0 0 /opt/\xff/", name.as_bytes(), b"\n"].concat();
+        assert_eq!(why_silent(Ok(path("librsccl.so"))), None);
+        assert!(why_silent(Ok(path("libnccl.so.2.21"))).unwrap().contains("has libnccl"));
+        let why = why_silent(Err(ErrorKind::PermissionDenied.into())).unwrap();
+        assert!(why.contains("cannot be read"), "{why}");
     }
 
     #[test]

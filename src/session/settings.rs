@@ -93,8 +93,8 @@ pub(crate) struct Settings {
     pub(crate) ras_addr: Option<String>,
     /// Where a trace goes, and whether it has the steps of plans.
     pub(crate) trace: (Option<PathBuf>, bool),
-    /// Whether profilers get no ranges of calls.
-    pub(crate) no_ranges: bool,
+    /// Whether a profiler gets ranges of calls.
+    pub(crate) has_ranges: bool,
     /// Of a communicator that was split from another: this rank in the first of them all.
     pub(crate) first_rank: Option<Rank>,
     /// What things cost, where it was measured.
@@ -123,16 +123,6 @@ impl Settings {
         let of_messages = |slots, usual| shape(RingSizes::of(slots, config.buffer_bytes.unwrap_or(usual)));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
-        let sockets = SocketOptions {
-            sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
-                .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
-            send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
-            receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
-            ports: config.port_range,
-            silence: config.nic_timeout,
-            congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
-            folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
-        };
         let scratch_bytes = usize::try_from(config.scratch_bytes)
             .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
         let mut settings = Settings {
@@ -158,7 +148,7 @@ impl Settings {
                 messages_in_memory: Shape { spread: MESSAGE_SPREAD, ..of_messages(MESSAGE_SLOTS, BUFFER_BYTES) },
                 messages_over_sockets: of_messages(COLLECTIVE_SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
-                sockets,
+                sockets: socket_options(config)?,
             },
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,
@@ -174,9 +164,9 @@ impl Settings {
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
-            ras_addr: config.ras_addr.clone(),
+            ras_addr: config.ras_addr.clone().filter(|_| config.ras_enable),
             trace: (config.trace.clone(), config.trace_steps),
-            no_ranges: config.nvtx_disable,
+            has_ranges: !config.nvtx_disable && is_profiled(),
             first_rank: None,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
@@ -276,6 +266,19 @@ pub fn ways(config: &Config) -> Result<WaySettings> {
     })
 }
 
+fn socket_options(config: &Config) -> Result<SocketOptions> {
+    Ok(SocketOptions {
+        sockets: (config.socket_threads.is_some() || config.sockets_per_thread.is_some())
+            .then(|| config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1)),
+        send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        ports: config.port_range,
+        silence: config.nic_timeout,
+        congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
+        folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
+    })
+}
+
 /// Whether `RSCCL_COHORT` asks for `split`.
 fn split_cohorts(config: &Config) -> Result<bool> {
     let Some(cohort) = config.cohort.as_deref() else { return Ok(false) };
@@ -286,6 +289,13 @@ fn split_cohorts(config: &Config) -> Result<bool> {
         return Ok(false);
     }
     Err(Error::invalid_argument(format!("RSCCL_COHORT, Config::with_cohort: {cohort:?} is neither joint nor split")))
+}
+
+/// Whether a profiler has been injected into this process that hears of ranges of NVTX. NVTX's library loads without
+/// one, too; then nobody hears of them.
+fn is_profiled() -> bool {
+    let environment = Environment::capture();
+    ["NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH"].iter().any(|name| environment.has(name))
 }
 
 /// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for

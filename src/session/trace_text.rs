@@ -17,7 +17,7 @@
 use std::fmt::Write;
 
 use crate::exec;
-use crate::log::spans::{Recorder, Span};
+use crate::log::spans::{Recorder, TraceSpan};
 use crate::log::{lane_thread, microseconds};
 use crate::session::Session;
 use crate::types::Collective;
@@ -49,8 +49,8 @@ impl SpanKind {
     ];
 
     /// A record of this kind that this rank has made.
-    pub(crate) fn span(self, session: &Session, times: (u64, u64), words: [u64; 3]) -> Span {
-        Span { kind: self as u8, lane: 0, of: session.span_owner(), times, words }
+    pub(crate) fn span(self, session: &Session, times: (u64, u64), words: [u64; 3]) -> TraceSpan {
+        TraceSpan { kind: self as u8, lane: 0, of: session.span_owner(), times, words }
     }
 
     fn from_code(code: u8) -> Option<SpanKind> {
@@ -72,7 +72,7 @@ pub(crate) const WHOLE_INIT: u64 = 4;
 pub(crate) const GPU_SET_UP: u64 = 5;
 
 /// Writes the events of a record.
-pub(crate) fn write(span: &Span, of: &Recorder, ahead: i64, into: &mut String) {
+pub(crate) fn write(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut String) {
     let mut events = Events { span, thread: of.thread, ahead, into, is_first: true };
     let (begun, ended) = span.times;
     let [first, second, third] = span.words;
@@ -125,7 +125,7 @@ fn end_name(end: u64) -> String {
 }
 
 /// What both ends of a message find alike, and no other message has.
-fn arrow_number(span: &Span, end: u64, (number, channel): (u64, u64)) -> u64 {
+fn arrow_number(span: &TraceSpan, end: u64, (number, channel): (u64, u64)) -> u64 {
     let (me, peer) = (u64::from(span.of.rank), end & u64::from(u32::MAX));
     let (from, to) = if end >> 32 & 1 == 1 { (me, peer) } else { (peer, me) };
     [span.of.communicator, from << 32 | to, number, channel]
@@ -135,7 +135,7 @@ fn arrow_number(span: &Span, end: u64, (number, channel): (u64, u64)) -> u64 {
 
 /// The events of one record.
 struct Events<'a> {
-    span: &'a Span,
+    span: &'a TraceSpan,
     thread: u32,
     ahead: i64,
     into: &'a mut String,

@@ -1,6 +1,6 @@
 //! Unix sockets that pass descriptors between processes of one host.
 //!
-//! Names are abstract, so that no file is left behind, unless the ends are in two network namespaces; those where memory
+//! Names are abstract, so that no file is left behind, unless the ends have two network namespaces; those where memory
 //! is handed over are random. A received descriptor is close-on-exec. A message must carry exactly one descriptor;
 //! anything else is an error of the peer.
 

@@ -1,8 +1,8 @@
-//! Ranges in the pictures of NVIDIA's profilers: NVTX, where its library loads.
+//! Ranges in the pictures of NVIDIA's profilers: NVTX, where its library loads. A call allocates nothing for them.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::OnceLock;
 
+use crate::sys::fork::PerProcess;
 use crate::sys::library::Library;
 
 /// The two functions that the library is asked for.
@@ -12,8 +12,9 @@ struct Ranges {
     pop: unsafe extern "C" fn() -> c_int,
 }
 
-/// Those of this process; `None` where the library is not to be had. A forked child has it loaded too.
-static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
+/// Those of this process; `None` if the library does not load. A forked child looks again: its parent may have been in
+/// the middle of it.
+static RANGES: PerProcess<Option<Ranges>> = PerProcess::new();
 
 /// Looks for the library. Whether ranges are shown from now on.
 pub fn load() -> bool {
@@ -33,9 +34,9 @@ fn find() -> Option<Ranges> {
 pub fn push(name: &str) -> bool {
     let Some(Some(ranges)) = RANGES.get() else { return false };
     let mut text = [0u8; MOST_BYTES];
-    let whole = format_args!("rsccl {name}").to_string();
-    let length = whole.len().min(MOST_BYTES - 1);
-    text[..length].copy_from_slice(&whole.as_bytes()[..length]);
+    // The last byte stays zero.
+    let bytes = b"rsccl ".iter().chain(name.as_bytes());
+    text[..MOST_BYTES - 1].iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
     let Ok(text) = CStr::from_bytes_until_nul(&text) else { return false };
     // SAFETY: the text ends in a zero byte and lives to the end of the call, which copies it.
     unsafe { (ranges.push)(text.as_ptr()) };

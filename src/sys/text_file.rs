@@ -57,7 +57,8 @@ pub fn open_to_append(path: &Path) -> std::io::Result<File> {
     if flags < 0 || set < 0 { Err(std::io::Error::last_os_error()) } else { Ok(file) }
 }
 
-/// Opens a file that this process alone writes, as long as it has it open; what stood there goes.
+/// Opens a file that this process alone writes, as long as it has it open; what stood there goes. On a file system
+/// without locks a second writer is not seen.
 ///
 /// # Errors
 /// Of the system; [`std::io::ErrorKind::WouldBlock`] where another process writes it.
@@ -69,6 +70,9 @@ pub fn open_alone(path: &Path) -> std::io::Result<File> {
     }
     match file.try_lock() {
         Ok(()) => {}
+        // NFS without its lock service, FUSE and some parallel file systems have no locks: only what guards against a
+        // second writer is lost.
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
         Err(TryLockError::Error(error)) => return Err(error),
         Err(TryLockError::WouldBlock) => {
             let why =
@@ -80,6 +84,10 @@ pub fn open_alone(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
+fn has_no_locks(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOLCK | libc::EOPNOTSUPP))
+}
+
 /// The longest are topology files: a host of 72 GPUs takes some 64 KiB.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -88,6 +96,49 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 mod tests {
     use super::*;
     use crate::error::Kind;
+
+    /// Makes the call `flock` fail with `code` on this thread, as on a file system without locks.
+    fn deny_locks(code: i32) {
+        let filter = |code: u32, yes: u8, no: u8, value: u32| libc::sock_filter {
+            code: u16::try_from(code).unwrap(),
+            jt: yes,
+            jf: no,
+            k: value,
+        };
+        let call = u32::try_from(libc::SYS_flock).unwrap();
+        let mut filters = [
+            // The number of the call is the first word.
+            filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | code.cast_unsigned()),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: filters.as_mut_ptr() };
+        // SAFETY: no pointer is passed.
+        assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+        // SAFETY: the program and its filters live to the end of the call, which copies them.
+        let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn a_file_system_without_locks_has_files_too() {
+        let folder = tempfile::tempdir().unwrap();
+        for (code, is_open) in
+            [(libc::ENOSYS, true), (libc::ENOLCK, true), (libc::EOPNOTSUPP, true), (libc::EIO, false)]
+        {
+            let path = folder.path().join("trace");
+            // The filter stays on the thread.
+            let open = std::thread::scope(|scope| {
+                let open = scope.spawn(|| {
+                    deny_locks(code);
+                    open_alone(&path).map(drop)
+                });
+                open.join().unwrap()
+            });
+            assert_eq!(open.is_ok(), is_open, "code {code}: {open:?}");
+        }
+    }
 
     #[test]
     fn what_is_no_text_is_named_with_its_place() {

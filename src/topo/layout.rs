@@ -74,6 +74,7 @@ pub struct Group {
 ///
 /// # Examples
 /// ```
+/// # #[cfg(feature = "internals")] {
 /// use rsccl::internals::plan::Layout;
 /// use rsccl::types::Rank;
 ///
@@ -81,6 +82,7 @@ pub struct Group {
 /// let layout = Layout::of_hosts(&hosts)?.with_teams_of(3);
 /// let sizes: Vec<usize> = layout.teams().iter().map(Vec::len).collect();
 /// assert_eq!((layout.hosts().len(), sizes), (2, vec![2, 3, 1]));
+/// # }
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]

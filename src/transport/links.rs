@@ -13,14 +13,14 @@ use crate::transport::connection::{Channel, Need, Way};
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::Pumps;
-use crate::transport::traffic::Traffic;
+use crate::transport::traffic::ConnectionTraffic;
 use crate::types::{Rank, TransportKind};
 
 /// The rings that are open.
 #[derive(Debug, Default)]
 pub struct Links {
     /// Where their messages are counted, for others to see.
-    traffic: Option<Traffic>,
+    traffic: Option<ConnectionTraffic>,
     senders: Ends<Sender>,
     receivers: Ends<Receiver>,
     pumps: Pumps,
@@ -90,7 +90,7 @@ impl Links {
 
     /// Counts the messages of connections that are opened from now on, on this page.
     pub fn count_on(&mut self, page: RankPage) {
-        self.traffic = Some(Traffic::on(page));
+        self.traffic = Some(ConnectionTraffic::on(page));
     }
 
     /// Bytes of memory of the rings that this rank owns: those of others end here, or both ends lie in private memory.

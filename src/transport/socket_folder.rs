@@ -1,5 +1,5 @@
-//! A folder for the sockets on which memory is handed over between ranks of one machine in several network namespaces, as
-//! those of two pods: names without a file end at the namespace, a socket in a shared folder does not.
+//! A folder for the sockets on which memory is handed over between ranks of one machine whose network namespaces
+//! differ, as those of two pods: names without a file end at the namespace, a socket in a shared folder does not.
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -21,8 +21,8 @@ impl SocketFolder {
     /// The folder at this path.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] if it is not there or no folder, or its path is relative or too long for the
-    /// address of a socket.
+    /// [`crate::error::Kind::InvalidArgument`] if it is not there, is no folder, or its path is relative or too long
+    /// for a socket's address.
     pub fn at(path: &Path) -> Result<SocketFolder> {
         let refused = |why: &str| {
             let path = path.display();

@@ -23,11 +23,11 @@ pub const OTHERS: u32 = u32::MAX;
 
 /// Where the ends of this rank's connections count.
 #[derive(Debug)]
-pub(super) struct Traffic(RankPage);
+pub(super) struct ConnectionTraffic(RankPage);
 
-impl Traffic {
-    pub(super) fn on(page: RankPage) -> Traffic {
-        Traffic(page)
+impl ConnectionTraffic {
+    pub(super) fn on(page: RankPage) -> ConnectionTraffic {
+        ConnectionTraffic(page)
     }
 
     /// Where an end counts.
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn each_connection_has_a_row_until_rows_are_few() {
         let page = RankPage::hidden();
-        let traffic = Traffic::on(page.clone());
+        let traffic = ConnectionTraffic::on(page.clone());
         let word = |row: usize, place: usize| page.head[ROWS + ROW_WORDS * row + place].load(Ordering::Relaxed);
         for peer in 0..u32::try_from(MOST_ROWS).unwrap() + 5 {
             for (way, bytes) in [(Way::Send, 8), (Way::Receive, 100), (Way::Receive, 28)] {

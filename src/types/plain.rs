@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// # Examples
 /// ```
 /// use rsccl::types::{bytes_of, bytes_of_mut};
-/// use zerocopy::{FromBytes, Immutable, IntoBytes};
+/// use zerocopy_derive::{FromBytes, Immutable, IntoBytes}; // or those of zerocopy with its feature `derive`
 ///
 /// #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 /// #[repr(C)]

@@ -55,7 +55,9 @@ fn a_rank_that_scribbles_over_shared_memory_kills_nobody() {
 
 fn again(test: &str, seed: u64) -> String {
     let steps = random::steps();
-    format!("again: RSCCL_TEST_SEED={seed} RSCCL_RANDOM_STEPS={steps} cargo test --test faults_processes {test}")
+    format!(
+        "again: RSCCL_TEST_SEED={seed} RSCCL_RANDOM_STEPS={steps} cargo test --features cli --test faults_processes {test}"
+    )
 }
 
 /// A hang becomes an error before the test gives up.

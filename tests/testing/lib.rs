@@ -1,5 +1,6 @@
 //! What tests of rsccl share. Ranks are threads, or processes that [`ranks`] starts and [`worker`] is; a test program that does so has an
 //! `#[ignore]`d test of that name, in which it is such a rank.
+#![cfg(feature = "internals")]
 #![allow(missing_docs, missing_debug_implementations, reason = "nobody but our tests has these items")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

@@ -46,8 +46,6 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
         "the file of a module declares what its parts share, and puts them together",
         &[
             ("log", "log/printer"),
-            ("log", "log/spans"),
-            ("log", "log/trace_file"),
             ("log/spans", "log/trace_file"),
             ("topo/layout", "topo/layout/orders"),
             ("tune", "tune/cost"),

@@ -73,8 +73,8 @@ fn long_calls_follow_the_channels_of_a_mesh_and_of_a_rack() {
 }
 
 /// What is played is what communicators choose, by their own functions: inside a host the direct plan whatever links
-/// cost, by lines where the call is small; over connections where GPUs reach each other in part; between hosts by usual
-/// costs, or those of a file. What is not as it is there is said.
+/// cost, by lines where the call is small; over connections where GPUs reach each other in part, and where a call that
+/// would work in scratch is long; between hosts by usual costs, or those of a file. What is not as it is there is said.
 #[test]
 fn a_simulation_plays_what_communicators_choose() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -97,8 +97,9 @@ fn a_simulation_plays_what_communicators_choose() {
     let (h100, dgx1v) = (machine("h100x8"), machine("dgx1v"));
     let tuned = [("RSCCL_TUNE_FILE", file.to_str().expect("text"))];
     assert_eq!(way(&h100, &["-b", "1K"], &[]), ["Direct", "LL", "none"]);
-    assert_eq!(way(&h100, &["-b", "64M"], &[]), ["Direct", "Simple", "scratch"]);
-    assert_eq!(way(&h100, &["-b", "64M"], &tuned), ["Direct", "Simple", "scratch"], "a file says nothing of GPUs");
+    assert_eq!(way(&h100, &["-b", "2M"], &[]), ["Direct", "Simple", "scratch"]);
+    assert_eq!(way(&h100, &["-b", "2M"], &tuned), ["Direct", "Simple", "scratch"], "a file says nothing of GPUs");
+    assert_eq!(way(&h100, &["-b", "64M"], &[]), ["Ring", "Simple", "none"], "scratch leaves links idle");
     assert_eq!(way(&h100, &["-b", "64M", "--registered"], &[]), ["Direct", "Simple", "symmetric"]);
     assert_eq!(way(&h100, &["-b", "1K"], &[("NCCL_PROTO", "Simple")]), ["Direct", "Simple", "scratch"]);
     assert_eq!(way(&h100, &["-b", "64M", "--algo", "Ring"], &[]), ["Ring", "Simple", "none"]);
@@ -115,7 +116,7 @@ fn a_simulation_plays_what_communicators_choose() {
     let remarks = |machine: &str, more: &[&str]| run(machine, more, &[])["runs"][0]["remarks"].to_string();
     assert!(remarks(&cpu, &["-b", "8"]).contains("flat slots, which are no plan"));
     assert!(remarks(&h100, &["-b", "1K"]).contains("by LL here: its latencies are not modelled"));
-    assert_eq!(remarks(&h100, &["-b", "64M"]), "[]");
+    assert_eq!(remarks(&h100, &["-b", "64M", "--registered"]), "[]");
     let staged = run(&h100, &["-b", "64M"], &[("NCCL_P2P_DISABLE", "1")])["runs"][0].clone();
     assert_eq!(staged["windows"], "scratch");
     assert!(staged["remarks"].to_string().contains("work in the host's memory here"), "{staged}");

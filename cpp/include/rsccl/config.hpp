@@ -118,12 +118,15 @@ struct Config {
     /// Where a thread of the library answers NVIDIA's client ncclras: an address of loopback with its port, such as "localhost:28028".
     /// `NCCL_RAS_ADDR`; nobody listens.
     std::optional<std::string> ras_addr = {};
+    /// Whether `ras_addr` counts. `NCCL_RAS_ENABLE`; true.
+    std::optional<bool> ras_enable = {};
     /// A file for a trace of what each rank did when, as Chrome and Perfetto read it. In the name %r is the rank ("threads" where ranks
     /// are threads), %h the host, %p the process; without any of them the rank stands before the ending. `RSCCL_TRACE`; none is written.
     std::optional<std::string> trace = {};
     /// Whether the trace has the steps of plans too. `RSCCL_TRACE_STEPS`; false.
     std::optional<bool> trace_steps = {};
-    /// Whether profilers get no ranges of calls, which they get where libnvToolsExt.so.1 loads. `NCCL_NVTX_DISABLE`; false.
+    /// Whether profilers get no ranges of calls. They get them where one is injected (`NVTX_INJECTION64_PATH`, as Nsight
+    /// Systems sets it) and `libnvToolsExt.so.1` loads. `NCCL_NVTX_DISABLE`; false.
     std::optional<bool> nvtx_disable = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.

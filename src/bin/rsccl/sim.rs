@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use rsccl::internals::engine::foreseen::{Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay};
+use rsccl::internals::engine::foreseen::{
+    Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay, OnChannels,
+};
 use rsccl::internals::plan::Windows;
 use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::channels::{self, SystemChannels};
@@ -200,7 +202,12 @@ impl There<'_> {
         let described = ForeseenGpus {
             orders: if is_whole { self.orders(found, (&system, &gpus), &mut Vec::new())? } else { None },
             rails: channels::rails(&system, &gpus),
-            by_channels: (reach.is_staged && reach.is_reached) || (reach.is_joined && all.len() == 1),
+            on_channels: match (reach.is_staged, reach.is_reached) {
+                (true, true) => OnChannels::All,
+                _ if reach.is_joined && all.len() == 1 => OnChannels::All,
+                (true, false) => OnChannels::None,
+                (false, _) => OnChannels::OffScratch,
+            },
             protocols,
         };
         Foreseen::on_gpus(standing(&hosts, cores), described)

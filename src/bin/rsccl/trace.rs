@@ -76,10 +76,15 @@ impl Merged {
         for (number, owner) in owners {
             let mut free = number;
             while self.owners.get(&free).is_some_and(|known| *known != owner) {
-                free += OTHER_JOB;
+                let Some(next) = free.checked_add(OTHER_JOB) else { break };
+                free = next;
             }
             if free != number {
-                let text = format!("{}: rank {} of another job: shown as process {free}", path.display(), number - 1);
+                let text = format!(
+                    "{}: rank {} of another job: shown as process {free}",
+                    path.display(),
+                    number.saturating_sub(1)
+                );
                 print::complain(&text);
             }
             self.owners.insert(free, owner);
@@ -108,7 +113,10 @@ impl Merged {
 fn read(path: &Path) -> Result<(Vec<Value>, usize)> {
     let named = |error| Error::system(format!("reading {}", path.display()), error);
     if fs::metadata(path).map_err(named)?.len() > MOST_BYTES {
-        return Err(Error::invalid_argument(format!("{} has more than {MOST_BYTES} bytes", path.display())));
+        return Err(Error::invalid_argument(format!(
+            "{} has more than {MOST_BYTES} bytes: merge fewer files at a time, or record a shorter run",
+            path.display()
+        )));
     }
     let bytes = fs::read(path).map_err(named)?;
     let text = String::from_utf8_lossy(&bytes);

@@ -9,7 +9,7 @@ use super::TcpStore;
 use super::tcp::terms;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::lookup::Lookup;
-use crate::bootstrap::probe::{Answer, who_serves};
+use crate::bootstrap::probe::{Answer, who_serve};
 use crate::bootstrap::serving::ServiceListeners;
 use crate::bootstrap::{Options, SharedSecret, socket};
 use crate::error::{Error, Kind, Result};
@@ -81,7 +81,8 @@ impl PortSearch {
         })
     }
 
-    /// One round over all ports: the store, where one of them has it.
+    /// One round over all ports, which are asked side by side: a rank that computes lets a connection wait at its port,
+    /// and many ports may be those of such ranks. The store, where one of them has it.
     ///
     /// # Errors
     /// Of the abort of `wait`, and at its deadline; [`Kind::InvalidUsage`] if the host's name has no address after a
@@ -90,7 +91,7 @@ impl PortSearch {
         if self.addresses.is_empty() {
             let Some(found) = self.lookup.look(clock::now())? else {
                 let waited = clock::now().saturating_duration_since(self.begun);
-                return if self.lookup.has_failed() && waited >= NAME_PATIENCE {
+                return if self.lookup.failures() >= LEAST_FAILURES && waited >= NAME_PATIENCE {
                     Err(self.unknown())
                 } else {
                     Ok(None)
@@ -98,14 +99,20 @@ impl PortSearch {
             };
             self.addresses = found;
         }
-        let mut seen = Vec::new();
-        for port in &self.ports {
-            for address in &self.addresses {
+        let on = |port: u16| {
+            self.addresses.iter().map(move |address| {
                 let mut address = *address;
-                address.set_port(*port);
-                match who_serves(address, &terms(&self.options), wait)? {
+                address.set_port(port);
+                address
+            })
+        };
+        let places: Vec<SocketAddr> = self.ports.iter().copied().flat_map(on).collect();
+        let mut seen = Vec::new();
+        for some in places.chunks(MOST_AT_ONCE) {
+            for (address, answer) in who_serve(some, &terms(&self.options), wait)? {
+                match answer {
                     Answer::Service => return TcpStore::connect_near(address, &self.options).map(Some),
-                    Answer::OtherJob(other) => seen.push(format!("{port}: {}", other.name)),
+                    Answer::OtherJob(other) => seen.push(format!("{}: {}", address.port(), other.name)),
                     // Of free ports there is nothing to say.
                     Answer::Nothing => {}
                     Answer::Unreachable => seen.push(format!("{address}: no answer")),
@@ -137,7 +144,8 @@ impl PortSearch {
 
     fn unknown(&self) -> Error {
         Error::invalid_usage(format!(
-            "the node {} has no address on this host: {}; set MASTER_ADDR to an address of that node, and MASTER_PORT",
+            "the node {} has no address on this host: {}; set MASTER_ADDR to an address of the node of rank 0, and \
+             MASTER_PORT",
             self.host,
             self.lookup.state()
         ))
@@ -154,11 +162,15 @@ pub(crate) fn list(ports: &[u16]) -> String {
 }
 
 const SHOWN_PORTS: usize = 9;
+/// How many places are asked side by side: each takes a descriptor meanwhile.
+const MOST_AT_ONCE: usize = 128;
 /// The pause before the next round: it doubles from the first to the last, since thousands may search.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
-/// How long a name may have no address: the nodes of a job run already, so their names do not come late.
+/// How long a name may have no address, and how often that is to be answered, since a resolver may fail now and then:
+/// the nodes of a job run already, so their names do not come late.
 const NAME_PATIENCE: Duration = Duration::from_secs(3);
+const LEAST_FAILURES: u32 = 5;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -216,9 +228,9 @@ mod tests {
             let why = search.rest(&over).unwrap_err().to_string();
             assert!(why.contains("no rank of this job listens at a port of the host 127.0.0.1"), "{why}");
         }
-        // A stranger who takes connections and never says anything costs a moment.
-        let (_silent, port) = taken(1);
-        ports.insert(0, port[0]);
+        // Strangers who take connections and never say anything cost one moment, and not one each.
+        let (_silent, before) = taken(12);
+        ports.splice(0..0, before);
         assert_eq!(found(&ports, &steps[1]).get("whose", &soon()).unwrap(), [1]);
     }
 

@@ -65,6 +65,8 @@ const TABLE: &[(&str, &str, Rule)] = &[
     // Without a folder nothing is done about the signal.
     ("RSCCL_RECORD_SIGTERM", "1", Own),
     ("NCCL_RAS_ADDR", "none", Own),
+    // Without an address nobody listens anyway.
+    ("NCCL_RAS_ENABLE", "0", Own),
     ("RSCCL_TRACE", "/none/trace", Own),
     // Without a file nothing is recorded.
     ("RSCCL_TRACE_STEPS", "1", Own),

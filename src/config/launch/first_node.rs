@@ -4,7 +4,7 @@
 //! The process with `SLURM_NODEID` 0 and `SLURM_LOCALID` 0 serves there, at the first free one of these ports:
 //!
 //! 1. those of `SLURM_STEP_RESV_PORTS`, which no other step has (`MpiParams=ports=` in `slurm.conf`);
-//! 2. those of `RSCCL_PORT_RANGE`, beginning at one that depends on job, step and count of restarts;
+//! 2. the last 64 of `RSCCL_PORT_RANGE`, beginning at one that depends on job, step and count of restarts;
 //! 3. nine below the ports that a system gives to outgoing connections, which depend on the same.
 
 use super::job::text;
@@ -34,7 +34,7 @@ impl FirstNode {
         let reserved = text(environment, RESERVED).and_then(listed);
         let seed = seed(job);
         let ports = reserved.unwrap_or_else(|| match range {
-            Some(range) => rotated(range.ports().collect(), seed),
+            Some(range) => last_of(range, seed),
             None => derived(seed),
         });
         let is_arbitrary = text(environment, DISTRIBUTION).is_none_or(|how| how.contains("arbitrary"));
@@ -79,13 +79,15 @@ fn seed(job: &str) -> usize {
     usize::try_from(u32::from_le_bytes(*first)).unwrap_or(0)
 }
 
-/// The ports of a range, which another job begins elsewhere.
-fn rotated(mut ports: Vec<u16>, seed: usize) -> Vec<u16> {
+/// The last ports of a range, since the listeners of ranks take its first free ones. Another job begins elsewhere.
+fn last_of(range: PortRange, seed: usize) -> Vec<u16> {
+    let mut ports: Vec<u16> = range.ports().collect();
+    ports.reverse();
+    ports.truncate(MOST_PORTS);
     if !ports.is_empty() {
         let first = seed % ports.len();
         ports.rotate_left(first);
     }
-    ports.truncate(MOST_PORTS);
     ports
 }
 
@@ -175,6 +177,12 @@ mod tests {
             derived.sort_unstable();
             derived.dedup();
             assert_eq!(derived.len(), SPARE_PORTS + 1);
+        }
+        // The listeners of 64 ranks, which take the first ports of a range, leave some to meet at.
+        let taken = 50_000..50_128;
+        for job in 0..1000 {
+            let ports = ports(&[], PortRange::new(50_000, 50_199), &format!("job {job}"));
+            assert!(ports.iter().any(|port| !taken.contains(port)), "job {job}: {ports:?}");
         }
         let first = |job: &str| ports(&[], None, job)[0];
         assert_ne!(first("Slurm's job 7 step 3"), first("Slurm's job 7 step 4"));

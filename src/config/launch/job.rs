@@ -104,7 +104,7 @@ impl JobIdentity {
     }
 }
 
-/// Whether the ranks that `launcher` has started are clients of a process manager that speaks PMIx. Its variables may be
+/// Whether ranks that `launcher` has started are clients of a process manager that speaks PMIx. Its variables may be
 /// left over from a launcher around `srun`.
 pub(super) fn has_pmix(launcher: &Launcher, environment: &Environment) -> bool {
     let space = text(environment, NAMESPACE);

@@ -61,7 +61,10 @@ pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kern
         }
         blocks_of!(BLOCK / size_of::<L::Wide>());
         blocks_of!(BLOCK / size_of::<L::Wide>() / 8);
-        blocks_of!(BLOCK / size_of::<L::Wide>() / 64);
+        // Of accumulators of 8 bytes that is one, as the last.
+        if const { BLOCK / size_of::<L::Wide>() / 64 > 1 } {
+            blocks_of!(BLOCK / size_of::<L::Wide>() / 64);
+        }
         blocks_of!(1);
         if end == lanes {
             break;

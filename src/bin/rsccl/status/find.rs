@@ -122,6 +122,8 @@ fn described(process: &Process, mut document: Value) -> Value {
     document["parent"] = json!(process.parent);
     document["boot"] = json!(host::boot_id().unwrap_or_default());
     document["started"] = json!(process.started);
+    let space = fs::read_link(format!("/proc/{}/ns/pid", process.number));
+    document["pid_namespace"] = json!(space.map(|space| space.to_string_lossy().into_owned()).unwrap_or_default());
     document["command"] = json!(process.name);
     document["state"] = json!(state_name(process.state));
     document["memory_kib"] = process.memory.clone();

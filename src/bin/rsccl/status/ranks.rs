@@ -105,8 +105,9 @@ pub(crate) struct World {
     pub(crate) beside: Vec<(String, u64, u64, String)>,
     /// Processes of this user that cannot be looked at: host, number, name.
     pub(crate) closed: Vec<(String, u64, String)>,
-    /// Boot, number and start of each process: hosts that have one `/proc` show the same ones.
-    seen: HashSet<(String, u64, u64)>,
+    /// Boot, namespace, number and start of each process: hosts that have one `/proc` show the same ones, and processes
+    /// of two containers may have one number.
+    seen: HashSet<(String, String, u64, u64)>,
 }
 
 impl World {
@@ -136,7 +137,12 @@ impl World {
     }
 
     fn add_process(&mut self, host: &str, process: &Value) {
-        let identity = (text(&process["boot"]), number(&process["pid"]), number(&process["started"]));
+        let identity = (
+            text(&process["boot"]),
+            text(&process["pid_namespace"]),
+            number(&process["pid"]),
+            number(&process["started"]),
+        );
         if !identity.0.is_empty() && !self.seen.insert(identity) {
             return;
         }
