@@ -33,6 +33,7 @@ mod persistent;
 mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
+mod queued;
 mod request;
 mod requests;
 mod scope;

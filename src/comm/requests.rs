@@ -19,6 +19,7 @@ use crate::comm::job::Job;
 use crate::comm::long_rest::{LongRest, Wakes};
 use crate::comm::outcome::{Beginner, Outcome, Promise, Traced, is_own};
 use crate::comm::panics::as_error;
+use crate::comm::queued::Queued;
 use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
 use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
@@ -60,28 +61,6 @@ pub(super) struct Requests {
 }
 
 type Collective = Resumable<(Box<Engine>, Result<()>)>;
-
-/// A group that has not ended.
-#[derive(Debug)]
-struct Queued {
-    messages: Vec<Message<'static>>,
-    steps: VecDeque<Step<'static>>,
-    promise: Promise,
-    /// Its messages that are under way now.
-    part: Option<Arc<Outcome>>,
-}
-
-impl Queued {
-    /// A request of which nothing is to begin: whoever ends its collective, or the communicator, tells how it ended.
-    fn told_at_end(promise: Promise) -> Queued {
-        Queued { messages: Vec::new(), steps: VecDeque::new(), promise, part: None }
-    }
-
-    /// Whether it has messages between ranks that have not begun.
-    fn has_messages(&self) -> bool {
-        !self.messages.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Exchange(_)))
-    }
-}
 
 impl Requests {
     /// No request yet.
@@ -515,8 +494,8 @@ impl Requests {
                 Err(error) if is_own(&error) => self.refuse(error, &promise)?,
                 Err(error) => {
                     // Whoever ends the communicator tells all that is queued, and may first have others to move.
-                    let left = Arc::into_inner(promise).map(Queued::told_at_end);
-                    left.into_iter().for_each(|queued| self.queue.push_front(queued));
+                    let left = Arc::into_inner(promise).into_iter();
+                    left.for_each(|promise| self.queue.push_front(Queued::told_at_end(promise)));
                     return Err(error);
                 }
             }

@@ -117,7 +117,7 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
     ),
     (
         "requests run the calls of groups, which are begun as requests",
-        &[("comm/requests", "comm/group"), ("comm/job", "comm/group")],
+        &[("comm/requests", "comm/group"), ("comm/queued", "comm/group"), ("comm/job", "comm/group")],
     ),
     ("the watcher visits the engines whose programs wake it", &[("comm/engine_home", "comm/watcher")]),
     ("`BARRIER_SCRATCH`", &[("plan/mesh", "plan/build")]),
