@@ -153,9 +153,9 @@ impl<'scope> Scope<'scope, '_> {
     fn queue(&self, job: Job<'scope>) -> Result<Request<'scope>> {
         let job = ManuallyDrop::new(job);
         // SAFETY: read once, and the original is not dropped; only the lifetime changes. What the job points to
-        // outlives the scope. Either the job has ended and been dropped when `begin` returns, or a promise was asked for
-        // before anybody kept it: then the scope does not end before the outcome is set, which is when the job has been
-        // dropped.
+        // outlives the scope. Either the job has ended and been dropped when `begin` returns, or a promise was asked
+        // for before anybody kept it: then the scope does not end before the outcome is set, which is when the job has
+        // been dropped.
         let job = unsafe { (&raw const *job).cast::<Job<'static>>().read() };
         let mut beginner = OfScope { begun: self.begun, outcome: None };
         match self.shared.begin(job, &mut beginner) {

@@ -395,8 +395,8 @@ impl ProgressDuty for Rounds {
     }
 }
 
-/// Runs what is due of the program's: on a thread of its own where the progress thread moves what kernels wait for. Such
-/// code may wait for a kernel, as where it drops a communicator or calls its GPU.
+/// Runs what is due of the program's: on a thread of its own where the progress thread moves what kernels wait for.
+/// Such code may wait for a kernel, as where it drops a communicator or calls its GPU.
 fn run_due(due: LeftOver) {
     if due.is_empty() || !proxy::is_any() {
         return due.run();

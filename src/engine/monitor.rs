@@ -155,7 +155,7 @@ impl Drop for Monitor {
         self.shared.state().ends = true;
         self.service.told.lock().is_urgent = true;
         self.service.wake();
-        self.shared.ending.wait();
+        self.shared.ending.await_told();
         self.service.leave();
     }
 }

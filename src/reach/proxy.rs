@@ -153,7 +153,7 @@ impl Drop for Proxy {
         self.shared.wanted.post.chime.ring();
         // Code of the program's that the thread runs may drop a communicator. What is left is handed over behind it.
         if !progress_thread::is_here() {
-            self.shared.ending.wait();
+            self.shared.ending.await_told();
             if let Some(thread) = self.shared.failing.lock().take() {
                 // One that panicked has told what it could.
                 let _ended = thread.join();

@@ -15,7 +15,7 @@ impl Ending {
     }
 
     /// Waits until it is told.
-    pub(crate) fn wait(&self) {
+    pub(crate) fn await_told(&self) {
         let mut has_ended = self.has_ended.lock();
         while !*has_ended {
             has_ended = self.changed.wait(has_ended);

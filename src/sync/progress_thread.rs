@@ -119,8 +119,8 @@ thread_local! {
     static FIRST_PROCESSORS: Cell<Option<Allowed>> = const { Cell::new(None) };
 }
 
-/// On the thread: where it might run when it began. A duty that moves it leaves it there at its end, and so does what it
-/// starts for the program.
+/// On the thread: where it might run when it began. A duty that moves it leaves it there at its end, and so does what
+/// it starts for the program.
 pub(crate) fn first_processors() -> Option<Allowed> {
     FIRST_PROCESSORS.get()
 }
