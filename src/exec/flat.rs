@@ -670,7 +670,7 @@ mod models {
                         let result = met.expect("ranks stand in teams");
                         // SAFETY: the place of the one byte of the result.
                         let found = self.result.with(|_| unsafe { result.data(1).as_ptr().read() });
-                        assert_eq!(found, (0..ranks).map(|rank| byte(rank, number)).sum());
+                        assert_eq!(found, (0..ranks).map(|rank| byte(rank, number)).sum::<u8>());
                         flat.finish_symmetric(&exchange);
                     }
                     Readers::All => {

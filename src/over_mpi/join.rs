@@ -17,6 +17,7 @@ use crate::over_mpi::alarm::Alarm;
 use crate::over_mpi::calls::{self, Private, Theirs};
 use crate::over_mpi::waiting::{Bounded, Lookout, finish, first, within};
 use crate::over_mpi::{Handle, Mpi};
+use crate::session::page::OwnPage;
 use crate::sync::Wait;
 use crate::types::Rank;
 
@@ -44,6 +45,8 @@ fn join(mpi: Mpi, theirs: &Theirs, config: &Config) -> Result<Communicator> {
         Ok(prepared) => prepared.init_timeout(),
         Err(_) => config.clone().init_timeout_alone(&Environment::capture()),
     };
+    // Until it is known whom this rank belongs to: that it waits in MPI is all that there is to see of it.
+    let page = OwnPage::of_beginning(theirs.world(), (CALL, 0, 0), &config.name);
     let wait = within(timeout);
     let words = format!(
         "not all {} ranks of the MPI communicator called rsccl::mpi::communicator within {} s; MPI cannot say which, \
@@ -61,7 +64,7 @@ fn join(mpi: Mpi, theirs: &Theirs, config: &Config) -> Result<Communicator> {
     let wait = within(timeout.saturating_add(GRACE));
     let mut carrier = Bounded { comm: &comm, wait: &wait, words: GONE };
     let outcome = match agree(&mut carrier, prepared) {
-        Ok(prepared) => meet(&comm, prepared),
+        Ok(prepared) => meet(&comm, prepared, page),
         Err(error) => Err(error),
     };
     // If MPI failed on some rank, others may still use the duplicate, so it is not freed.
@@ -73,7 +76,7 @@ fn join(mpi: Mpi, theirs: &Theirs, config: &Config) -> Result<Communicator> {
 }
 
 /// Joins after all ranks have arrived with a valid configuration. The longest of their deadlines bounds what follows.
-fn meet(comm: &Private, prepared: PreparedInit) -> Result<Communicator> {
+fn meet(comm: &Private, prepared: PreparedInit, page: OwnPage) -> Result<Communicator> {
     let mine = i64::try_from(prepared.init_timeout().as_millis()).unwrap_or(i64::MAX);
     let wait = within(prepared.init_timeout().saturating_add(GRACE));
     let longest = first(finish(comm.least(vec![-mine])?, &wait, GONE)?.1)?;
@@ -87,6 +90,8 @@ fn meet(comm: &Private, prepared: PreparedInit) -> Result<Communicator> {
     // Starts here, so that no rank's agreement ends before another rank's join does.
     let last = within(longest.saturating_add(GRACE + GRACE));
     let mut alarm = Alarm::new(comm);
+    // The communicator has one of its own.
+    drop(page);
     let joined = match prepared.join(id, comm.world()) {
         Ok(starting) => watch(starting, &alarm, &within(longest.saturating_add(GRACE)))?,
         Err(error) => Joined::Failed(error),
@@ -96,6 +101,9 @@ fn meet(comm: &Private, prepared: PreparedInit) -> Result<Communicator> {
     }
     settle(comm, joined, alarm, &last)
 }
+
+/// As the page of a rank names the call.
+const CALL: &str = "mpi::communicator";
 
 /// The outcome of a rank's join.
 enum Joined {

@@ -27,6 +27,8 @@ pub const MOST_PAGES: usize = 256;
 pub const ALL_WORDS: usize = HEAD_WORDS + MOST_PAGES * PAGE_WORDS;
 /// As in the real one.
 pub const MAGIC: u64 = 1;
+/// As where it is modelled.
+pub const PAGES_NAME: &std::ffi::CStr = c"rsccl-ranks";
 
 /// As in the real one.
 pub mod process_head {

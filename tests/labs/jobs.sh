@@ -129,7 +129,7 @@ alone slurm_alone_ports 4 env RSCCL_PORT_RANGE=21000-21015 RSCCL_SECRET=hush sru
 alone slurm_alone_het 3 salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 "${rank[@]}"
 # shellcheck disable=SC2016 # the rank's shell expands it
 no_names='[ "$SLURM_PROCID" = 0 ] || mount --bind /dev/null /etc/hosts; exec "$0" "$@"'
-error slurm_alone_no_names 2 12 "the node n0 has no address on this host/set MASTER_ADDR to an address of that node" \
+error slurm_alone_no_names 2 12 "the node n0 has no address on this host/set MASTER_ADDR to an address of the node of rank 0" \
     env RSCCL_INIT_TIMEOUT_MS=8000 srun --quiet -N 3 -n 3 unshare --mount sh -c "$no_names" "${rank[@]}"
 if wants slurm_alone_often; then
     often=right

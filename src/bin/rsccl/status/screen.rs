@@ -234,7 +234,7 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[1], "! rank 2 (host node1, pid 7431) has not entered all_reduce #1 for 6.4 s; 3 ranks");
         assert_eq!(lines[2], "  wait in it; rank 2 computes (not in rsccl)");
-        assert_eq!(lines[6], "  de58295da321771b  0 of 4  node1  7429  sleeping  2      waits 6.4 s in all_red..");
+        assert_eq!(lines[6], "  de58295da321771b  0 of 4  node1  7429  sleeping  2      waits 6.4 s in all_r..");
         assert_eq!(fitted(FRAME, (200, 24)), FRAME, "a wide one has all of it");
     }
 
