@@ -169,7 +169,7 @@ fn most_used(job: &Job, before: &[Duration], which: impl Fn(usize) -> bool) -> D
 const LATE: Duration = Duration::from_secs(1);
 /// The most processor time of a rank that waits for `LATE`, at least of some tries. It spins for 1 ms, and wakes about 100
 /// times, each for 10 us on a quiet machine and for 60 us on a busy one.
-const MOST_USED: Duration = Duration::from_millis(15);
+const MOST_USED: Duration = Duration::from_millis(20);
 /// What it takes more to connect, on a busy machine.
 const CONNECTING: Duration = Duration::from_millis(15);
 /// How often its threads wake meanwhile, whatever else the machine does: 50 times were measured, and 103. A wait that naps
