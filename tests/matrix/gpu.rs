@@ -69,7 +69,7 @@ pub(crate) fn seeds_of_weak_memory(test: &str) -> Vec<u64> {
     if is_exhaustive() {
         return (1..=SEEDS).collect();
     }
-    let first = random::changing_seed(&format!("matrix {test}"));
+    let first = random::changing_seed(&format!("matrix {test} --features cuda"));
     (0..SEEDS).step_by(SEEDS_APART).map(|step| 1 + (first % SEEDS + step) % SEEDS).collect()
 }
 

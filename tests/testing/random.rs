@@ -56,7 +56,7 @@ pub fn seed() -> u64 {
 /// that draw a sample of what they could try.
 pub fn changing_seed(test: &str) -> u64 {
     let seed = if text("RSCCL_TEST_SEED").is_some() { seed() } else { new_seed() };
-    let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --test {test}\n");
+    let again = format!("seed: RSCCL_TEST_SEED={seed} cargo test --features cli --test {test}\n");
     std::io::stderr().write_all(again.as_bytes()).expect("standard error can be written");
     seed
 }
