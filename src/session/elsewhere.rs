@@ -41,12 +41,12 @@ pub(crate) struct RemoteRank {
     pub(crate) host: u64,
     /// Its process, as its host counts.
     pub(crate) pid: u32,
-    pub(crate) standing: Standing,
+    pub(crate) standing: RemoteState,
 }
 
 /// What a rank has told the others of itself, or what they have noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum RemoteState {
     /// It has ended without goodbye; how that was noticed.
     Dead(String),
     /// It has said goodbye.

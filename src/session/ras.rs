@@ -13,8 +13,9 @@
 //! It listens on loopback alone, since nobody who asks proves who they are; it only tells, and what it tells is what
 //! `rsccl status` shows of these ranks, to any user of this host. Of the processes of a host the first has the port,
 //! and tells of all ranks of its communicators: of those on this host by their pages, of those on other hosts what its
-//! own ranks have heard of them ([`Standing`]): nobody is asked, so that no answer waits for another host. Where a
-//! `libnccl` is loaded nobody listens: its processes share the port by SO_REUSEPORT, and answers would come from either.
+//! own ranks have heard of them ([`RemoteState`]): nobody is asked, so that no answer waits for another host. Where a
+//! `libnccl` is loaded nobody listens: its processes share the port by SO_REUSEPORT, and answers would come from
+//! either.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::session::elsewhere::{self, RemoteRank, Standing};
+use crate::session::elsewhere::{self, RemoteRank, RemoteState};
 use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, on_one_line, quoted};
 use crate::sync::primitive::statics::Mutex;
 use crate::sys::foreign_pages::ForeignPages;
@@ -239,19 +240,19 @@ fn view_of(process: u64, now: u64) -> Option<ProcessView> {
 /// What the ranks of this process know of those on other hosts, each rank of a communicator once.
 fn remote_ranks() -> Vec<RemoteRank> {
     let mut known: Vec<RemoteRank> = elsewhere::all().iter().flat_map(|own| own.remote_ranks()).collect();
-    known.sort_by_key(|one| (one.communicator, one.rank, one.standing == Standing::Silent));
+    known.sort_by_key(|one| (one.communicator, one.rank, one.standing == RemoteState::Silent));
     known.dedup_by_key(|one| (one.communicator, one.rank));
     known
 }
 
-impl Standing {
+impl RemoteState {
     /// A word for programs, and what is known beyond it.
     fn told(&self) -> (&'static str, &str) {
         match self {
-            Standing::Dead(why) => ("dead", why),
-            Standing::Left => ("left", ""),
-            Standing::Waits(call) => ("waits", call),
-            Standing::Silent => ("silent", ""),
+            RemoteState::Dead(why) => ("dead", why),
+            RemoteState::Left => ("left", ""),
+            RemoteState::Waits(call) => ("waits", call),
+            RemoteState::Silent => ("silent", ""),
         }
     }
 }
@@ -270,10 +271,10 @@ impl RemoteRank {
     fn as_text(&self) -> String {
         let RemoteRank { communicator, rank, size, host, pid, standing } = self;
         let does = match standing {
-            Standing::Dead(why) => format!("has died: {}", on_one_line(why)),
-            Standing::Left => "has left".to_owned(),
-            Standing::Waits(call) => format!("waits in {}", on_one_line(call)),
-            Standing::Silent => "has told nothing: it computes, or is stopped".to_owned(),
+            RemoteState::Dead(why) => format!("has died: {}", on_one_line(why)),
+            RemoteState::Left => "has left".to_owned(),
+            RemoteState::Waits(call) => format!("waits in {}", on_one_line(call)),
+            RemoteState::Silent => "has told nothing: it computes, or is stopped".to_owned(),
         };
         format!("rank {rank} of {size}, communicator {communicator:016x}, host id {host:016x}, pid {pid}: {does}\n")
     }
