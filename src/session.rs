@@ -310,7 +310,8 @@ impl Session {
     /// after a moment. A stop of this process in a sleep counts as time of the wait, so that a sleep is a part of the
     /// time-out only.
     pub(crate) fn longest_sleep(&self, now: Instant) -> Duration {
-        let most = (self.settings.timeout.time / SLEEPS).min(LONGEST_SLEEP);
+        let longest = if self.is_asked_aside() { ASKED_SLEEP } else { LONGEST_SLEEP };
+        let most = (self.settings.timeout.time / SLEEPS).min(longest);
         self.peers().last_words(now).map_or(most, |time| time.min(most))
     }
 
@@ -523,6 +524,12 @@ impl Session {
         log::spans::flush();
     }
 
+    /// Whether the thread that answers `ncclras` hears news for this rank. A call that has looked and is about to sleep
+    /// is not woken by what that thread has taken meanwhile.
+    fn is_asked_aside(&self) -> bool {
+        !self.remote.is_empty() && self.settings.ras_addr.is_some()
+    }
+
     fn told(&self) -> MutexGuard<'_, ToldStall> {
         self.told.lock()
     }
@@ -538,6 +545,8 @@ const LAST_MOMENT: Duration = Duration::from_secs(5);
 const SLEEPS: u32 = 8;
 /// The longest sleep of a wait whose time-out is longer.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The longest sleep where another thread may have heard the news that the wait needs.
+const ASKED_SLEEP: Duration = Duration::from_secs(1);
 
 impl OwnRank for Session {
     fn place(&self) -> (u64, Rank) {
@@ -570,8 +579,8 @@ impl OwnRank for Session {
             return Vec::new();
         }
         // After a failure the calls of this rank alone hear more: its words may be the cause that they wait for.
-        let has_failed = self.peers().is_cause;
-        let events = if has_failed { Vec::new() } else { self.bootstrap.poll() };
+        let hears = self.is_asked_aside() && !self.peers().is_cause;
+        let events = if hears { self.bootstrap.poll() } else { Vec::new() };
         let mut peers = self.peers();
         events.into_iter().for_each(|event| peers.hear(event, &self.history));
         let known = |(rank, host, pid): &(Rank, u64, u32)| RemoteRank {

@@ -91,8 +91,9 @@ pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<LockedFile> {
 
 /// A file of which a forked child gets no copy.
 ///
-/// The kernel gives numbers of files again, unlike those of sockets: what the program opens later may have this one's
-/// descriptor, device and inode, and a child would find a dead end in its place. So the entry ends with the file.
+/// A file system gives the inode of a removed file to the next one; no two sockets have the same. So a file that the
+/// program opens later may have this one's descriptor, device and inode, and a child would find a dead end in its
+/// place: the entry in the table ends when this is dropped.
 #[derive(Debug)]
 pub struct LockedFile {
     file: ManuallyDrop<File>,
