@@ -102,7 +102,7 @@ const IDLE_AGE: Duration = Duration::from_secs(1);
 /// The most connections accepted in a row before the existing ones are served again.
 const ACCEPTS_AT_ONCE: usize = 64;
 
-/// The upper bound of a frame's bytes; in small worlds the bound is half of the largest all-gather.
+/// The upper bound of a frame's bytes; in small worlds the bound is the largest all-gather.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 
 /// A rank listens before others learn its address, so after this many refused connections it must be gone.
@@ -135,12 +135,12 @@ const GOODBYE: u8 = 5;
 impl ControlPlane {
     pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<ControlPlane> {
         poller.add(own.listener.as_fd(), LISTENER, Interest::Read)?;
-        let half = Rank::new(world.size).index().div_ceil(2).max(1);
+        let ranks = Rank::new(world.size).index();
         let rules = Rules {
             retry_count: options.retry_count,
             retry_sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout,
-            most_bytes: (half.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
+            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
         };
         Ok(ControlPlane {
             world,
