@@ -315,7 +315,7 @@ judge_skips() {
 }
 
 # Beginnings of reasons that no installation can remove; and Intel MPI (mpi-examples/README.md) and PyTorch, which are installed on request only.
-MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no torch|this toolchain has no|this kernel has no"
+MACHINE_LACKS="no reference files|impi-pypi: not installed|no peers for the contest|no GPU|no network|no torch|this toolchain has no|this kernel has no"
 
 examples=0 features= ahead=
 main 2>&1 | tee "$output"

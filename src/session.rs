@@ -29,7 +29,7 @@ use crate::exec::History;
 use crate::log;
 use crate::log::spans::SpanOwner;
 use crate::session::culprit::Culprit;
-use crate::session::elsewhere::OwnRank;
+use crate::session::elsewhere::{OwnRank, RemoteRank};
 use crate::session::page::OwnPage;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
 use crate::session::seats::HostSeats;
@@ -63,6 +63,8 @@ pub(crate) struct Session {
     pub(crate) hook: HookSlot,
     /// The processes of the other ranks that this one can see.
     processes: Vec<(Rank, Process)>,
+    /// The ranks on other hosts: the number of the host, and the process there.
+    remote: Vec<(Rank, u64, u32)>,
     /// What this rank shows from outside. It has the number of the thread that has begun the latest operation, or has
     /// made this, and the number of collectives begun, which all ranks count alike.
     pub(crate) page: OwnPage,
@@ -172,6 +174,7 @@ impl Session {
             spans_hosts: false,
             seats: HostSeats::default(),
             processes: Vec::new(),
+            remote: Vec::new(),
             page,
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
@@ -184,11 +187,14 @@ impl Session {
         SpanOwner { track: self.settings.first_rank.unwrap_or(rank).get(), rank: rank.get(), communicator }
     }
 
-    /// Watches the processes of `peers` that mean the same by a process's number as `mine`.
+    /// Watches the processes of `peers` that mean the same by a process's number as `mine`, and notes those of other
+    /// hosts.
     pub(crate) fn watch_processes(&mut self, mine: &PeerInfo, peers: &[PeerInfo]) {
         let is_seen = |peer: &&PeerInfo| peer.space == mine.space && mine.space != 0 && peer.process != mine.process;
         let process = |peer: &PeerInfo| Some((peer.rank, Process::of(i32::try_from(peer.pid).ok()?)?));
         self.processes = peers.iter().filter(is_seen).filter_map(process).collect();
+        let remote = peers.iter().filter(|peer| peer.host != mine.host);
+        self.remote = remote.map(|peer| (peer.rank, peer.host, peer.pid)).collect();
     }
 
     /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
@@ -304,7 +310,8 @@ impl Session {
     /// after a moment. A stop of this process in a sleep counts as time of the wait, so that a sleep is a part of the
     /// time-out only.
     pub(crate) fn longest_sleep(&self, now: Instant) -> Duration {
-        let most = (self.settings.timeout.time / SLEEPS).min(LONGEST_SLEEP);
+        let longest = if self.is_asked_aside() { ASKED_SLEEP } else { LONGEST_SLEEP };
+        let most = (self.settings.timeout.time / SLEEPS).min(longest);
         self.peers().last_words(now).map_or(most, |time| time.min(most))
     }
 
@@ -517,6 +524,12 @@ impl Session {
         log::spans::flush();
     }
 
+    /// Whether the thread that answers `ncclras` hears news for this rank. A call that has looked and is about to sleep
+    /// is not woken by what that thread has taken meanwhile.
+    fn is_asked_aside(&self) -> bool {
+        !self.remote.is_empty() && self.settings.ras_addr.is_some()
+    }
+
     fn told(&self) -> MutexGuard<'_, ToldStall> {
         self.told.lock()
     }
@@ -532,6 +545,8 @@ const LAST_MOMENT: Duration = Duration::from_secs(5);
 const SLEEPS: u32 = 8;
 /// The longest sleep of a wait whose time-out is longer.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// The longest sleep where another thread may have heard the news that the wait needs.
+const ASKED_SLEEP: Duration = Duration::from_secs(1);
 
 impl OwnRank for Session {
     fn place(&self) -> (u64, Rank) {
@@ -557,6 +572,26 @@ impl OwnRank for Session {
             told.stall = None;
             self.bootstrap.publish(note);
         }
+    }
+
+    fn remote_ranks(&self) -> Vec<RemoteRank> {
+        if self.remote.is_empty() {
+            return Vec::new();
+        }
+        // After a failure the calls of this rank alone hear more: its words may be the cause that they wait for.
+        let hears = self.is_asked_aside() && !self.peers().is_cause;
+        let events = if hears { self.bootstrap.poll() } else { Vec::new() };
+        let mut peers = self.peers();
+        events.into_iter().for_each(|event| peers.hear(event, &self.history));
+        let known = |(rank, host, pid): &(Rank, u64, u32)| RemoteRank {
+            communicator: self.bootstrap.id(),
+            rank: rank.get(),
+            size: self.world.size,
+            host: *host,
+            pid: *pid,
+            standing: peers.standing(*rank),
+        };
+        self.remote.iter().map(known).collect()
     }
 }
 

@@ -9,6 +9,7 @@ mod hosts {
 }
 
 use std::path::Path;
+use std::process::Command;
 
 use testing::network::Network;
 use testing::ranks::Job;
@@ -305,6 +306,41 @@ fn a_host_whose_ranks_are_killed() {
     }
     job.lose_the_last_two_of_six();
     must_do_everything(&mut job);
+}
+
+/// What the process that answers `ncclras` on a host says.
+fn ras_status(network: &Network, host: usize, form: &str) -> String {
+    let words = network.on(host);
+    let lines = format!("CLIENT PROTOCOL 2\\nSET FORMAT {form}\\nSTATUS\\n");
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/28028 && printf '{lines}' >&3 && cat <&3");
+    let output = Command::new(&words[0]).args(&words[1..]).args(["bash", "-c", &script]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn ncclras_is_told_of_ranks_on_other_hosts() {
+    let Some(network) = Network::make(2) else { return };
+    let mut job = job(&network, &[0, 0, 1, 1], &[("NCCL_RAS_ADDR", "localhost:28028")]);
+    job.must("call all_reduce 10");
+    let text = ras_status(&network, 0, "text");
+    assert!(text.contains("2 processes of host host0 with 2 ranks"), "{text}");
+    for rank in &job.ranks[2..] {
+        let line = text.lines().find(|line| line.starts_with(&format!("rank {} of 4, ", rank.number))).expect(&text);
+        assert!(line.contains(&format!(", pid {}: has told nothing", rank.process())), "{line}");
+    }
+    // The ranks of the other host wait: those of this one make no call, and know.
+    job.begin("call barrier 0", |rank| rank >= 2);
+    ranks::until("it is told that both wait", || {
+        ras_status(&network, 0, "text").matches(": waits in barrier").count() == 2
+    });
+    let json = ras_status(&network, 0, "json");
+    assert!(json.matches("\"state\":\"waits\",\"words\":\"barrier").count() == 2, "{json}");
+    job.kill(3);
+    ranks::until("it is told that one has died", || {
+        ras_status(&network, 0, "text")
+            .lines()
+            .any(|line| line.starts_with("rank 3 of 4, ") && line.contains(": has died: "))
+    });
 }
 
 /// Small packets pass, so that all ranks are connected and know of each other.

@@ -60,7 +60,7 @@ fn play(role: &str, universe: &::mpi::environment::Universe) -> Result<()> {
             }
             comm.barrier()
         }
-        ("calls", _) => {
+        ("calls" | "outlives", _) => {
             while comm.barrier().is_ok() {}
             std::mem::forget(comm);
             Ok(())
@@ -105,8 +105,13 @@ impl Job {
         let version = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output().ok()?;
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("mpirun");
-        if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
+        let is_open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
+        if is_open_mpi {
             command.args(["--allow-run-as-root", "--oversubscribe"]);
+        }
+        if role == "outlives" {
+            // By itself a launcher ends the job with its first rank.
+            command.arg(if is_open_mpi { "--enable-recovery" } else { "-disable-auto-cleanup" });
         }
         command.args(["-n", &size.to_string()]).arg(std::env::current_exe().unwrap());
         command.args(["rank", "--exact", "--ignored", "--test-threads=1"]);
@@ -193,7 +198,6 @@ fn a_late_rank_is_named() {
 
 #[test]
 fn a_stopped_rank_is_named() {
-    // One that dies is the end of the job: the launcher ends the others at once.
     on_job("calls", 3, |job| {
         job.until("all go on", |told| told.contains("3 processes with 3 ranks") && !told.contains("for "));
         job.signal(1, libc::SIGSTOP);
@@ -201,6 +205,16 @@ fn a_stopped_rank_is_named() {
         job.is_told(&[&pid, "2 ranks wait in it; rank 1 is stopped (SIGSTOP)"]);
         job.signal(1, libc::SIGCONT);
         job.until("all go on again", |told| told.contains("Nobody holds another up."));
+    });
+}
+
+/// Where the launcher lets the others live.
+#[test]
+fn a_dead_rank_is_named() {
+    on_job("outlives", 3, |job| {
+        job.until("all go on", |told| told.contains("3 processes with 3 ranks") && !told.contains("for "));
+        job.signal(1, libc::SIGKILL);
+        job.is_told(&[&format!("rank 1 (host {}, pid {}) has died", host(), job.ranks[1])]);
     });
 }
 

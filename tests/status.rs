@@ -311,6 +311,37 @@ fn nvidia_s_client_is_answered_for_all_ranks_of_the_host() {
     assert!(ask_ras(address, "STATUS\n").contains("3 processes"));
 }
 
+/// The bytes of `src/ras/client.cc` as NCCL 2.24.3 and 2.30.7 have it, for `ncclras -t 3 -v -f json`: it sends a line once
+/// the one before is answered, each answer has to end in a line feed and nothing behind it, and reads the rest to the end.
+#[test]
+fn the_steps_of_nvidia_s_client_are_answered_one_by_one() {
+    let job = Job::whole("ras", 2);
+    job.until("the last call", |told| told.text.matches("last barrier #0").count() == 2);
+    let log = std::fs::read_to_string(job.folder.path().join("log-0")).unwrap();
+    let Some(address) = log.split("answers ncclras at ").nth(1).and_then(|rest| rest.lines().next()) else {
+        panic!("nobody answers: {log}")
+    };
+    let ask = |steps: &[(&str, &str)], last: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        for (line, answer) in steps {
+            std::io::Write::write_all(&mut stream, line.as_bytes()).unwrap();
+            let mut told = vec![0; answer.len()];
+            stream.read_exact(&mut told).unwrap();
+            assert_eq!(String::from_utf8_lossy(&told), *answer);
+        }
+        std::io::Write::write_all(&mut stream, last.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let hello = ("CLIENT PROTOCOL 2\n", "SERVER PROTOCOL 2\n");
+    let json = ask(&[hello, ("TIMEOUT 3\n", "OK\n"), ("SET FORMAT json\n", "OK\n")], "VERBOSE STATUS\n");
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((document["processes"].as_array().unwrap().len(), &document["remote"]), (2, &Value::Array(Vec::new())));
+    assert!(ask(&[hello], "STATUS\n").starts_with("RSCCL version "));
+}
+
 #[test]
 fn memory_and_traffic_are_shown() {
     let job = Job::whole("talks", 3);

@@ -6,19 +6,19 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::log::spans::{Recorder, SpanFormat, TraceSpan};
+use crate::sys::open::LockedFile;
 use crate::sys::{host, text_file, writing};
 
 /// A trace's file.
 #[derive(Debug)]
 pub(super) struct TraceFile {
     path: PathBuf,
-    file: File,
+    file: LockedFile,
     host: String,
     process: u32,
     /// Where the end of the array stands.

@@ -25,6 +25,36 @@ pub(crate) trait OwnRank: fmt::Debug + Send + Sync {
 
     /// Tells them by `note` that it no longer is in the communicator of this number.
     fn tell_back(&self, communicator: u64, note: &[u8]);
+
+    /// What it knows of the ranks on other hosts by now: it hears what they have told, and waits for nothing.
+    fn remote_ranks(&self) -> Vec<RemoteRank>;
+}
+
+/// What a rank knows of one on another host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RemoteRank {
+    pub(crate) communicator: u64,
+    pub(crate) rank: u32,
+    /// Ranks of the communicator.
+    pub(crate) size: u32,
+    /// The number of its host.
+    pub(crate) host: u64,
+    /// Its process, as its host counts.
+    pub(crate) pid: u32,
+    pub(crate) standing: RemoteState,
+}
+
+/// What a rank has told the others of itself, or what they have noticed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RemoteState {
+    /// It has ended without goodbye; how that was noticed.
+    Dead(String),
+    /// It has said goodbye.
+    Left,
+    /// It waits in this call.
+    Waits(String),
+    /// Nothing: it computes, its call has just begun, or it is stopped.
+    Silent,
 }
 
 /// Those of this process that had not ended at the last look. A forked child has none: calls on its parent's are
@@ -38,11 +68,15 @@ pub(crate) fn enter(rank: Weak<dyn OwnRank>) {
     ranks.push(rank);
 }
 
+/// The ranks of this process.
+pub(super) fn all() -> Vec<Arc<dyn OwnRank>> {
+    // What ends with its last owner here ends after the lock.
+    OWN_RANKS.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
 /// The ranks that this thread uses.
 pub(super) fn of_this_thread() -> Vec<Arc<dyn OwnRank>> {
-    // What ends with its last owner here ends after the lock.
-    let all: Vec<Arc<dyn OwnRank>> = OWN_RANKS.lock().iter().filter_map(Weak::upgrade).collect();
-    all.into_iter().filter(|rank| rank.is_used_here()).collect()
+    all().into_iter().filter(|rank| rank.is_used_here()).collect()
 }
 
 /// Whether this thread is `rank` in the communicator of this number.
@@ -78,6 +112,10 @@ mod tests {
         fn tell_of(&self, _: &ElsewhereStall) {}
 
         fn tell_back(&self, _: u64, _: &[u8]) {}
+
+        fn remote_ranks(&self) -> Vec<RemoteRank> {
+            Vec::new()
+        }
     }
 
     #[test]

@@ -192,7 +192,7 @@ impl RankView {
 
 /// A text of another process, perhaps: without what moves a terminal's cursor or begins a line that the process has
 /// made up.
-fn on_one_line(text: &str) -> String {
+pub(super) fn on_one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 

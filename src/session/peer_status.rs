@@ -10,6 +10,7 @@ use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
 use crate::error::{Error, Result};
 use crate::exec::{History, Operation, same_call, sequence};
 use crate::session::culprit::{BegunCounts, Picture};
+use crate::session::elsewhere::RemoteState;
 use crate::session::stall::{BegunMessages, Stall, StallNote};
 use crate::sync::ring::Label;
 use crate::sync::{AwaitedMessage, NoteReader};
@@ -181,6 +182,14 @@ impl PeerStatus {
         // An error learnt from a peer already names the rank that left. Our own view may blame the wrong rank.
         let left = || self.left.iter().find(|left| is_it(left.rank) && !self.is_cause).map(|left| finalized(left.rank));
         told.or_else(dead).or_else(left)
+    }
+
+    /// What is known of `rank`.
+    pub(crate) fn standing(&self, rank: Rank) -> RemoteState {
+        let dead = self.dead.iter().find(|dead| dead.rank == rank).map(|dead| RemoteState::Dead(dead.why.clone()));
+        let left = || self.left.iter().any(|left| left.rank == rank).then_some(RemoteState::Left);
+        let waits = || self.stalled.get(&rank).map(|stall| RemoteState::Waits(stall.to_string()));
+        dead.or_else(left).or_else(waits).unwrap_or(RemoteState::Silent)
     }
 
     /// Remembers what an event says.

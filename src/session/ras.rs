@@ -12,8 +12,10 @@
 //!
 //! It listens on loopback alone, since nobody who asks proves who they are; it only tells, and what it tells is what
 //! `rsccl status` shows of these ranks, to any user of this host. Of the processes of a host the first has the port,
-//! and tells of all ranks of its communicators on this host, by their pages. Where a `libnccl` is loaded nobody
-//! listens: its processes share the port by SO_REUSEPORT, and answers would come from either.
+//! and tells of all ranks of its communicators: of those on this host by their pages, of those on other hosts what its
+//! own ranks have heard of them ([`RemoteState`]): nobody is asked, so that no answer waits for another host. Where a
+//! `libnccl` is loaded nobody listens: its processes share the port by SO_REUSEPORT, and answers would come from
+//! either.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -25,7 +27,8 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, quoted};
+use crate::session::elsewhere::{self, RemoteRank, RemoteState};
+use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, on_one_line, quoted};
 use crate::sync::primitive::statics::Mutex;
 use crate::sys::foreign_pages::ForeignPages;
 use crate::sys::fork::PerProcess;
@@ -234,23 +237,74 @@ fn view_of(process: u64, now: u64) -> Option<ProcessView> {
     })
 }
 
+/// What the ranks of this process know of those on other hosts, each rank of a communicator once.
+fn remote_ranks() -> Vec<RemoteRank> {
+    let mut known: Vec<RemoteRank> = elsewhere::all().iter().flat_map(|own| own.remote_ranks()).collect();
+    known.sort_by_key(|one| (one.communicator, one.rank, one.standing == RemoteState::Silent));
+    known.dedup_by_key(|one| (one.communicator, one.rank));
+    known
+}
+
+impl RemoteState {
+    /// A word for programs, and what is known beyond it.
+    fn told(&self) -> (&'static str, &str) {
+        match self {
+            RemoteState::Dead(why) => ("dead", why),
+            RemoteState::Left => ("left", ""),
+            RemoteState::Waits(call) => ("waits", call),
+            RemoteState::Silent => ("silent", ""),
+        }
+    }
+}
+
+impl RemoteRank {
+    fn as_json(&self) -> String {
+        let RemoteRank { communicator, rank, size, host, pid, standing } = self;
+        let (state, words) = standing.told();
+        format!(
+            "{{\"communicator\":\"{communicator:016x}\",\"rank\":{rank},\"size\":{size},\"host_id\":\"{host:016x}\",\
+             \"pid\":{pid},\"state\":\"{state}\",\"words\":{}}}",
+            quoted(words)
+        )
+    }
+
+    fn as_text(&self) -> String {
+        let RemoteRank { communicator, rank, size, host, pid, standing } = self;
+        let does = match standing {
+            RemoteState::Dead(why) => format!("has died: {}", on_one_line(why)),
+            RemoteState::Left => "has left".to_owned(),
+            RemoteState::Waits(call) => format!("waits in {}", on_one_line(call)),
+            RemoteState::Silent => "has told nothing: it computes, or is stopped".to_owned(),
+        };
+        format!("rank {rank} of {size}, communicator {communicator:016x}, host id {host:016x}, pid {pid}: {does}\n")
+    }
+}
+
 fn status_json() -> String {
     let host = quoted(&host::hostname().unwrap_or_default());
     let processes: Vec<String> = views().iter().map(|view| view.as_json(LATEST)).collect();
-    format!("{{\"rsccl_status\":{DOCUMENT_VERSION},\"host\":{host},\"processes\":[{}]}}\n", processes.join(","))
+    let remote: Vec<String> = remote_ranks().iter().map(RemoteRank::as_json).collect();
+    format!(
+        "{{\"rsccl_status\":{DOCUMENT_VERSION},\"host\":{host},\"processes\":[{}],\"remote\":[{}]}}\n",
+        processes.join(","),
+        remote.join(",")
+    )
 }
 
 fn status_text(is_verbose: bool) -> String {
-    let views = views();
+    let (views, remote) = (views(), remote_ranks());
     let ranks: usize = views.iter().map(ProcessView::ranks).sum();
     let mut text = format!(
-        "RSCCL version {}\n\n{} processes of host {} with {ranks} ranks of communicators; those of other hosts are \
-         not known here.\n\n",
+        "RSCCL version {}\n\n{} processes of host {} with {ranks} ranks of communicators\n\n",
         env!("CARGO_PKG_VERSION"),
         views.len(),
         host::hostname().unwrap_or_default()
     );
     views.iter().for_each(|view| text.push_str(&view.as_text(is_verbose)));
+    if !remote.is_empty() {
+        text.push_str(&format!("\n{} ranks on other hosts, by what they have told here\n\n", remote.len()));
+        remote.iter().for_each(|one| text.push_str(&one.as_text()));
+    }
     if !is_verbose {
         text.push_str("\nrsccl status says who holds whom up.\n");
     }

@@ -10,8 +10,9 @@
 //! number: an object of the parent that the child drops closes that, and no descriptor that the program has opened
 //! meanwhile. Nobody in the child uses the parent's sockets ([`Birthplace`](super::fork::Birthplace)).
 //!
-//! A table says which numbers these have. Its entries are their identity (device and inode), so that an entry needs no
-//! end: if the number belongs to something else at the fork, that is left alone.
+//! A table says which numbers these have. Its entries are their identity (device and inode), so that a socket's entry
+//! needs no end: if the number belongs to something else at the fork, that is left alone. A file's entry ends with it,
+//! since a file system gives inodes again.
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
@@ -46,6 +47,16 @@ impl ForksHeld {
         let slot = unsafe { &(*found)[slot] };
         slot.device.store(device, Ordering::Relaxed);
         slot.inode.store(inode, Ordering::Relaxed);
+    }
+
+    /// Takes the descriptor out of the table, before it is closed.
+    pub(super) fn forget(&self, descriptor: RawFd) {
+        let Some((chunk, slot)) = place(descriptor) else { return };
+        // Relaxed: see `note`.
+        // SAFETY: null, or a box that is never freed.
+        if let Some(slots) = unsafe { CHUNKS[chunk].load(Ordering::Relaxed).as_ref() } {
+            slots[slot].inode.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -244,5 +255,21 @@ mod tests {
         let mut heard = [0];
         theirs.read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"x", "the child has sent nothing");
+    }
+
+    /// Regression: a child could not write to a file of the program that had the descriptor and the inode of a locked
+    /// file of the library from before.
+    #[test]
+    fn a_file_that_has_a_locked_files_number_since_is_a_file_in_a_child() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let mut options = std::fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true);
+        // In a child of its own: no other test takes the number in between.
+        assert!(super::super::fork::in_child(|| {
+            let number = open::lock_file(&options, &path).expect("a file").as_raw_fd();
+            let mut file = options.open(&path).expect("the file again");
+            file.as_raw_fd() == number && super::super::fork::in_child(|| file.write_all(b"x").is_ok())
+        }));
     }
 }

@@ -11,7 +11,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -81,10 +83,37 @@ pub fn file_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// The system's.
-pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<File> {
+pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<LockedFile> {
     let file = options.open(path)?;
     // Not before: a file system may keep an open waiting, and forks with it.
-    noted(&ForksHeld::begin(), file)
+    noted(&ForksHeld::begin(), file).map(|file| LockedFile { file: ManuallyDrop::new(file) })
+}
+
+/// A file of which a forked child gets no copy.
+///
+/// A file system gives the inode of a removed file to the next one; no two sockets have the same. So a file that the
+/// program opens later may have this one's descriptor, device and inode, and a child would find a dead end in its
+/// place: the entry in the table ends when this is dropped.
+#[derive(Debug)]
+pub struct LockedFile {
+    file: ManuallyDrop<File>,
+}
+
+impl Deref for LockedFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        let closing = ForksHeld::begin();
+        closing.forget(self.file.as_raw_fd());
+        // SAFETY: it is dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.file) };
+    }
 }
 
 /// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::sys::open;
+use crate::sys::open::{self, LockedFile};
 
 /// The text of a file: `what` it is, and the variable or option that names it.
 ///
@@ -62,7 +62,7 @@ pub fn open_to_append(path: &Path) -> std::io::Result<File> {
 ///
 /// # Errors
 /// Of the system; [`std::io::ErrorKind::WouldBlock`] where another process writes it.
-pub fn open_alone(path: &Path) -> std::io::Result<File> {
+pub fn open_alone(path: &Path) -> std::io::Result<LockedFile> {
     let mut options = OpenOptions::new();
     let file = open::lock_file(options.write(true).create(true).custom_flags(libc::O_NONBLOCK), path)?;
     if !file.metadata()?.is_file() {

@@ -5,7 +5,7 @@
 //! process to open the store removes. Every change of a value holds the lock of the file `lock`; the kernel releases it
 //! when its holder dies.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{DirBuilder, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::{Deadline, Wait};
 use crate::sys::identity::{Life, ProcessIdentity};
+use crate::sys::open::LockedFile;
 use crate::sys::{clock, host, open, poller, random, writing};
 use crate::wire::{Reader, Writer};
 
@@ -269,7 +270,7 @@ impl Mark {
 
 /// The lock of a store, as long as this lives.
 #[derive(Debug)]
-struct Locked(File);
+struct Locked(LockedFile);
 
 impl Drop for Locked {
     /// Not by closing the file alone: a child of a bare `clone` may have a copy of it.
