@@ -11,6 +11,7 @@
 //! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops, or in a few more if
 //! some ranks are gone.
 
+mod absent;
 mod children;
 mod control;
 mod gossip;
@@ -202,7 +203,7 @@ impl NetBootstrap {
         let neighbours = graph::neighbours(self.world.rank, self.world.size).into_iter();
         let missing =
             neighbours.map(|neighbour| neighbour.rank.get()).filter(|peer| !control.has_link(Rank::new(*peer)));
-        control.with_shortage(format!("waited for the connections with ranks {}", ranges(missing)))
+        control.with_hindrance(format!("waited for the connections with ranks {}", ranges(missing)))
     }
 
     fn gather_addresses(&self, wait: &Wait) -> Result<()> {
@@ -253,7 +254,7 @@ impl NetBootstrap {
             drop(control);
             wait.check(|| {
                 let control = self.control.lock();
-                control.with_shortage(waiting_for(&control))
+                control.with_hindrance(waiting_for(&control))
             })?;
             self.control.give_way();
             control = self.control.lock();
