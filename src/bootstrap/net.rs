@@ -9,7 +9,7 @@
 //!
 //! A connection that ends without goodbye means a death. Deaths, goodbyes and published notes are gossip: each rank
 //! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops, or in a few more if
-//! some ranks are gone.
+//! some ranks are gone. `control::parting` says what becomes of the graph when ranks leave.
 
 mod absent;
 mod children;

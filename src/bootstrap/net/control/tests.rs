@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::bootstrap::Root;
 use crate::bootstrap::net::NetBootstrap;
-use crate::bootstrap::{Bootstrap, Root};
 use crate::sync::{AbortFlag, Wait};
 use crate::sys::clock;
 
