@@ -1,10 +1,11 @@
 //! How ranks go: this one, which says goodbye, and others, of which it hears late or not at all.
 //!
-//! A rank that leaves says goodbye on all its connections, and its neighbours tell the others. So a rank without such a
-//! connection may find nobody at an address before it hears why: it waits a while for the news, and does not tell others
-//! of a death that it has not seen. A rank that leaves also takes its connections out of the graph. So that news reach
-//! everyone however many leave, each rank that knows of one that has left keeps a connection with the next rank that is
-//! still there: these make a ring.
+//! A rank that leaves says goodbye on all its connections, and its neighbours tell the others. A rank without such a
+//! connection may find nobody at the address before it hears why: it waits a while for the news, and does not tell
+//! others of a death that it has not seen.
+//!
+//! A rank that leaves also takes its connections out of the graph. So that news reach everyone however many leave, each
+//! rank that knows of one that has left keeps a connection with the next rank that is still there: these make a ring.
 
 use std::time::{Duration, Instant};
 
