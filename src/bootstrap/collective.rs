@@ -170,6 +170,12 @@ fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wai
     let size = group.size();
     let mut up = Writer::with_capacity(mine.len() + 5);
     up.u8(kind).bytes(mine);
+    // Ranks that shrink with different lists wait for each other on different channels. A parent's entry tells its
+    // children so, as theirs tell it.
+    let is_shrink = matches!(group.channel, Channel::Shrink(_));
+    for (_, child) in group.children().filter(|_| is_shrink) {
+        mesh.put(child, group.channel, up.as_slice(), wait)?;
+    }
     for (place, child) in group.children() {
         let message = mesh.take(child, group.channel, group, wait)?;
         let count = TreePlace::new(place, size).descent().count();
@@ -181,6 +187,9 @@ fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wai
     let (message, source) = match group.parent() {
         Some(parent) => {
             mesh.put(parent, group.channel, up.as_slice(), wait)?;
+            if is_shrink {
+                blocks_of(&mesh.take(parent, group.channel, group, wait)?, kind, parent, 1)?;
+            }
             (mesh.take(parent, group.channel, group, wait)?, parent)
         }
         None => {
