@@ -123,8 +123,9 @@ const REFUSED_TRIES: u32 = 3;
 /// How long to wait for a connection that the peer opens.
 const AWAITED_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The additional wait for each rank of the world: in large worlds the processors are busy with handshakes.
-const AWAITED_PATIENCE_A_RANK: Duration = Duration::from_millis(2);
+/// The additional wait for each rank of the world, also for a handshake that has begun: where thousands of ranks share
+/// the processors, a rank has its next turn seconds later.
+const PATIENCE_A_RANK: Duration = Duration::from_millis(10);
 
 /// How long goodbyes are collected before they are forwarded: if all ranks leave at once, nobody needs them.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(100);
@@ -151,7 +152,7 @@ impl ControlPlane {
         let rules = Rules {
             retry_count: options.retry_count,
             retry_sleep: options.retry_sleep,
-            handshake_timeout: options.handshake_timeout,
+            handshake_timeout: options.handshake_timeout + PATIENCE_A_RANK.saturating_mul(world.size),
             most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
         };
         Ok(ControlPlane {
@@ -239,7 +240,7 @@ impl ControlPlane {
     /// learn whether the peer is still alive.
     pub(super) fn await_from(&mut self, peer: Rank) {
         self.routes.entry(peer).or_default().awaited = true;
-        let patience = AWAITED_PATIENCE + AWAITED_PATIENCE_A_RANK.saturating_mul(self.world.size);
+        let patience = AWAITED_PATIENCE + PATIENCE_A_RANK.saturating_mul(self.world.size);
         self.retries.insert((clock::now() + patience, peer));
     }
 

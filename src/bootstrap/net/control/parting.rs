@@ -114,7 +114,11 @@ impl ControlPlane {
         let others = (1..size).filter_map(|step| u32::try_from((me + step) % size).ok()).map(Rank::new);
         let next =
             others.into_iter().find(|other| self.inbox.gone(*other).is_none() && !self.absent.is_skipped(*other));
-        if let Some(next) = next.filter(|next| !self.has_link(*next) && !self.routes.contains_key(next)) {
+        // In init the addresses of most ranks are not known yet.
+        let can_dial = |next: &Rank| {
+            !self.addresses[next.index()].is_empty() && !self.has_link(*next) && !self.routes.contains_key(next)
+        };
+        if let Some(next) = next.filter(can_dial) {
             self.dial(next);
         }
     }
