@@ -72,7 +72,7 @@ impl<T: Element> Buffer<T> {
 
     /// What communicators know of it.
     pub(crate) fn known(&self) -> KnownBuffer {
-        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life) }
+        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life), placed: None }
     }
 }
 
