@@ -72,8 +72,8 @@ impl Communicator {
     }
 
     /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies: a
-    /// [`Buffer`](crate::Buffer), or memory that was [`Registered`](crate::comm::Registered) where it lies. Both have an
-    /// example. Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
+    /// [`Buffer`](crate::Buffer), or memory that was [`Registered`](crate::comm::Registered) where it lies. Both have
+    /// an example. Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
     /// unregistered buffers works all the same, through scratch, and so does every call of a communicator over several
     /// hosts or of more than 64 ranks, where registering does nothing.
     ///

@@ -214,8 +214,12 @@ impl Epoch<'_> {
         self.over = true;
         let entered = !self.guards.is_empty();
         if self.in_users_buffers {
-            self.loans.iter().flatten().next().inspect(|loan| loan.note_call());
-            if let [_, Some(output)] = &self.loans {
+            let [input, output] = &self.loans;
+            let window = |loan: &Loan<'_>| loan.range().window;
+            // Of one buffer it is one call.
+            let other = input.iter().filter(|input| output.as_ref().map(window) != Some(window(input)));
+            other.chain(output).for_each(Loan::note_call);
+            if let Some(output) = output {
                 // SAFETY: the output of a call whose buffers vouch for it, and all peers are through with it.
                 unsafe { output.copy_out() };
             }
@@ -273,8 +277,8 @@ fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Loans<'a> {
     let size = call.data_type.size() as usize;
     let lend = |start: *const u8, bytes: usize| {
         let loan = if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) };
-        // SAFETY: the call's buffers vouch for what was lent. What the output holds before the call comes back where the
-        // call does not write it.
+        // SAFETY: the call's buffers vouch for what was lent. What the output holds before the call comes back where
+        // the call does not write it.
         loan.inspect(|loan| unsafe { loan.copy_in() })
     };
     let input = lend(call.buffers.source(), input.index() * size);

@@ -17,23 +17,23 @@ use crate::types::Element;
 /// A `Vec<T>` or `Box<[T]>` that processes of this host can share where it lies.
 ///
 /// The whole pages of its elements move to memory that other processes can map, in pieces of 8 MiB, and are mapped over
-/// themselves: address and content stay. What lies on pages that other allocations use too stays there, and is copied in
-/// and out by each call. Registered with a communicator ([`crate::Communicator::register`]), large collectives of one
-/// host work in it in place, as in a [`Buffer`]. Calls take it as a slice.
+/// themselves: address and content stay. What lies on pages that other allocations use too stays there, and is copied
+/// in and out by each call. Registered with a communicator ([`crate::Communicator::register`]), large collectives of
+/// one host work in it in place, as in a [`Buffer`]. Calls take it as a slice.
 ///
 /// Moving costs as much as some dozens of calls save: it pays for memory that is used in some hundred calls, and is a
-/// loss around a single one. What a program allocates for rsccl is best a [`Buffer`] from the start, which costs nothing.
-/// A registration that is given back after fewer than 20 calls in which peers worked in it is told of in the log
-/// (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`).
+/// loss around a single one. What a program allocates for rsccl is best a [`Buffer`] from the start, which costs
+/// nothing. A registration that is given back after fewer than 20 calls in which peers worked in it is told of in the
+/// log (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`).
 ///
-/// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs, what
-/// is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
-/// ([`Registered::vouched`]). Then [`Registered::refusal`] says so, and calls treat it as ordinary memory. NUMA policy and
-/// advice of `madvise` are lost: moved pages lie on the node of the thread that registers.
+/// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs,
+/// what is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
+/// ([`Registered::vouched`]). Then [`Registered::refusal`] says so, and calls treat it as ordinary memory. NUMA policy
+/// and advice of `madvise` are lost: moved pages lie on the node of the thread that registers.
 ///
-/// It owns the memory: [`Registered::into_inner`] gives the pages back to the allocator's memory, and so does dropping it.
-/// One that is forgotten (`std::mem::forget`) is never freed. A forked child has a copy of its own, as of other memory; the
-/// fork takes as long as a copy of all registered memory. Each registration needs a file descriptor.
+/// It owns the memory: [`Registered::into_inner`] gives the pages back to the allocator's memory, and so does dropping
+/// it. One that is forgotten (`std::mem::forget`) is never freed. A forked child has a copy of its own, as of other
+/// memory; the fork takes as long as a copy of all registered memory. Each registration needs a file descriptor.
 ///
 /// # Examples
 /// ```
@@ -171,9 +171,9 @@ pub struct RegisteredSlice<'a, T> {
     place: &'a InPlacePages,
 }
 
-/// Runs `body` with a slice that is registered where it lies ([`Registered`] says how and when it pays), for memory that
-/// somebody else owns: a part of an arena, a matrix of another library. When this returns, or unwinds, the pages have been
-/// given back.
+/// Runs `body` with a slice that is registered where it lies ([`Registered`] says how and when it pays), for memory
+/// that somebody else owns: a part of an arena, a matrix of another library. When this returns, or unwinds, the pages
+/// have been given back.
 ///
 /// # Examples
 /// ```
@@ -197,8 +197,8 @@ pub fn with_registered<T: Element, R>(elements: &mut [T], body: impl FnOnce(&mut
 
     impl Drop for GivesBack {
         fn drop(&mut self) {
-            // SAFETY: the caller of `with_registered` has lent the elements for as long as this lives, and `body`, which
-            // had them, has ended.
+            // SAFETY: the caller of `with_registered` has lent the elements for as long as this lives, and `body`,
+            // which had them, has ended.
             unsafe { self.0.give_back() };
         }
     }
@@ -398,8 +398,8 @@ impl InPlacePages {
         if calls < WORTHWHILE_CALLS {
             log::info!(
                 Reg,
-                "memory registered where it lies was given back after {calls} calls in which peers worked in it: moving \
-                 its pages there and back pays from some dozens on; rsccl::Buffer costs nothing"
+                "memory registered where it lies was given back after {calls} calls in which peers worked in it: \
+                 moving its pages there and back pays from some dozens on; rsccl::Buffer costs nothing"
             );
         }
     }

@@ -1,19 +1,19 @@
 //! Memory of the program, shared where it lies: its whole pages move to a file that other processes can map, and are
 //! mapped over themselves; address and content stay.
 //!
-//! Pages move in pieces, so that there is one piece more memory than the program has, and not twice as much. Each piece is
-//! written to the file, so that a lack of memory is an error and no signal, and the file is mapped over it. Each piece
-//! that is given back is replaced by private pages, read from the file, and cut out of it, so that its memory is free
-//! even if a peer that stands still has it mapped. What was given back is one mapping with its neighbours again: an
-//! allocator that makes the block longer finds nothing in its way.
+//! Pages move in pieces, so that there is one piece more memory than the program has, and not twice as much. Each piece
+//! is written to the file, so that a lack of memory is an error and no signal, and the file is mapped over it. Each
+//! piece that is given back is replaced by private pages, read from the file, and cut out of it, so that its memory is
+//! free even if a peer that stands still has it mapped. What was given back is one mapping with its neighbours again:
+//! an allocator that makes the block longer finds nothing in its way.
 //!
 //! Memory that begins or ends inside a page shares that page with other allocations. Such a page stays. The file has a
 //! page for it, so that peers see the memory as one range: what lies at the [edges](PlacedRange::edges) is copied there
 //! before peers read it, and back after they have written. The owner has the whole file mapped a second time, and calls
 //! that peers take part in work there.
 //!
-//! The memory-policy of NUMA nodes, advice (`MADV_HUGEPAGE`, `MADV_DONTDUMP` and the like) and names of the range are not
-//! kept: pages that come back have what new ones have.
+//! The memory-policy of NUMA nodes, advice (`MADV_HUGEPAGE`, `MADV_DONTDUMP` and the like) and names of the range are
+//! not kept: pages that come back have what new ones have.
 
 use std::ffi::CStr;
 use std::io;
@@ -187,8 +187,8 @@ impl PlacedMemory {
         }
     }
 
-    /// Writes the memory to `file`, and maps that over the whole pages. `before` comes before the first of them is mapped,
-    /// when its content is in the file.
+    /// Writes the memory to `file`, and maps that over the whole pages. `before` comes before the first of them is
+    /// mapped, when its content is in the file.
     fn move_in(
         &self,
         listed: &CopiedRange,
@@ -300,8 +300,8 @@ impl Keep for PlacedMemory {
         self.lending.take_back(generation)
     }
 
-    /// As of [`SharedMemory`](crate::sys::memory::SharedMemory): threads that read and write the memory meanwhile notice
-    /// nothing. The private mappings of the file that this leaves become the program's pages by
+    /// As of [`SharedMemory`](crate::sys::memory::SharedMemory): threads that read and write the memory meanwhile
+    /// notice nothing. The private mappings of the file that this leaves become the program's pages by
     /// [`PlacedMemory::give_back`].
     fn detach(&self) -> Result<()> {
         let mut backing = self.backing.lock();

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 /// The kernel tells whether a process has pinned pages, and not which: `pins` says what to do about that.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidUsage`] for what must stay; [`crate::error::Kind::System`] where the kernel does not tell.
+/// [`crate::error::Kind::InvalidUsage`] for what must stay; [`crate::error::Kind::System`] where the kernel does not
+/// tell.
 pub(super) fn check_movable(addresses: &Range<usize>, pins: Pins) -> Result<()> {
     let maps = text("maps")?;
     if let Some(why) = unmovable(&maps, addresses) {
@@ -63,8 +64,8 @@ fn stays(why: Unmovable) -> Error {
             "some of it is locked (mlock), and the lock would be lost: unlock it, or allocate it by rsccl::Buffer"
         }
         Unmovable::PerhapsPinned => {
-            "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA), and what a device writes into a \
-             pinned page that has moved is lost: register memory of which no page is pinned by Registered::vouched, or \
+            "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA), and what a device writes into \
+             a pinned page that has moved is lost: register memory of which no page is pinned by Registered::vouched, or \
              allocate it by rsccl::Buffer"
         }
     })

@@ -1,10 +1,10 @@
 //! Memory that a forked child gets a copy of, although it is shared with other processes.
 //!
-//! A fork leaves shared mappings shared: the child would see what its parent stores later, and the parent what the child
-//! stores. The memory of a program's own allocations must not become such memory because the library has registered it.
-//! So before a fork each range on the list is copied to private pages, and in the child these take its place, before the
-//! child runs anything else. Where there is no memory for the copy, the child maps the file privately: its own stores are
-//! its own, but until it stores to a page it sees what its parent stores there.
+//! A fork leaves shared mappings shared: the child would see what its parent stores later, and the parent what the
+//! child stores. The memory of a program's own allocations must not become such memory because the library has
+//! registered it. So before a fork each range on the list is copied to private pages, and in the child these take its
+//! place, before the child runs anything else. Where there is no memory for the copy, the child maps the file
+//! privately: its own stores are its own, but until it stores to a page it sees what its parent stores there.
 //!
 //! A child of `vfork`, `posix_spawn` or a bare `clone` shares the memory until it runs another program.
 
@@ -94,8 +94,8 @@ pub(super) fn copy() {
             continue;
         }
         let from = std::ptr::with_exposed_provenance::<u8>(start);
-        // SAFETY: the list has ranges that are mapped, and the copy is new and as long. Threads that store meanwhile make
-        // the copy old or new there, as a fork does.
+        // SAFETY: the list has ranges that are mapped, and the copy is new and as long. Threads that store meanwhile
+        // make the copy old or new there, as a fork does.
         unsafe { std::ptr::copy_nonoverlapping(from, copy.cast(), bytes) };
         listed.copy = copy.expose_provenance();
     }
@@ -131,8 +131,8 @@ pub(super) fn take_copies() {
         }
         let Ok(offset) = libc::off_t::try_from(offset) else { continue };
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_FIXED);
-        // SAFETY: the range is this mapping's already, of the same part of the file, which is open: only whose stores it
-        // shows changes. If this fails, the child shares the memory.
+        // SAFETY: the range is this mapping's already, of the same part of the file, which is open: only whose stores
+        // it shows changes. If this fails, the child shares the memory.
         let _shared = unsafe { libc::mmap(place, bytes, protection, flags, listed.file, offset) };
     }
     // Frees nothing.

@@ -145,14 +145,14 @@ impl Loan<'_> {
     pub unsafe fn copy_in(&self) {
         let Some(placed) = &self.placed else { return };
         for (user, twin, bytes) in placed.edges() {
-            // SAFETY: the twin is inside the second mapping, and what was lent is good for reading. Another operation may
-            // copy the same bytes there, if both only read them.
+            // SAFETY: the twin is inside the second mapping, and what was lent is good for reading. Another operation
+            // may copy the same bytes there, if both only read them.
             unsafe { std::ptr::copy_nonoverlapping(user.cast_const(), twin, bytes) };
         }
     }
 
-    /// Copies what peers have written for the caller and it would not see otherwise: after an operation that ended well,
-    /// in what [`Loan::twin`] says. Counts the operation.
+    /// Copies what peers have written for the caller and it would not see otherwise: after an operation that ended
+    /// well, in what [`Loan::twin`] says.
     ///
     /// # Safety
     /// What was lent is good for writing, and nobody else touches it.
