@@ -65,7 +65,7 @@ fn stays(why: Unmovable) -> Error {
         }
         Unmovable::PerhapsPinned => {
             "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA), and what a device writes into \
-             a pinned page that has moved is lost: register memory of which no page is pinned by Registered::vouched, or \
+             a pinned page that has moved is lost: register memory without pinned pages by Registered::vouched, or \
              allocate it by rsccl::Buffer"
         }
     })
