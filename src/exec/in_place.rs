@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::exec::Buffer;
 use crate::log;
 use crate::sync::primitive::{Arc, OnceLock};
-use crate::sys::in_place::{Pins, PlacedMemory, PlacedRange};
+use crate::sys::in_place::{PinnedPages, PlacedMemory, PlacedRange};
 use crate::transport::{KnownBuffer, PlacedBuffer};
 use crate::types::Element;
 
@@ -69,7 +69,7 @@ unsafe impl<C: OwnedElements> Sync for Registered<C> {}
 impl<C: OwnedElements> Registered<C> {
     /// Moves the pages of `collection`. Never fails: [`Registered::refusal`] says why pages have stayed.
     pub fn new(collection: C) -> Registered<C> {
-        Registered::place(collection, Pins::Unknown)
+        Registered::place(collection, PinnedPages::Unknown)
     }
 
     /// [`Registered::new`] in a process that has pinned pages, as io_uring and RDMA do.
@@ -78,10 +78,10 @@ impl<C: OwnedElements> Registered<C> {
     /// Nothing has pinned a page of the collection's elements, nor does until they are taken out again. Else a device
     /// would write into a page that is no longer the collection's, and what it writes would be lost.
     pub unsafe fn vouched(collection: C) -> Registered<C> {
-        Registered::place(collection, Pins::NoneHere)
+        Registered::place(collection, PinnedPages::NoneHere)
     }
 
-    fn place(collection: C, pins: Pins) -> Registered<C> {
+    fn place(collection: C, pins: PinnedPages) -> Registered<C> {
         let parts = collection.into_elements();
         // SAFETY: the elements are this value's alone, and stay where they are until it has given them back.
         let place = unsafe { InPlacePages::new(parts.start.cast(), parts.count * size_of::<C::Item>(), pins) };
@@ -205,7 +205,7 @@ pub fn with_registered<T: Element, R>(elements: &mut [T], body: impl FnOnce(&mut
 
     let start = NonNull::from(&mut *elements).cast();
     // SAFETY: the elements are borrowed exclusively until the pages have been given back.
-    let place = unsafe { InPlacePages::new(start, size_of_val(elements), Pins::Unknown) };
+    let place = unsafe { InPlacePages::new(start, size_of_val(elements), PinnedPages::Unknown) };
     let place = GivesBack(place);
     body(&mut RegisteredSlice { elements, place: &place.0 })
 }
@@ -239,13 +239,13 @@ impl<T> fmt::Debug for RegisteredSlice<'_, T> {
 }
 
 /// Collections that [`Registered`] takes: `Vec<T>` and `Box<[T]>`.
-pub trait OwnedElements: private::Elements {}
+pub trait OwnedElements: private::Dismantle {}
 
 impl<T: Element> OwnedElements for Vec<T> {}
 impl<T: Element> OwnedElements for Box<[T]> {}
 
 /// Memory that [`crate::Communicator::register`] takes: [`Buffer`], [`Registered`], [`RegisteredSlice`].
-pub trait Registrable: private::Known {}
+pub trait Registrable: private::KnownToPeers {}
 
 impl<T: Element> Registrable for Buffer<T> {}
 impl<C: OwnedElements> Registrable for Registered<C> {}
@@ -263,7 +263,7 @@ pub(crate) mod private {
     use super::{Element, KnownBuffer, RawElements, Result};
 
     /// A collection that can be taken to pieces.
-    pub trait Elements: Sized {
+    pub trait Dismantle: Sized {
         /// Of its elements.
         type Item: Element;
 
@@ -273,12 +273,12 @@ pub(crate) mod private {
         /// The collection again.
         ///
         /// # Safety
-        /// They come from [`Elements::into_elements`] of this type, and are used here for the last time.
+        /// They come from [`Dismantle::into_elements`] of this type, and are used here for the last time.
         unsafe fn from_elements(elements: RawElements<Self::Item>) -> Self;
     }
 
     /// What communicators know of memory.
-    pub trait Known {
+    pub trait KnownToPeers {
         /// The memory.
         ///
         /// # Errors
@@ -287,7 +287,7 @@ pub(crate) mod private {
     }
 }
 
-impl<T: Element> private::Elements for Vec<T> {
+impl<T: Element> private::Dismantle for Vec<T> {
     type Item = T;
 
     fn into_elements(self) -> RawElements<T> {
@@ -302,7 +302,7 @@ impl<T: Element> private::Elements for Vec<T> {
     }
 }
 
-impl<T: Element> private::Elements for Box<[T]> {
+impl<T: Element> private::Dismantle for Box<[T]> {
     type Item = T;
 
     fn into_elements(self) -> RawElements<T> {
@@ -318,19 +318,19 @@ impl<T: Element> private::Elements for Box<[T]> {
     }
 }
 
-impl<T: Element> private::Known for Buffer<T> {
+impl<T: Element> private::KnownToPeers for Buffer<T> {
     fn known(&self) -> Result<KnownBuffer> {
         Ok(Buffer::known(self))
     }
 }
 
-impl<C: OwnedElements> private::Known for Registered<C> {
+impl<C: OwnedElements> private::KnownToPeers for Registered<C> {
     fn known(&self) -> Result<KnownBuffer> {
         self.place.known()
     }
 }
 
-impl<T: Element> private::Known for RegisteredSlice<'_, T> {
+impl<T: Element> private::KnownToPeers for RegisteredSlice<'_, T> {
     fn known(&self) -> Result<KnownBuffer> {
         self.place.known()
     }
@@ -350,7 +350,7 @@ struct InPlacePages {
 impl InPlacePages {
     /// # Safety
     /// As [`PlacedMemory::new`].
-    unsafe fn new(start: NonNull<u8>, bytes: usize, pins: Pins) -> InPlacePages {
+    unsafe fn new(start: NonNull<u8>, bytes: usize, pins: PinnedPages) -> InPlacePages {
         // SAFETY: the caller's promise.
         let placed = unsafe { PlacedMemory::new(start, bytes, pins) };
         let (placed, refusal) = match placed {

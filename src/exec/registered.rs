@@ -21,8 +21,8 @@ use crate::types::Element;
 ///
 /// A child that the process forks has the same memory, not a copy of it: what the child writes, its parent reads.
 ///
-/// Memory that something else allocates can be registered where it lies ([`Registered`](crate::comm::Registered)), at the
-/// cost of moving its pages; a buffer costs nothing beside other memory.
+/// Memory that something else allocates can be registered where it lies ([`Registered`](crate::comm::Registered)), at
+/// the cost of moving its pages; a buffer costs nothing beside other memory.
 ///
 /// # Examples
 /// ```

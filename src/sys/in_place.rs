@@ -30,7 +30,7 @@ use crate::sys::own_copies::{CopiedRange, Extent};
 use crate::sys::region::{HostRegion, Keep};
 use crate::sys::{limits, mapped_ranges, writing};
 
-pub use crate::sys::mapped_ranges::Pins;
+pub use crate::sys::mapped_ranges::PinnedPages;
 
 /// Memory of the program whose whole pages lie in a file.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl PlacedMemory {
     /// # Safety
     /// The memory is allocated, and nobody else reads or writes it meanwhile. It stays allocated, and `start` the
     /// address, until [`PlacedMemory::give_back`] has been called, or for ever.
-    pub unsafe fn new(start: NonNull<u8>, bytes: usize, pins: Pins) -> Result<Arc<PlacedMemory>> {
+    pub unsafe fn new(start: NonNull<u8>, bytes: usize, pins: PinnedPages) -> Result<Arc<PlacedMemory>> {
         let birthplace = Birthplace::here();
         let page_bytes = page_bytes();
         let range = PlacedRange::new(start.as_ptr().expose_provenance(), bytes, page_bytes);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] for what must stay; [`crate::error::Kind::System`] where the kernel does not
 /// tell.
-pub(super) fn check_movable(addresses: &Range<usize>, pins: Pins) -> Result<()> {
+pub(super) fn check_movable(addresses: &Range<usize>, pins: PinnedPages) -> Result<()> {
     let maps = text("maps")?;
     if let Some(why) = unmovable(&maps, addresses) {
         return Err(stays(why));
@@ -22,7 +22,7 @@ pub(super) fn check_movable(addresses: &Range<usize>, pins: Pins) -> Result<()> 
     if kilobytes(&status, "VmLck") > 0 && is_locked(&text("smaps")?, addresses) {
         return Err(stays(Unmovable::Locked));
     }
-    if pins == Pins::Unknown && kilobytes(&status, "VmPin") > 0 {
+    if pins == PinnedPages::Unknown && kilobytes(&status, "VmPin") > 0 {
         return Err(stays(Unmovable::PerhapsPinned));
     }
     Ok(())
@@ -30,7 +30,7 @@ pub(super) fn check_movable(addresses: &Range<usize>, pins: Pins) -> Result<()> 
 
 /// What the caller knows of pages that are pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pins {
+pub enum PinnedPages {
     /// Nothing: where the process has pinned pages, these may be among them.
     Unknown,
     /// None of these pages is pinned.

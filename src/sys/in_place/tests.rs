@@ -43,7 +43,7 @@ impl Bytes {
 
     fn place(self) -> Result<Arc<PlacedMemory>> {
         // SAFETY: memory of the test, which gives it back before it frees it.
-        unsafe { PlacedMemory::new(self.start, self.count, Pins::Unknown) }
+        unsafe { PlacedMemory::new(self.start, self.count, PinnedPages::Unknown) }
     }
 
     fn addresses(self) -> Range<usize> {
@@ -215,7 +215,7 @@ fn what_must_stay_is_refused_with_its_reason() {
             refused(whole.part(4 * PAGE..6 * PAGE), "mlock");
             assert!(whole.part(6 * PAGE..8 * PAGE).place().is_ok_and(|placed| give_back(&placed).is_ok()));
         }
-        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let file = crate::sys::open::file(std::path::Path::new("/proc/self/exe")).unwrap();
         let from_file = map(2 * PAGE, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
         refused(Bytes { start: from_file, count: 2 * PAGE }, "mapped from a file");
         let shared = SharedMemory::memfd(2 * PAGE).unwrap();
@@ -267,35 +267,42 @@ fn a_forked_child_has_a_copy_of_its_own() {
         bytes.fill(1);
         let placed = bytes.place().unwrap();
         let (theirs, mut seen) = as_peer(&placed, bytes);
-        let (mut stored, mut store) = std::io::pipe().unwrap();
-        let (mut left, mut leave) = std::io::pipe().unwrap();
+        // Shared with the child.
+        let words = SharedMemory::memfd(PAGE).unwrap();
+        let word = |offset: usize| {
+            // SAFETY: inside the mapping, aligned; touched as an atomic only.
+            unsafe { AtomicU64::from_ptr(words.at(offset, 8).as_ptr().cast()) }
+        };
+        let (stored, told) = (word(0), word(64));
+        // The test has a limit of time.
+        let come = |word: &AtomicU64| {
+            while word.load(Ordering::Acquire) == 0 {
+                crate::sys::cpu::yield_now();
+            }
+        };
         // SAFETY: this process has one thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            drop((store, left));
-            let mut byte = [0];
-            let came = std::io::Read::read_exact(&mut stored, &mut byte).is_ok();
+            come(stored);
             let own = bytes.holds(1);
             bytes.slice().fill(7);
             let again = give_back(&placed).is_ok() && bytes.slice().iter().all(|byte| *byte == 7);
-            let told = std::io::Write::write_all(&mut leave, &[u8::from(came && own && again)]).is_ok();
+            told.store(if own && again { 1 } else { 2 }, Ordering::Release);
             // SAFETY: ends the child, which has nothing to clean up.
-            unsafe { libc::_exit(i32::from(!told)) };
+            unsafe { libc::_exit(0) };
         }
-        drop((stored, leave));
         bytes.fill(2);
         seen.slice()[2 * PAGE] = 77;
-        std::io::Write::write_all(&mut store, &[1]).unwrap();
-        let mut fine = [0];
-        std::io::Read::read_exact(&mut left, &mut fine).unwrap();
+        stored.store(1, Ordering::Release);
+        come(told);
         let mut status = 0;
-        // SAFETY: the child is ours, and has ended or is about to.
+        // SAFETY: the child is ours, and is about to end.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(bytes.slice()[2 * PAGE], 77, "the parent's memory is still the peers'");
         bytes.fill(2);
         give_back(&placed).unwrap();
         drop(theirs);
-        fine == [1] && bytes.holds(2)
+        told.load(Ordering::Acquire) == 1 && bytes.holds(2)
     }));
 }
 
@@ -369,6 +376,26 @@ fn no_store_of_another_thread_is_lost_while_memory_is_detached() {
     }
 }
 
+/// A peer stores a byte to a whole page, if there is one, and the owner sees it.
+fn peer_stores(
+    random: &mut impl FnMut(usize) -> usize,
+    (mut view, seed): (Bytes, usize),
+    (placed, theirs): (&PlacedMemory, &SharedMemory),
+) {
+    let addresses = view.addresses();
+    let offset = placed.range().offset_of(&addresses).unwrap();
+    let [first, last] = placed.range().edges(&addresses);
+    if first.len() + last.len() == view.count {
+        return;
+    }
+    let whole = first.end..last.start;
+    let inside = whole.start - addresses.start + random(whole.len());
+    // SAFETY: inside the mapping, one thread.
+    unsafe { theirs.at(offset + inside, 1).as_ptr().write(0xfe) };
+    assert_eq!(view.slice()[inside], 0xfe, "a peer's store");
+    view.slice()[inside] = pattern(inside, seed);
+}
+
 /// Blocks are allocated, filled, registered, written by peers, taken from them, given back, made longer and freed.
 fn random_life(seed: u64, steps: usize) -> bool {
     struct Block {
@@ -407,19 +434,7 @@ fn random_life(seed: u64, steps: usize) -> bool {
                 block.placed = Some((placed, theirs));
             }
             (Some((placed, theirs)), 0) => {
-                let addresses = view.addresses();
-                let offset = placed.range().offset_of(&addresses).unwrap();
-                let [_, last] = placed.range().edges(&addresses);
-                let [first, _] = placed.range().edges(&addresses);
-                // A whole page, if there is one.
-                let whole = first.end.max(first.start)..last.start.min(last.end);
-                if first.len() + last.len() < view.count {
-                    let inside = whole.start - addresses.start + random(whole.len());
-                    // SAFETY: inside the mapping, one thread.
-                    unsafe { theirs.at(offset + inside, 1).as_ptr().write(0xee) };
-                    assert_eq!(view.slice()[inside], 0xee, "a peer's store");
-                    view.slice()[inside] = pattern(inside, block.seed);
-                }
+                peer_stores(&mut random, (view, block.seed), (&placed, &theirs));
                 block.placed = Some((placed, theirs));
             }
             (Some((placed, theirs)), 1) => {
