@@ -65,7 +65,8 @@ use crate::types::{Rank, World};
 
 pub use crate::engine::choose::Chosen;
 pub use crate::exec::{
-    Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message,
+    Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message, OwnedElements,
+    Registered, RegisteredSlice, Registrable, with_registered,
 };
 #[cfg(feature = "cuda")]
 pub use crate::exec::{CudarcSlice, CudarcSliceMut};

@@ -22,6 +22,7 @@ mod cudarc_slice;
 mod foreign_stream;
 mod fuse;
 mod history;
+pub(crate) mod in_place;
 mod interpret;
 mod last_call;
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "slices of cudarc alone are lent"))]
@@ -53,6 +54,7 @@ pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
 pub use drive::{Blocked, FlagWait, Progress, Task, drive, drive_one, drive_pair};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, foreign_label, mismatch};
+pub use in_place::{OwnedElements, Registered, RegisteredSlice, Registrable, with_registered};
 pub use last_call::{Accepted, LastCall};
 pub use lent::Keeper;
 #[cfg(feature = "cuda")]

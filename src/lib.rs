@@ -48,7 +48,7 @@
 //! | ranks as threads | nothing | |
 //! | ranks as processes of one host | memfd and futex of Linux | `NCCL_SHM_DISABLE=1`: TCP on loopback |
 //! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
-//! | large calls between processes that copy nothing | a registered `Buffer` | one copy by the kernel, or two by scratch |
+//! | large calls between processes that copy nothing | a registered `Buffer`, or memory that is `Registered` where it lies | one copy by the kernel, or two by scratch |
 //! | several hosts | TCP between them; GPU memory goes through pinned memory of the host, or by NVLinks where they join hosts | |
 //! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | `NCCL_DEBUG=WARN` warns |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |

@@ -53,5 +53,5 @@ pub use routes::Sizes;
 pub use socket_folder::SocketFolder;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
-pub use windows::Registered;
-pub use windows::{HostWindows, KnownBuffer, Loan, Neighbour, UserBoard, UserRange};
+pub use windows::Registration;
+pub use windows::{HostWindows, KnownBuffer, Loan, Neighbour, PlacedBuffer, UserBoard, UserRange};

@@ -5,8 +5,8 @@ use crate::comm::{Chosen, Communicator};
 use crate::engine::Engine;
 use crate::engine::choose::Question;
 use crate::error::Result;
-use crate::exec::{Buffer, Call, CallCount, Message, NoBackground, wrong_counts};
-use crate::types::{Collective, DataType, Element};
+use crate::exec::{Call, CallCount, Message, NoBackground, Registrable, wrong_counts};
+use crate::types::{Collective, DataType};
 
 impl Communicator {
     /// Runs a collective that is described at run time. The typed calls are thin layers over this.
@@ -71,8 +71,9 @@ impl Communicator {
         self.with_engine(|engine| engine.chosen(Question { collective, data_type, count }))
     }
 
-    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an
-    /// example). Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
+    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies: a
+    /// [`Buffer`](crate::Buffer), or memory that was [`Registered`](crate::comm::Registered) where it lies. Both have
+    /// an example. Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
     /// unregistered buffers works all the same, through scratch, and so does every call of a communicator over several
     /// hosts or of more than 64 ranks, where registering does nothing.
     ///
@@ -81,10 +82,9 @@ impl Communicator {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations at a time.
-    pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
-        self.with_engine(|engine| {
-            engine.register(&buffer.known(), &mut NoBackground).map_err(|error| error.during("register"))
-        })
+    pub fn register(&self, buffer: &impl Registrable) -> Result<()> {
+        let known = buffer.known()?;
+        self.with_engine(|engine| engine.register(&known, &mut NoBackground).map_err(|error| error.during("register")))
     }
 
     /// Takes `buffer` back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all
@@ -93,9 +93,10 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of a collective call.
-    pub fn deregister<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+    pub fn deregister(&self, buffer: &impl Registrable) -> Result<()> {
+        let known = buffer.known()?;
         self.with_engine(|engine| {
-            engine.deregister(&buffer.known(), &mut NoBackground).map_err(|error| error.during("deregister"))
+            engine.deregister(&known, &mut NoBackground).map_err(|error| error.during("deregister"))
         })
     }
 

@@ -14,7 +14,7 @@ use crate::comm::job::Job;
 use crate::comm::outcome::{Outcome, Promise, Promised};
 use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
-use crate::comm::{Buffer, Communicator, Message};
+use crate::comm::{Buffer, Communicator, Message, OwnedElements, Registered};
 use crate::device::Home;
 use crate::engine::{Engine, Prepared};
 use crate::error::{Error, Result};
@@ -35,7 +35,8 @@ pub struct PersistentCall<B> {
     place: Arc<OwnedPlace<B>>,
 }
 
-/// Buffers that a persistent call can own: a `Vec` or a [`Buffer`] of elements, tuples and arrays of such, and `()`.
+/// Buffers that a persistent call can own: a `Vec`, a [`Buffer`] or a [`Registered`] of elements, tuples and arrays of
+/// such, and `()`.
 pub trait CallBuffers: private::Settled + Send + 'static {}
 
 mod private {
@@ -419,6 +420,7 @@ fn under_way() -> Error {
 impl CallBuffers for () {}
 impl<T: Element> CallBuffers for Vec<T> {}
 impl<T: Element> CallBuffers for Buffer<T> {}
+impl<C: OwnedElements + 'static> CallBuffers for Registered<C> {}
 impl<B: CallBuffers, const N: usize> CallBuffers for [B; N] {}
 
 impl private::Settled for () {
@@ -449,6 +451,21 @@ impl<T: Element> private::Settled for Buffer<T> {
     }
 
     fn slices(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<C: OwnedElements> private::Settled for Registered<C> {
+    type Slices<'a>
+        = &'a mut [C::Item]
+    where
+        Self: 'a;
+
+    fn expose(&mut self) {
+        self.as_mut_ptr().expose_provenance();
+    }
+
+    fn slices(&mut self) -> &mut [C::Item] {
         self
     }
 }

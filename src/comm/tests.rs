@@ -7,6 +7,7 @@ mod errors;
 mod foreseen;
 mod forks;
 mod hooks;
+mod in_place;
 mod layouts;
 mod persistent;
 mod places;

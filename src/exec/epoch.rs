@@ -33,6 +33,8 @@ pub struct Epoch<'a> {
     met: Vec<Ranges>,
     loans: Loans<'a>,
     guards: Vec<LeaseGuard<'a>>,
+    /// Whether the plan works in users' buffers.
+    in_users_buffers: bool,
 }
 
 /// How the ranks of a host reach each other's data in one operation; the same on all of them.
@@ -52,7 +54,14 @@ impl<'a> Epoch<'a> {
             boards[windows.me].write(call.buffers.source(), call.buffers.target());
         }
         windows.mine().lease().open(operation.sequence);
-        Epoch { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
+        Epoch {
+            windows,
+            over: false,
+            met: Vec::new(),
+            loans: Loans::default(),
+            guards: Vec::new(),
+            in_users_buffers: false,
+        }
     }
 
     /// Meets all ranks of the host in the operation; returns what all of them can do.
@@ -165,12 +174,13 @@ impl<'a> Epoch<'a> {
         Ok(all)
     }
 
-    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so a lease that is
+    /// Enters the buffers that `program` works in; returns those of all ranks of the host, and where this rank works in
+    /// its own. Their owners wait for this rank in the plan, so a lease that is
     /// closed means that its owner gave up the operation. Other ranks may have finished the operation by now.
     ///
     /// # Errors
     /// Those of a peer that has given up the operation, or has announced a buffer that it has not registered.
-    pub(super) fn enter(&mut self, program: &Program, begun: &Begun<'_>) -> Result<Vec<Memory>> {
+    pub(super) fn enter(&mut self, program: &Program, begun: &Begun<'_>) -> Result<(Vec<Memory>, Memory)> {
         let Begun { call, operation, world, .. } = *begun;
         let windows = self.windows;
         for rank in program.entered().iter().copied() {
@@ -183,7 +193,14 @@ impl<'a> Epoch<'a> {
             };
             self.guards.push(guard.ok_or_else(|| has_given_up(rank))?);
         }
-        user_memory(windows, call, world, &self.met)
+        let user = user_memory(windows, call, world, &self.met)?;
+        self.in_users_buffers = true;
+        let [input, output] = self.loans.each_ref().map(|loan| loan.as_ref().and_then(Loan::twin));
+        let mine = Memory {
+            input: input.map_or(call.buffers.source(), |twin| twin.as_ptr().cast_const()),
+            output: output.map_or(call.buffers.target(), NonNull::as_ptr),
+        };
+        Ok((user, mine))
     }
 }
 
@@ -196,6 +213,17 @@ impl Epoch<'_> {
     pub fn end(mut self) -> Result<()> {
         self.over = true;
         let entered = !self.guards.is_empty();
+        if self.in_users_buffers {
+            let [input, output] = &self.loans;
+            let window = |loan: &Loan<'_>| loan.range().window;
+            // Of one buffer it is one call.
+            let other = input.iter().filter(|input| output.as_ref().map(window) != Some(window(input)));
+            other.chain(output).for_each(Loan::note_call);
+            if let Some(output) = output {
+                // SAFETY: the output of a call whose buffers vouch for it, and all peers are through with it.
+                unsafe { output.copy_out() };
+            }
+        }
         let whole = std::mem::take(&mut self.loans).into_iter().flatten().all(Loan::end);
         if whole || !entered { Ok(()) } else { Err(taken_away()) }
     }
@@ -248,7 +276,10 @@ fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Loans<'a> {
     let Begun { call, lengths: (input, output), .. } = begun;
     let size = call.data_type.size() as usize;
     let lend = |start: *const u8, bytes: usize| {
-        if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) }
+        let loan = if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) };
+        // SAFETY: the call's buffers vouch for what was lent. What the output holds before the call comes back where
+        // the call does not write it.
+        loan.inspect(|loan| unsafe { loan.copy_in() })
     };
     let input = lend(call.buffers.source(), input.index() * size);
     [input, lend(call.buffers.target(), output.index() * size)]
@@ -349,7 +380,7 @@ mod tests {
     use super::*;
     use crate::device::{HostMemory, Sharing};
     use crate::exec::{Buffers, CallCount};
-    use crate::transport::{Arena, Neighbour, Registered};
+    use crate::transport::{Arena, Neighbour, Registration};
     use crate::types::{Collective, DataType, Rank};
 
     /// Regression: a peer that announced elements in no place was believed, and null was followed.
@@ -363,10 +394,11 @@ mod tests {
             arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread; 2],
             boards: None,
-            registered: vec![Some(Registered {
+            registered: vec![Some(Registration {
                 generation: memory().keep().share_anew().unwrap(),
                 memory: vec![memory(), memory()],
                 life: std::sync::Weak::new(),
+                placed: None,
             })],
         };
         let (send, mut recv) = ([0u64; 100], [0u64; 100]);

@@ -143,7 +143,7 @@ mod tests {
     use crate::sync::primitive::{Arc, AtomicBool, Ordering};
     use crate::sys::process::{Group, Signal};
     use crate::sys::thread;
-    use crate::transport::{Arena, Registered};
+    use crate::transport::{Arena, Registration};
     use crate::types::Rank;
 
     /// Of rank 0, whose lease is open for operation 0; rank 1 is `neighbour`.
@@ -160,7 +160,12 @@ mod tests {
             arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread, neighbour],
             boards: None,
-            registered: vec![Some(Registered { memory: vec![memory.clone(), memory], generation, life })],
+            registered: vec![Some(Registration {
+                memory: vec![memory.clone(), memory],
+                generation,
+                life,
+                placed: None,
+            })],
         };
         windows.mine().lease().open(0);
         windows

@@ -21,6 +21,9 @@ use crate::types::Element;
 ///
 /// A child that the process forks has the same memory, not a copy of it: what the child writes, its parent reads.
 ///
+/// Memory that something else allocates can be registered where it lies ([`Registered`](crate::comm::Registered)), at
+/// the cost of moving its pages; a buffer costs nothing beside other memory.
+///
 /// # Examples
 /// ```
 /// use rsccl::{Buffer, ReduceOp};
@@ -72,7 +75,7 @@ impl<T: Element> Buffer<T> {
 
     /// What communicators know of it.
     pub(crate) fn known(&self) -> KnownBuffer {
-        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life) }
+        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life), placed: None }
     }
 }
 

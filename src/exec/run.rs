@@ -46,15 +46,15 @@ pub(crate) fn run(
 ) -> Result<()> {
     let Begun { call, operation, kernel, .. } = *begun;
     let plan = program.plan();
-    let user = match epoch {
+    let (user, memory) = match epoch {
         Some(epoch) if plan.spec.windows == Windows::User => epoch.enter(program, begun)?,
-        Some(_) | None => Vec::new(),
+        Some(_) | None => (Vec::new(), Memory { input: call.buffers.source(), output: call.buffers.target() }),
     };
     let streams = streams(begun, context.streaming_bytes);
     let scratch = context.windows.map_or(context.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
         kernel,
-        memory: Memory { input: call.buffers.source(), output: call.buffers.target() },
+        memory,
         operation,
         history: context.history,
         windows: context.windows,

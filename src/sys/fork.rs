@@ -3,7 +3,8 @@
 //! The library watches forks from the first [`Birthplace`] or socket on. In the child, before it runs anything else:
 //!
 //! - its [`Birthplace`] changes, so that what its parent has made is refused;
-//! - the library's sockets become dead ends ([`inherited`]), so that peers see the end of the parent when it ends.
+//! - the library's sockets become dead ends ([`inherited`]), so that peers see the end of the parent when it ends;
+//! - memory of the program that is registered where it lies becomes the child's own ([`own_copies`]).
 //!
 //! What the library keeps for a whole process is [`PerProcess`]: a child makes it anew. The parent's may be locked by a
 //! thread that the child does not have, or half made.
@@ -14,7 +15,7 @@
 use std::marker::PhantomData;
 
 use crate::sync::primitive::{Ordering, statics};
-use crate::sys::inherited;
+use crate::sys::{inherited, own_copies};
 
 /// The process in which a value was made. Checking it costs one load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,9 +82,11 @@ static FORKS: statics::AtomicU64 = statics::AtomicU64::new(0);
 
 extern "C" fn before() {
     inherited::hold();
+    own_copies::copy();
 }
 
 extern "C" fn in_parent() {
+    own_copies::forget_copies();
     inherited::release();
 }
 
@@ -91,6 +94,7 @@ extern "C" fn in_forked() {
     // Relaxed: a child begins with one thread. A thread of the parent may have been about to say that it watches.
     FORKS.fetch_add(1, Ordering::Relaxed);
     WATCHED.store(DONE, Ordering::Relaxed);
+    own_copies::take_copies();
     inherited::silence();
     inherited::release();
 }

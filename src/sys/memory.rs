@@ -146,27 +146,6 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Makes every page of a private mapping this process's own, as a store does.
-    fn own_pages(&self) -> Result<()> {
-        // SAFETY: the range is our own mapping; no content changes.
-        let refused = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_POPULATE_WRITE) };
-        if refused == 0 {
-            return Ok(());
-        }
-        let error = std::io::Error::last_os_error();
-        // Kernels before 5.14 do not know the advice.
-        if error.raw_os_error() != Some(libc::EINVAL) {
-            return Err(Error::system(format!("a copy of {} bytes of shared memory", self.bytes), error));
-        }
-        for offset in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
-            // SAFETY: `at` looks that it is inside the mapping; an atomic store of what is there loses no store of
-            // another thread.
-            let byte = unsafe { AtomicU8::from_ptr(self.at(offset, 1).as_ptr()) };
-            byte.fetch_or(0, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
     fn lock(&self) -> MutexGuard<'_, Backing> {
         self.backing.lock()
     }
@@ -223,7 +202,8 @@ impl Keep for SharedMemory {
             *backing = Backing::Parting;
         }
         if let Backing::Parting = &*backing {
-            self.own_pages()?;
+            // SAFETY: the range is our own mapping.
+            unsafe { own_pages(self.base, self.bytes) }?;
             *backing = Backing::Private;
         }
         Ok(())
@@ -269,6 +249,34 @@ impl Drop for SharedMemory {
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert_eq!(result, 0, "munmap of our own mapping");
     }
+}
+
+/// Makes every page of a private mapping this process's own, as a store does; no content changes.
+///
+/// # Errors
+/// [`Kind::System`] where there is no memory.
+///
+/// # Safety
+/// The range is mapped for reading and writing.
+pub(super) unsafe fn own_pages(base: NonNull<u8>, bytes: usize) -> Result<()> {
+    // SAFETY: the caller's promise; no content changes.
+    let refused = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
+    if refused == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    // Kernels before 5.14 do not know the advice.
+    if error.raw_os_error() != Some(libc::EINVAL) {
+        return Err(Error::system(format!("a copy of {bytes} bytes of shared memory"), error));
+    }
+    for offset in (0..bytes).step_by(LEAST_PAGE_BYTES) {
+        // SAFETY: inside the range.
+        let byte = unsafe { base.add(offset) };
+        // SAFETY: as above; an atomic store of what is there loses no store of another thread.
+        let byte = unsafe { AtomicU8::from_ptr(byte.as_ptr()) };
+        byte.fetch_or(0, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// Whether a descriptor is a memfd that cannot shrink.
@@ -336,7 +344,7 @@ fn no_memfd(error: std::io::Error) -> Error {
     }
 }
 
-fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>> {
+pub(super) fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>> {
     if bytes == 0 {
         return Err(Error::invalid_argument("a mapping of 0 bytes"));
     }

@@ -24,7 +24,7 @@ use crate::transport::opening::{Openings, ROUND_PEERS};
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
-use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registered, UserBoard, UserPointers};
+use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registration, UserBoard, UserPointers};
 use crate::transport::{DeadRoutes, NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
@@ -322,7 +322,7 @@ impl Fabric {
         }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.routes.world.rank, mine.bytes(), peers.len());
-        let fresh = Some(Registered { memory, generation, life: buffer.life.clone() });
+        let fresh = Some(Registration { memory, generation, life: buffer.life.clone(), placed: buffer.placed.clone() });
         match registered.get_mut(number) {
             Some(place) => *place = fresh,
             None => registered.push(fresh),
@@ -357,7 +357,7 @@ impl Fabric {
     /// Forgets the registrations that `is_gone` names.
     pub fn unregister(&mut self, is_gone: impl Fn(usize) -> bool) {
         let Some(windows) = &self.windows else { return };
-        let of = |(number, one): (usize, &Option<Registered>)| one.clone().filter(|_| !is_gone(number));
+        let of = |(number, one): (usize, &Option<Registration>)| one.clone().filter(|_| !is_gone(number));
         let registered = windows.registered.iter().enumerate().map(of).collect();
         self.windows = Some(Arc::new(HostWindows { registered, ..windows.alike() }));
     }

@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 
 use crate::device::{Generation, HostRegion};
 use crate::error::Result;
-use crate::sync::primitive::{Arc, AtomicUsize, Ordering, Weak};
+use crate::sync::primitive::{Arc, AtomicU64, AtomicUsize, Ordering, Weak};
 use crate::sys::alive::Process;
+use crate::sys::in_place::PlacedRange;
 use crate::transport::Arena;
 use crate::transport::peer_reads::PeerReads;
 use crate::types::Rank;
@@ -26,7 +27,7 @@ pub struct HostWindows {
     /// process.
     pub boards: Option<Vec<UserBoard>>,
     /// Registered buffers, by number: for each registration, every host rank's memory. `None`: one that was given back.
-    pub registered: Vec<Option<Registered>>,
+    pub registered: Vec<Option<Registration>>,
 }
 
 /// By what a rank of my host reaches memory that I have shared.
@@ -55,13 +56,15 @@ pub struct UserBoard {
 
 /// One registration: the buffers of all ranks of the host.
 #[derive(Debug, Clone)]
-pub struct Registered {
+pub struct Registration {
     /// Each rank's memory, mapped here.
     pub memory: Vec<HostRegion>,
     /// What of my own memory the others have mapped.
     pub generation: Generation,
     /// As long as my own buffer: gone where I have let go of the registration.
     pub life: Weak<()>,
+    /// Where my own memory is, if the program has it at other addresses than `memory`.
+    pub placed: Option<PlacedBuffer>,
 }
 
 /// A buffer, for communicators that know it longer than it lives.
@@ -71,6 +74,29 @@ pub struct KnownBuffer {
     pub memory: HostRegion,
     /// Of the buffer.
     pub life: Weak<()>,
+    /// Where the program has it, if `memory` is a second mapping.
+    pub placed: Option<PlacedBuffer>,
+}
+
+/// Memory of the program that is registered where it lies.
+#[derive(Debug, Clone)]
+pub struct PlacedBuffer {
+    range: PlacedRange,
+    /// In which peers worked in it.
+    calls: Arc<AtomicU64>,
+}
+
+impl PlacedBuffer {
+    /// Memory at these addresses, in which no peer has worked yet.
+    pub fn new(range: PlacedRange) -> PlacedBuffer {
+        PlacedBuffer { range, calls: Arc::default() }
+    }
+
+    /// In how many calls peers worked in it.
+    pub fn calls(&self) -> u64 {
+        // Relaxed: a figure for the log, of calls that have ended.
+        self.calls.load(Ordering::Relaxed)
+    }
 }
 
 /// A place in a registered buffer, as it is announced: which registration, and how far in.
@@ -88,12 +114,62 @@ pub struct Loan<'a> {
     memory: &'a HostRegion,
     generation: Generation,
     range: UserRange,
+    placed: Option<PlacedLoan<'a>>,
+}
+
+/// A part of memory that is registered where it lies, and its twin in the second mapping.
+#[derive(Debug)]
+struct PlacedLoan<'a> {
+    buffer: &'a PlacedBuffer,
+    user: *mut u8,
+    bytes: usize,
+    twin: NonNull<u8>,
 }
 
 impl Loan<'_> {
     /// Where it is, for the peers.
     pub fn range(&self) -> UserRange {
         self.range
+    }
+
+    /// Where the operation works instead of the place that its caller has named, if the memory is registered where it
+    /// lies: what peers see is there as a whole.
+    pub fn twin(&self) -> Option<NonNull<u8>> {
+        self.placed.as_ref().map(|placed| placed.twin)
+    }
+
+    /// Copies what peers would not see otherwise into what they see: before they are told of the loan.
+    ///
+    /// # Safety
+    /// What was lent is good for reading.
+    pub unsafe fn copy_in(&self) {
+        let Some(placed) = &self.placed else { return };
+        for (user, twin, bytes) in placed.edges() {
+            // SAFETY: the twin is inside the second mapping, and what was lent is good for reading. Another operation
+            // may copy the same bytes there, if both only read them.
+            unsafe { std::ptr::copy_nonoverlapping(user.cast_const(), twin, bytes) };
+        }
+    }
+
+    /// Copies what peers have written for the caller and it would not see otherwise: after an operation that ended
+    /// well, in what [`Loan::twin`] says.
+    ///
+    /// # Safety
+    /// What was lent is good for writing, and nobody else touches it.
+    pub unsafe fn copy_out(&self) {
+        let Some(placed) = &self.placed else { return };
+        for (user, twin, bytes) in placed.edges() {
+            // SAFETY: as in `copy_in`, and by the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(twin.cast_const(), user, bytes) };
+        }
+    }
+
+    /// An operation has ended in which peers worked in the memory.
+    pub fn note_call(&self) {
+        if let Some(placed) = &self.placed {
+            // Relaxed: see `PlacedBuffer::calls`.
+            placed.buffer.calls.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// [`crate::device::Keep::detach`] of the whole buffer: a peer that is still in it goes on in pages that are no
@@ -108,7 +184,8 @@ impl Loan<'_> {
     /// Ends the loan. False where the buffer was detached meanwhile, by another operation on it that failed: what peers
     /// wrote may be missing.
     pub fn end(self) -> bool {
-        let Loan { memory, generation, .. } = *std::mem::ManuallyDrop::new(self);
+        let this = std::mem::ManuallyDrop::new(self);
+        let (memory, generation) = (this.memory, this.generation);
         memory.keep().take_back(generation)
     }
 }
@@ -117,6 +194,18 @@ impl Drop for Loan<'_> {
     fn drop(&mut self) {
         // The operation has failed, so nobody asks what is missing.
         self.memory.keep().take_back(self.generation);
+    }
+}
+
+impl PlacedLoan<'_> {
+    /// What lies on pages that the program has for itself: where the program has it, where its twin is, how long it is.
+    fn edges(&self) -> impl Iterator<Item = (*mut u8, *mut u8, usize)> {
+        let start = self.user.addr();
+        let edges = self.buffer.range.edges(&(start..start + self.bytes));
+        edges.into_iter().filter(|edge| !edge.is_empty()).map(move |edge| {
+            let into = edge.start - start;
+            (self.user.wrapping_add(into), self.twin.as_ptr().wrapping_add(into), edge.len())
+        })
     }
 }
 
@@ -191,13 +280,17 @@ impl HostWindows {
             let registered = registered.as_ref().filter(|registered| registered.life.strong_count() > 0)?;
             let memory = &registered.memory[self.me];
             let base = memory.base().as_ptr().addr();
-            if start < base || end > base + memory.bytes() {
-                return None;
-            }
-            let offset = u64::try_from(start - base).expect("addresses are at most 64 bits");
+            let inside = || (base <= start && end <= base + memory.bytes()).then(|| start - base);
+            let placed = registered.placed.as_ref();
+            let offset = placed.map_or_else(inside, |placed| placed.range.offset_of(&(start..end)))?;
+            let placed = placed.map(|buffer| {
+                let (user, bytes) = (range.start.cast_mut(), end - start);
+                PlacedLoan { buffer, user, bytes, twin: memory.at(offset, bytes) }
+            });
+            let offset = u64::try_from(offset).expect("addresses are at most 64 bits");
             let range = UserRange { window: u16::try_from(window).ok()?, offset };
             let generation = registered.generation;
-            memory.keep().lend(generation).then_some(Loan { memory, generation, range })
+            memory.keep().lend(generation).then_some(Loan { memory, generation, range, placed })
         })
     }
 

@@ -12,12 +12,23 @@ use testing::ranks::Job;
 /// when it went on.
 #[test]
 fn a_rank_that_is_stopped_inside_registered_buffers_changes_nothing_when_it_goes_on() {
+    goes_on_without_a_trace("registered 6000000", "400");
+}
+
+/// The same of vectors that are registered where they lie.
+#[test]
+fn a_rank_that_is_stopped_inside_vectors_of_others_changes_nothing_when_it_goes_on() {
+    // Longer, because the first touches of pages that have moved take a while.
+    goes_on_without_a_trace("placed 6000000", "1500");
+}
+
+fn goes_on_without_a_trace(sums: &str, timeout_ms: &str) {
     let mut caught = 0;
     for _ in 0..TRIES {
-        let mut job = Job::start(2, &with(SHM, &[("RSCCL_TIMEOUT_MS", "400")]));
+        let mut job = Job::start(2, &with(SHM, &[("RSCCL_TIMEOUT_MS", timeout_ms)]));
         let before = job.holdings();
         job.join();
-        job.begin("registered 6000000", |_| true);
+        job.begin(sums, |_| true);
         for _ in 0..3 {
             job.ranks[1].expect_line("turn");
         }
@@ -43,9 +54,19 @@ fn a_rank_that_is_stopped_inside_registered_buffers_changes_nothing_when_it_goes
 /// A buffer that was taken away from a stopped rank is shared with the ranks of the next communicator.
 #[test]
 fn a_buffer_that_was_taken_away_is_registered_anew() {
+    is_registered_anew("registered 1000000");
+}
+
+/// The same of a vector that is registered where it lies.
+#[test]
+fn a_vector_that_was_taken_away_is_registered_anew() {
+    is_registered_anew("placed 1000000");
+}
+
+fn is_registered_anew(sums: &str) {
     for _ in 0..TRIES {
         let mut job = Job::joined(3, &with(SHM, &[("RSCCL_TIMEOUT_MS", "2000")]));
-        job.begin("registered 1000000", |_| true);
+        job.begin(sums, |_| true);
         for _ in 0..3 {
             job.ranks[2].expect_line("turn");
         }
@@ -56,7 +77,7 @@ fn a_buffer_that_was_taken_away_is_registered_anew() {
         let was_inside = job.others(2).all(|rank| rank.log().contains("took this rank's registered buffers away"));
         job.kill(2);
         job.must("shrink 2");
-        job.begin("registered 1000000", |_| true);
+        job.begin(sums, |_| true);
         for rank in &job.ranks {
             (0..3).for_each(|_| rank.expect_line("turn"));
         }

@@ -40,8 +40,9 @@
 //! post COUNT PEER        begins the receive of a message, of a communicator whose requests can be stored
 //! collect                waits for it
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
+//! placed COUNT           the same in vectors that are registered where they lie
 //! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
-//! unchanged              checks that the buffers of the last failure of `registered` still hold what their owner wrote after it
+//! unchanged              checks that the buffers of the last failure of `registered` or `placed` still hold what their owner wrote after it
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! crowd ID FIRST RANKS WORLD SEED STEPS
 //!                        joins as so many ranks from FIRST on, each a thread, and runs a random program
@@ -85,12 +86,13 @@ pub mod window_calls;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
+use std::ops::DerefMut;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use rsccl::comm::{AbortHandle, DeviceStream, OwnedRequest};
+use rsccl::comm::{AbortHandle, DeviceStream, OwnedRequest, Registered, Registrable};
 use rsccl::error::Kind;
 use rsccl::internals::sys::{clock, limits, poller, thread};
 use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait, share_id};
@@ -159,6 +161,8 @@ struct Worker {
     calls: u64,
     /// The buffers of the last `registered`.
     registered: Option<(Buffer<f32>, Buffer<f32>)>,
+    /// Those of the last `placed`.
+    placed: Option<[Registered<Vec<f32>>; 2]>,
     /// Where `call` works, if not on the host.
     stream: Option<DeviceStream>,
     /// The receives that `post` has begun, in their order, and their communicator.
@@ -304,9 +308,15 @@ impl Worker {
                 checked(buffer.iter().all(|value| *value == 1.5), "a posted receive")
             }
             ["registered", count] => self.registered(number(count)).map(|()| String::new()),
+            ["placed", count] => self.placed(number(count)).map(|()| String::new()),
             ["unchanged"] => {
-                let (send, recv) = self.registered.as_ref().expect("`registered` has failed");
-                checked(send.iter().chain(recv.iter()).all(|value| *value == OURS), "buffers after a call has returned")
+                let slices = |(send, recv): (&[f32], &[f32])| send.iter().chain(recv).all(|value| *value == OURS);
+                let fine = match (&self.registered, &self.placed) {
+                    (Some((send, recv)), None) => slices((send, recv)),
+                    (None, Some([send, recv])) => slices((send, recv)),
+                    _ => panic!("either `registered` or `placed` has failed"),
+                };
+                checked(fine, "buffers after a call has returned")
             }
             ["threads", ranks, count] => threads(number(ranks), number(count)),
             ["crowd", id, first, ranks, world, seed, steps] => {
@@ -404,7 +414,26 @@ impl Worker {
         result
     }
 
-    fn sums(&self, (send, recv): (&mut Buffer<f32>, &mut Buffer<f32>)) -> Result<()> {
+    /// As `registered`. Vectors that are not as large go back to where they were, and are looked at there.
+    fn placed(&mut self, count: usize) -> Result<()> {
+        let [mut send, mut recv] = match self.placed.take() {
+            Some(again) if again[0].len() == count => again,
+            before => {
+                let before = before.map(|both| both.map(Registered::into_inner)).unwrap_or_default();
+                assert!(before.iter().flatten().all(|value| *value == OURS), "given back as it was");
+                // Their elements begin and end inside pages.
+                [(); 2].map(|()| Registered::new(vec![0.0; count]))
+            }
+        };
+        assert_eq!((send.refusal(), recv.refusal()), (None, None));
+        let result = self.sums((&mut send, &mut recv));
+        send.fill(OURS);
+        recv.fill(OURS);
+        self.placed = Some([send, recv]);
+        result
+    }
+
+    fn sums<M: Registrable + DerefMut<Target = [f32]>>(&self, (send, recv): (&mut M, &mut M)) -> Result<()> {
         self.comm().register(send)?;
         self.comm().register(recv)?;
         send.fill(0.5);
@@ -441,7 +470,7 @@ impl Worker {
 
     fn clear(&mut self) {
         *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        (self.registered, self.stream) = (None, None);
+        (self.registered, self.placed, self.stream) = (None, None, None);
         // Children before parents.
         while self.comms.pop().is_some() {}
     }

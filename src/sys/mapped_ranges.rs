@@ -1,0 +1,213 @@
+//! What lies behind addresses of this process, as far as the kernel tells: whether pages may take the place of others.
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Refuses addresses whose pages must stay where they are: only ordinary private memory may move to a file.
+///
+/// Pages that another part of the program has pinned for a device would go on receiving data in the old place, unseen.
+/// The kernel tells whether a process has pinned pages, and not which: `pins` says what to do about that.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] for what must stay; [`crate::error::Kind::System`] where the kernel does not
+/// tell.
+pub(super) fn check_movable(addresses: &Range<usize>, pins: PinnedPages) -> Result<()> {
+    let maps = text("maps")?;
+    if let Some(why) = unmovable(&maps, addresses) {
+        return Err(stays(why));
+    }
+    let status = text("status")?;
+    if kilobytes(&status, "VmLck") > 0 && is_locked(&text("smaps")?, addresses) {
+        return Err(stays(Unmovable::Locked));
+    }
+    if pins == PinnedPages::Unknown && kilobytes(&status, "VmPin") > 0 {
+        return Err(stays(Unmovable::PerhapsPinned));
+    }
+    Ok(())
+}
+
+/// What the caller knows of pages that are pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinnedPages {
+    /// Nothing: where the process has pinned pages, these may be among them.
+    Unknown,
+    /// None of these pages is pinned.
+    NoneHere,
+}
+
+/// Why pages stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unmovable {
+    Hole,
+    Shared,
+    File,
+    HugePages,
+    Protected,
+    MainStack,
+    Locked,
+    PerhapsPinned,
+}
+
+fn stays(why: Unmovable) -> Error {
+    Error::invalid_usage(match why {
+        Unmovable::Hole => "some of it is not mapped",
+        Unmovable::Shared => "some of it is a shared mapping: only private memory can be registered in place",
+        Unmovable::File => {
+            "some of it is mapped from a file (initialised data of a program is): copy it to memory of its own"
+        }
+        Unmovable::HugePages => "some of it lies in huge pages of hugetlbfs: allocate it by rsccl::Buffer",
+        Unmovable::Protected => "some of it cannot be read and written, or can be executed",
+        Unmovable::MainStack => "some of it is the stack of the main thread: allocate it on the heap",
+        Unmovable::Locked => {
+            "some of it is locked (mlock), and the lock would be lost: unlock it, or allocate it by rsccl::Buffer"
+        }
+        Unmovable::PerhapsPinned => {
+            "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA), and what a device writes into \
+             a pinned page that has moved is lost: register memory without pinned pages by Registered::vouched, or \
+             allocate it by rsccl::Buffer"
+        }
+    })
+}
+
+/// The mapping in which `address` lies.
+pub(super) fn mapping_of(address: usize) -> Option<Range<usize>> {
+    let maps = text("maps").ok()?;
+    let found =
+        maps.lines().filter_map(Mapping::parse).find(|mapping| mapping.start <= address && address < mapping.end);
+    found.map(|mapping| mapping.start..mapping.end)
+}
+
+fn text(file: &str) -> Result<String> {
+    let path = Path::new("/proc/self").join(file);
+    let bytes = std::fs::read(&path).map_err(|error| Error::system(format!("reading {}", path.display()), error))?;
+    // Names of files may be any bytes; what is asked for is ASCII.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The first reason that the lines of `/proc/PID/maps` give against some of the addresses.
+fn unmovable(maps: &str, addresses: &Range<usize>) -> Option<Unmovable> {
+    let mut next = addresses.start;
+    for mapping in maps.lines().filter_map(Mapping::parse) {
+        if mapping.end <= next {
+            continue;
+        }
+        if mapping.start > next {
+            return Some(Unmovable::Hole);
+        }
+        if let Some(why) = mapping.stays() {
+            return Some(why);
+        }
+        next = mapping.end;
+        if next >= addresses.end {
+            return None;
+        }
+    }
+    Some(Unmovable::Hole)
+}
+
+/// A line of `/proc/PID/maps`.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping<'a> {
+    start: usize,
+    end: usize,
+    permissions: &'a str,
+    inode: &'a str,
+    name: &'a str,
+}
+
+impl<'a> Mapping<'a> {
+    fn parse(line: &'a str) -> Option<Mapping<'a>> {
+        let mut fields = line.splitn(6, ' ');
+        let (start, end) = addresses_of(fields.next()?)?;
+        let (permissions, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        Some(Mapping { start, end, permissions, inode, name: fields.next().unwrap_or("").trim_start() })
+    }
+
+    fn stays(&self) -> Option<Unmovable> {
+        let is_file = self.inode != "0";
+        match self.permissions {
+            _ if self.name.starts_with("/anon_hugepage") => Some(Unmovable::HugePages),
+            permissions if permissions.ends_with('s') => Some(Unmovable::Shared),
+            _ if is_file => Some(Unmovable::File),
+            permissions if permissions != "rw-p" => Some(Unmovable::Protected),
+            _ if self.name == "[stack]" => Some(Unmovable::MainStack),
+            // The kernel's own, such as [vvar].
+            _ if !(self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:")) => {
+                Some(Unmovable::Protected)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn addresses_of(field: &str) -> Option<(usize, usize)> {
+    let (start, end) = field.split_once('-')?;
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+}
+
+/// Whether `/proc/PID/smaps` has the flag of locked pages at some of the addresses.
+fn is_locked(smaps: &str, addresses: &Range<usize>) -> bool {
+    let mut inside = false;
+    for line in smaps.lines() {
+        if let Some((start, end)) = line.split(' ').next().and_then(addresses_of) {
+            inside = start < addresses.end && end > addresses.start;
+        } else if inside && line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "lo"))
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// The value of a line of `/proc/PID/status`; 0 where there is none.
+fn kilobytes(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+        10000-20000 rw-p 00000000 00:00 0 \n\
+        20000-30000 rw-p 00000000 00:00 0                          [heap]\n\
+        40000-50000 r--p 00000000 00:00 0 \n\
+        50000-60000 rw-p 00001000 08:01 4711                       /usr/lib/a file\n\
+        60000-70000 rw-s 00000000 00:01 12                         /memfd:rsccl-buffer (deleted)\n\
+        70000-80000 rw-p 00000000 00:0f 77                         /anon_hugepage (deleted)\n\
+        80000-90000 rw-p 00000000 00:00 0                          [anon:arena]\n\
+        90000-a0000 rw-p 00000000 00:00 0                          [stack]\n\
+        a0000-b0000 rwxp 00000000 00:00 0 \n\
+        no line\n\
+        b0000-c0000 rw-p 00000000 00:00 0                          [vvar]\n";
+
+    #[test]
+    fn only_private_memory_moves() {
+        let why = |start: usize, end: usize| unmovable(MAPS, &(start..end));
+        assert_eq!(why(0x11000, 0x2f000), None, "two mappings without a hole");
+        assert_eq!(why(0x80000, 0x90000), None);
+        assert_eq!(why(0x2f000, 0x31000), Some(Unmovable::Hole));
+        assert_eq!(why(0xbf000, 0xc1000), Some(Unmovable::Protected));
+        assert_eq!(why(0xd0000, 0xd1000), Some(Unmovable::Hole));
+        assert_eq!(why(0x40000, 0x41000), Some(Unmovable::Protected));
+        assert_eq!(why(0x50000, 0x51000), Some(Unmovable::File));
+        assert_eq!(why(0x61000, 0x62000), Some(Unmovable::Shared));
+        assert_eq!(why(0x71000, 0x72000), Some(Unmovable::HugePages));
+        assert_eq!(why(0x8f000, 0x91000), Some(Unmovable::MainStack));
+        assert_eq!(why(0xa0000, 0xa1000), Some(Unmovable::Protected));
+    }
+
+    #[test]
+    fn locks_and_pins_are_found() {
+        let smaps = "10000-20000 rw-p 00000000 00:00 0 \nRss: 4 kB\nVmFlags: rd wr mr mw me ac \n\
+                     20000-30000 rw-p 00000000 00:00 0 \nVmFlags: rd wr lo ac \n";
+        let locked = |start: usize, end: usize| is_locked(smaps, &(start..end));
+        assert!(!locked(0x10000, 0x20000) && locked(0x20000, 0x21000) && locked(0x1f000, 0x21000));
+        let status = "Name:\tx\nVmLck:\t    8 kB\nVmPin:\t    1024 kB\n";
+        assert_eq!(["VmLck", "VmPin", "VmSwap"].map(|name| kilobytes(status, name)), [8, 1024, 0]);
+    }
+}
