@@ -24,6 +24,8 @@ pub(super) struct DeviceChooser {
     programs: Programs,
     /// Which long calls follow the channels that were searched for, which pass along links.
     on_channels: OnChannels,
+    /// Whether an exchange of all with all crowds their links.
+    is_crowded: bool,
     /// The protocols by which ranks can send to each other.
     line_ways: LineWays,
     /// Of the ranks for which this one launches, by rank.
@@ -41,6 +43,7 @@ impl DeviceChooser {
         on_channels: OnChannels,
         line_ways: LineWays,
     ) -> Result<DeviceChooser> {
+        let is_crowded = found.as_ref().is_some_and(|found| found.is_crowded);
         let layout = match found {
             Some(JoinedGpus { rails, orders, .. }) => {
                 Arc::new(Layout::clone(&grounds.layout).with_rails(&rails).with_channels(orders)?)
@@ -48,7 +51,7 @@ impl DeviceChooser {
             None => Arc::clone(&grounds.layout),
         };
         let (grounds, programs, led) = (Arc::clone(grounds), Programs::default(), HashMap::new());
-        Ok(DeviceChooser { grounds, layout, programs, on_channels, line_ways, led })
+        Ok(DeviceChooser { grounds, layout, programs, on_channels, is_crowded, line_ways, led })
     }
 
     /// The program of a call. Unless the user's filters forbid it, ranks of a host send small calls as lines
@@ -94,9 +97,10 @@ impl DeviceChooser {
     /// where the collective or the user's filters leave no algorithm that follows them. Costs are not asked: those of a
     /// communicator are of processors, their memory and TCP. By them all ranks would send to all, over links that other
     /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of so many ranks is deeper than
-    /// its connections have slots. Where all reach each other, a
-    /// long call in scratch follows them too: scratch has two lanes, whose pieces fit a processor's cache, and leaves
-    /// two thirds of the links of eight GPUs idle. In registered buffers all send to all.
+    /// its connections have slots. Where all reach each other, three kinds follow them too: all, where an exchange of
+    /// all with all crowds links that pairs share; those from or to one rank, where that one's link carries each block
+    /// twice; those in scratch, which has two lanes, whose pieces fit a processor's cache, and leaves two thirds of the
+    /// links of eight GPUs idle. Others send from all to all.
     fn along_channels(&self, asked: Question<'_>, met: Windows) -> Option<Choice> {
         let (grounds, collective) = (&self.grounds, asked.collective);
         let ranks = u64::from(grounds.world.size);
@@ -106,14 +110,18 @@ impl DeviceChooser {
         let lanes = |algorithm| self.layout.lanes_of(algorithm).unwrap_or(0);
         let most = match self.on_channels {
             OnChannels::All => MOST_RANK_BYTES_OFF_CHANNELS,
-            OnChannels::OffScratch
-                if met == Windows::Scratch
-                    && grounds.one_host()
-                    && lanes(Algorithm::Ring) > tune::channels(grounds.settings.channels) =>
+            OnChannels::Reached if !grounds.one_host() => return None,
+            OnChannels::Reached if self.is_crowded => MOST_RANK_BYTES_IN_CROWDS,
+            OnChannels::Reached if collective.rooted() && ranks > 2 => match met {
+                Windows::Scratch => MOST_RANK_BYTES_OFF_CHANNELS,
+                _ => MOST_RANK_BYTES_OF_ROOT,
+            },
+            OnChannels::Reached
+                if met == Windows::Scratch && lanes(Algorithm::Ring) > tune::channels(grounds.settings.channels) =>
             {
                 MOST_RANK_BYTES_IN_SCRATCH
             }
-            OnChannels::OffScratch | OnChannels::None => return None,
+            OnChannels::Reached | OnChannels::None => return None,
         };
         if is_ordered || bytes <= ranks * most {
             return None;
@@ -268,6 +276,11 @@ const MOST_STAGED_BYTES: u64 = 64 << 10;
 /// GPUs of a mesh is as fast as an exchange of all with all at 1 MiB, and one of the 72 of a rack overtakes rails
 /// between hosts from 8 MiB on.
 const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;
+/// The same where ways of many pairs share links: by simulations of 8 GPUs on PCI Express.
+const MOST_RANK_BYTES_IN_CROWDS: u64 = 64 << 10;
+/// The same where all reach each other and a call has a root and registered buffers: by simulations of 4 GPUs with
+/// links and 8 at a switch.
+const MOST_RANK_BYTES_OF_ROOT: u64 = 512 << 10;
 /// The same where all reach each other and a call works in scratch: by simulations of eight GPUs at a switch, an
 /// all-reduce of 1 MiB is twice as fast in scratch, one of 4 MiB half as fast, and one of 256 MiB takes three times as
 /// long.

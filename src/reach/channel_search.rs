@@ -39,14 +39,16 @@ pub struct JoinedGpus {
     pub orders: ChannelOrders,
     /// The rail of each rank's nearest NIC.
     pub rails: Vec<Option<u32>>,
+    /// Whether an exchange of all with all crowds their links.
+    pub is_crowded: bool,
     /// The topology and the channels of its first host, as files have them.
     files: [String; 2],
 }
 
 impl JoinedGpus {
     /// Of a description, of which nobody writes files.
-    pub fn described(orders: ChannelOrders, rails: Vec<Option<u32>>) -> JoinedGpus {
-        JoinedGpus { orders, rails, files: Default::default() }
+    pub fn described(orders: ChannelOrders, rails: Vec<Option<u32>>, is_crowded: bool) -> JoinedGpus {
+        JoinedGpus { orders, rails, is_crowded, files: Default::default() }
     }
 }
 
@@ -55,8 +57,9 @@ impl JoinedGpus {
 pub enum OnChannels {
     /// None: all ranks of the host go through its memory.
     None,
-    /// Those that would work in scratch: all reach each other.
-    OffScratch,
+    /// All reach each other: those that would work in scratch, those from or to one rank, and all where they would
+    /// crowd their links.
+    Reached,
     /// All: some ranks' devices do not reach each other's memory, so that scratch would lie in the host's, or all are
     /// joined by links between their hosts.
     All,
@@ -313,7 +316,8 @@ fn join(
         };
         let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
         let rails = channels::rails(&system, &gpus);
-        Ok(Ok(JoinedGpus { orders, rails, files: [xml::write(&machine), graphs] }))
+        let is_crowded = found.are_links_crowded(&system);
+        Ok(Ok(JoinedGpus { orders, rails, is_crowded, files: [xml::write(&machine), graphs] }))
     });
     Ok(joined.unwrap_or_else(|error| Err(error.message().to_owned())))
 }

@@ -265,7 +265,7 @@ impl Meeting {
         } else if self.staged.is_any() {
             OnChannels::None
         } else {
-            OnChannels::OffScratch
+            OnChannels::Reached
         }
     }
 

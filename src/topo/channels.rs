@@ -177,6 +177,15 @@ impl SystemChannels {
         Some([Graph::inside(system, rings, GraphPattern::Ring), chains])
     }
 
+    /// Whether an exchange of all GPUs with all crowds their links: see [`search::is_crowded`]. Of one domain alone:
+    /// between several, data follow channels anyway.
+    pub fn are_links_crowded(&self, system: &System) -> bool {
+        match (&self.between, &self.domains[..]) {
+            (None, [DomainChannels { gpus, rings: Some(rings), .. }]) => search::is_crowded(system, gpus, rings),
+            _ => false,
+        }
+    }
+
     /// The order in which channels pass the ranks that have these GPUs, in rank order. Ranks that share a GPU follow
     /// each other. `None` where there are no channels: a single GPU, or no way between domains.
     ///

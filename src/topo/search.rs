@@ -41,6 +41,21 @@ impl Inside {
     }
 }
 
+/// Whether an exchange of all `gpus` with all crowds their links, so that data along these rings are quicker by a
+/// quarter and more: where pairs have links of their own, or a switch each can fill, both are alike.
+pub fn is_crowded(system: &System, gpus: &[NodeId], rings: &Inside) -> bool {
+    let mut loads = Loads::new(system);
+    for from in gpus {
+        let ways = Paths::from(system, *from);
+        for to in gpus.iter().filter(|to| *to != from) {
+            loads.add(&ways.to(system, *to).nodes, Weight::Whole);
+        }
+    }
+    // What a rank sends to all others together, against what it passes on in all rings.
+    let each = loads.width().unwrap_or_default() * (gpus.len() as u64).saturating_sub(1);
+    rings.total().0 * 4 > each.0 * 5
+}
+
 /// The most channels that a search returns: as many as a communicator may have.
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
 pub const MAX_CHANNELS: usize = crate::config::MAX_CHANNELS as usize;
@@ -285,6 +300,21 @@ mod tests {
         for (link, (bandwidth, load)) in loads {
             assert!(load <= bandwidth.0 * 5, "{link:?} carries {bandwidth}, and gets {load} fifths of a MB/s");
         }
+    }
+
+    /// A quarter of a ring's rate is the measure: pairs of GPUs at one root, or in two sockets, share links.
+    #[test]
+    fn links_that_many_pairs_share_are_crowded() {
+        let is_crowded = |name: &str| {
+            let system = machines::system(name);
+            let gpus = system.gpus();
+            let found = rings(&system, &gpus).expect("two GPUs and more");
+            (gpus.len() > 1).then(|| is_crowded(&system, &gpus, &found))
+        };
+        let all = ["a100bridge", "r8pcie", "dgx1v", "dgx1p"].map(is_crowded);
+        assert_eq!(all, [Some(true); 4], "over PCI Express, or through other GPUs");
+        let none = ["h100x8", "b200x8", "p4d", "ndv4", "a100x4mesh"].map(is_crowded);
+        assert_eq!(none, [Some(false); 5], "switches, and a link for each pair");
     }
 
     /// The bounds are arithmetic: what leaves the GPU with the fewest links, or the narrowest root or socket link.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rsccl::internals::engine::foreseen::{
     Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay, OnChannels,
@@ -40,7 +41,7 @@ use crate::{print, topo};
 /// TCP over one interface of a host.
 ///
 /// Communicators choose by usual costs, or those of RSCCL_TUNE_FILE. Where the costs of the system's links give another
-/// algorithm, a line below the row names it, and --algo plays it.
+/// algorithm, that one is played too, and where it takes less time, a line below the row says so.
 ///
 /// Up to 512 ranks, each rank is simulated. With more, one host stands for all hosts if the hosts are equal and the
 /// plan is a ring or an all-to-all exchange without a root. Trees of equal hosts are simulated on as many hosts as 512
@@ -200,13 +201,14 @@ impl There<'_> {
             protocols.extend(reach.is_linked.then_some(Protocol::LowLatency128));
         }
         let described = ForeseenGpus {
+            is_crowded: found.are_links_crowded(&system),
             orders: if is_whole { self.orders(found, (&system, &gpus), &mut Vec::new())? } else { None },
             rails: channels::rails(&system, &gpus),
             on_channels: match (reach.is_staged, reach.is_reached) {
                 (true, true) => OnChannels::All,
                 _ if reach.is_joined && all.len() == 1 => OnChannels::All,
                 (true, false) => OnChannels::None,
-                (false, _) => OnChannels::OffScratch,
+                (false, _) => OnChannels::Reached,
             },
             protocols,
         };
@@ -373,12 +375,53 @@ struct Run {
     way: ForeseenWay,
     /// What is not as it is there.
     remarks: Vec<String>,
-    /// The quickest by the costs of the links, where the filters leave one.
-    quickest: Option<Algorithm>,
+    /// Another algorithm that takes less time here, and its time.
+    quicker: Option<(Algorithm, Duration)>,
     fidelity: Fidelity,
     simulated: Simulated,
     algorithm_gbps: f64,
     bus_gbps: f64,
+}
+
+/// What communicators do, and what comes of it on these links.
+fn played(
+    (there, foreseen): (&There<'_>, &Foreseen),
+    modelled: &Modelled,
+    ask: &Ask,
+) -> Result<(ForeseenWay, Fidelity, Simulated)> {
+    let call = ForeseenCall::new(ask.collective, ask.elements);
+    let way = foreseen.way(&call)?;
+    let spec = foreseen.spec(&call, way, Rank::new(0));
+    let fidelity = if there.arguments.exact { EXACT } else { modelled.fidelity(&spec) };
+    let specs = |domains: usize| -> Result<SpecOf<'_>> {
+        let call = call.clone();
+        if domains == modelled.terrain().domains().len() {
+            return Ok(Box::new(move |rank| foreseen.spec(&call, way, rank)));
+        }
+        let part = there.foreseen(modelled, domains)?;
+        Ok(Box::new(move |rank| part.spec(&call, way, rank)))
+    };
+    let simulated = modelled.play(&specs, ask.element_bytes, fidelity)?;
+    Ok((way, fidelity, simulated))
+}
+
+/// The algorithm that the costs of the links give, and its time, where it is another one and takes less.
+fn quicker(
+    there: &There<'_>,
+    modelled: &Modelled,
+    ask: &Ask,
+    (chosen, time): (Algorithm, Duration),
+) -> Result<Option<(Algorithm, Duration)>> {
+    // Filters may leave the model nothing where communicators open them.
+    let Some(other) = modelled.choose(ask).ok().map(|choice| choice.algorithm).filter(|other| *other != chosen) else {
+        return Ok(None);
+    };
+    let mut config = there.config.clone();
+    config.algo = Some(other.name().to_owned());
+    let there = There { config: &config, ..*there };
+    let foreseen = there.foreseen(modelled, modelled.terrain().domains().len())?;
+    let (way, _, simulated) = played((&there, &foreseen), modelled, ask)?;
+    Ok((way.choice.algorithm == other && simulated.time < time).then_some((other, simulated.time)))
 }
 
 /// What of a way is not simulated as it is.
@@ -404,30 +447,17 @@ fn remarks(way: ForeseenWay, maps: bool) -> Vec<String> {
 
 impl Run {
     fn simulate((there, foreseen): (&There<'_>, &Foreseen), modelled: &Modelled, ask: &Ask, bytes: u64) -> Result<Run> {
-        let call = ForeseenCall::new(ask.collective, ask.elements);
-        let way = foreseen.way(&call)?;
-        let spec = foreseen.spec(&call, way, Rank::new(0));
-        let fidelity = if there.arguments.exact { EXACT } else { modelled.fidelity(&spec) };
-        let specs = |domains: usize| -> Result<SpecOf<'_>> {
-            let call = call.clone();
-            if domains == modelled.terrain().domains().len() {
-                return Ok(Box::new(move |rank| foreseen.spec(&call, way, rank)));
-            }
-            let part = there.foreseen(modelled, domains)?;
-            Ok(Box::new(move |rank| part.spec(&call, way, rank)))
-        };
-        let simulated = modelled.play(&specs, ask.element_bytes, fidelity)?;
+        let (way, fidelity, simulated) = played((there, foreseen), modelled, ask)?;
         let factor = Program::of(ask.collective).map_or(1.0, |program| program.bus_factor(modelled.terrain().size()));
         #[expect(clippy::cast_precision_loss, reason = "for people: three digits")]
         let gigabytes = bytes as f64 / 1e9;
         let seconds = simulated.time.as_secs_f64();
         let algorithm_gbps = if seconds > 0.0 { gigabytes / seconds } else { 0.0 };
-        // Filters may leave the model nothing where communicators open them.
-        let quickest = modelled.choose(ask).ok().map(|choice| choice.algorithm);
+        let quicker = quicker(there, modelled, ask, (way.choice.algorithm, simulated.time))?;
         let mut remarks = remarks(way, modelled.terrain().maps());
         remarks.extend(there.unplayed(modelled.terrain()));
         let bus_gbps = algorithm_gbps * factor;
-        Ok(Run { bytes, way, remarks, quickest, fidelity, simulated, algorithm_gbps, bus_gbps })
+        Ok(Run { bytes, way, remarks, quicker, fidelity, simulated, algorithm_gbps, bus_gbps })
     }
 
     fn time_us(&self) -> f64 {
@@ -485,10 +515,11 @@ fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         for remark in &run.remarks {
             line(&mut text, format_args!("    {remark}"));
         }
-        if let Some(quickest) = run.quickest.filter(|quickest| *quickest != run.way.choice.algorithm) {
+        if let Some((quicker, time)) = run.quicker {
+            let time_us = time.as_secs_f64() * 1e6;
             line(
                 &mut text,
-                format_args!("    by what these links cost {quickest} is the quickest: --algo {quickest} plays it"),
+                format_args!("    {quicker} takes {time_us:.1} us over these links: --algo {quicker} plays it"),
             );
         }
         for load in run.busiest(arguments.links) {
@@ -528,7 +559,9 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         json!({
             "bytes": run.bytes,
             "algorithm": run.way.choice.algorithm.name(),
-            "quickest_by_links": run.quickest.map(Algorithm::name),
+            "quicker": run.quicker.map(|(algorithm, time)| {
+                json!({ "algorithm": algorithm.name(), "time_us": time.as_secs_f64() * 1e6 })
+            }),
             "protocol": run.way.choice.protocol.name(),
             "channels": run.way.choice.channels,
             "windows": match run.way.windows {
