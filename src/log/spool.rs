@@ -145,6 +145,9 @@ impl Spool {
 
     /// Writes what waits. Where that fails, what stood there is whole.
     fn write(&mut self) -> std::io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
         let written = writing::without_signal(|| self.file.write_all_at(&self.waiting, self.end));
         match written {
             Ok(()) => self.end += self.waiting.len() as u64,
@@ -302,7 +305,8 @@ fn strange(why: &str) -> std::io::Error {
 
 /// The part of a name that has room.
 fn cut(name: &str) -> &str {
-    &name[..name.floor_char_boundary(NAME_BYTES)]
+    let end = (0..=name.len().min(NAME_BYTES)).rev().find(|end| name.is_char_boundary(*end));
+    &name[..end.unwrap_or(0)]
 }
 
 /// Bytes of the end of the trace's array.

@@ -137,10 +137,8 @@ impl TraceFile {
             }
         };
         self.write();
-        if !has_more {
-            if let Some(spool) = self.spool.take() {
-                spool.remove();
-            }
+        if !has_more && let Some(spool) = self.spool.take() {
+            spool.remove();
         }
         self.spool.as_ref().map(Spool::read)
     }
