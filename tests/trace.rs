@@ -363,6 +363,16 @@ fn a_disk_that_fills_ends_the_trace_and_not_the_job() {
 }
 
 #[test]
+fn a_trace_is_one_file_when_its_rank_has_left() {
+    let mut job = Job::start("many", 1, &[]);
+    job.end();
+    let names = std::fs::read_dir(job.folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: BTreeSet<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    assert!(!names.iter().any(|name| name.ends_with(".records")), "{names:?}");
+    assert_eq!(count(&events(&job.file(0)), "X", "all_reduce"), 5000, "{}", job.told(0));
+}
+
+#[test]
 fn records_that_a_killed_process_has_not_made_text_of_are_merged() {
     let mut job = Job::start("flood", 1, &[]);
     let records = PathBuf::from(format!("{}.records", job.file(0).display()));

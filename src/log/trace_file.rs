@@ -123,21 +123,21 @@ impl TraceFile {
     pub(super) fn make_text(&mut self, format: SpanFormat) -> Option<u64> {
         let spool = self.spool.as_mut()?;
         let (batch, ahead) = (spool.next(), self.text.owner.clock.0);
-        let has_more = match batch {
+        let is_over = match batch {
             // Where the trace has failed, what is left here is lost with it.
             Ok(Some(batch)) if self.failed.is_none() => {
                 batch.spans.iter().for_each(|span| self.add(span, &batch.recorder, (format, ahead)));
                 self.note_lost(&batch.recorder, batch.lost, ahead);
-                true
+                false
             }
-            Ok(_) => false,
+            Ok(_) => true,
             Err(error) => {
                 self.tell_no_spool(&error);
-                false
+                true
             }
         };
         self.write();
-        if !has_more && let Some(spool) = self.spool.take() {
+        if let Some(spool) = self.spool.take_if(|spool| is_over || spool.read() >= spool.end()) {
             spool.remove();
         }
         self.spool.as_ref().map(Spool::read)
