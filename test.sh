@@ -223,6 +223,8 @@ run_long_tests() {
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case
     step long "$LONG_LIMIT_S" RSCCL_TEST_ROUNDS=all -- --test faults_processes given_back
     step long "$LONG_LIMIT_S" RSCCL_TEST_COMMUNICATORS=all -- --test faults_processes many_communicators
+    step long "$LONG_LIMIT_S" RSCCL_TEST_RANKS=1024 -- --test bootstrap_scale -- --skip several_processes
+    step long "$LONG_LIMIT_S" RSCCL_TEST_PROCESSES=8 RSCCL_TEST_RANKS=512 -- --test bootstrap_scale several_processes
     step long "$LONG_LIMIT_S" RSCCL_FUZZ_CASES=200000 -- --test fuzz_parsers
     step long "$LONG_LIMIT_S" PROPTEST_CASES=20000 -- --lib -- any_text any_bytes come_back lines_lead_back
 }

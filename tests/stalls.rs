@@ -338,3 +338,44 @@ fn a_cycle_over_two_worlds_is_told_where_one_of_them_has_a_name() {
         "rank 0 waits for rank 1 in recv #0, rank 1 for rank 0 in barrier #0 of another communicator: none of them";
     assert!(said[1].contains(told), "{said:#?}");
 }
+
+type Call<'a> = &'a (dyn Fn(&Communicator) -> Result<(), Error> + Sync);
+
+/// The ranks of a ring are no neighbours of the control plane, so the first call opens those connections, too: within
+/// its deadline. A split goes along the tree of the control plane, where most ranks wait for others than the late one.
+#[test]
+fn the_late_rank_is_named_where_it_is_no_neighbour_and_where_others_are_between() {
+    const RANKS: u32 = 14;
+    let config = Config::default().with_timeout(TIMEOUT).with_socket_interfaces("lo");
+    let config = config.with_p2p_disable(true).with_shm_disable(true).with_algo("ring");
+    let ring = |comm: &Communicator| comm.all_gather(&[1u8; 4096], &mut [0; RANKS as usize * 4096]);
+    let split = |comm: &Communicator| comm.split(Some(0), 0).map(drop);
+    let calls: [(&str, Call<'_>); 2] = [("ring", &ring), ("split", &split)];
+    for (name, call) in calls {
+        // One with others below it in the tree, and one at its end.
+        for late in [1, RANKS - 1] {
+            let id = Communicator::unique_id(&config).expect("an id");
+            let ended = Barrier::new(RANKS as usize);
+            let run = |rank: u32| {
+                let comm = Communicator::init(&id, rank, RANKS, &config).expect("all ranks come");
+                let end = if rank == late { Ok(()) } else { call(&comm) };
+                ended.wait();
+                end
+            };
+            let ends: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+                let run = &run;
+                let ranks: Vec<_> = (0..RANKS).map(|rank| scope.spawn(move || run(rank))).collect();
+                ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+            });
+            let said = words(&ends);
+            assert_eq!(said.len(), ends.len() - 1, "{name}, {late} is late: {said:#?}");
+            for error in ends.iter().filter_map(|end| end.as_ref().err()) {
+                assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(late)), "{name}: {error}");
+                assert!(
+                    error.to_string().contains(&format!("rank {late} has not said that it waits")),
+                    "{name}: {error}"
+                );
+            }
+        }
+    }
+}

@@ -1,15 +1,13 @@
-//! All-gather, broadcast and barrier in ⌈log₃ N⌉ rounds over any carrier of messages between pairs.
+//! All-gather, broadcast and barrier over any carrier of messages between pairs.
 //!
-//! In round k a rank exchanges with the ranks 3ᵏ above and 3ᵏ below, so the range of ranks whose data it has triples
-//! each round: Bruck's algorithm with radix 3, which uses both directions of each connection. Compared with radix 2 it
-//! takes fewer rounds and fewer connections (7 per rank instead of 10 at 1,024 ranks), for any number of ranks. All
-//! three collectives use only the connections of [`neighbours`]. `LocalBootstrap` and `NetBootstrap` both run this
-//! code.
+//! They go along the tree in the graph of control connections (`graph`): up to the first rank of the group, and down
+//! again. So a collective of N ranks has 2 (N - 1) messages, in 2 ⌈log₃ N⌉ steps one after the other, and needs no
+//! connection but those that a rank keeps. `LocalBootstrap` and `NetBootstrap` both run this code.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
+use crate::bootstrap::graph::TreePlace;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
 use crate::bootstrap::{Agreed, BackgroundWork, Child, MAX_GATHER_BYTES, verdict};
@@ -73,12 +71,17 @@ impl Participants {
         }
     }
 
-    fn above(&self, distance: u32) -> Rank {
-        self.rank(Rank::new(self.me).after(distance, self.size()))
+    fn tree(&self) -> TreePlace {
+        TreePlace::new(self.me, self.size())
     }
 
-    fn below(&self, distance: u32) -> Rank {
-        self.rank(Rank::new(self.me).before(distance, self.size()))
+    fn parent(&self) -> Option<Rank> {
+        self.tree().parent().map(|place| self.rank(Rank::new(place)))
+    }
+
+    /// The children in the tree, with their places.
+    fn children(&self) -> impl Iterator<Item = (u32, Rank)> {
+        self.tree().children().map(|place| (place, self.rank(Rank::new(place))))
     }
 
     /// Whether `rank` takes part.
@@ -88,64 +91,6 @@ impl Participants {
             Members::Some(members) => members.binary_search(&rank).is_ok(),
         }
     }
-}
-
-/// One round of exchange. Before it a rank has the data of the `reach` ranks above and the `reach` ranks below itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Round {
-    /// The distance of the two partners: 2 × `reach` + 1.
-    pub(super) distance: u32,
-    reach: u32,
-    /// How many more ranks above this one the partner above sends the data of.
-    up: u32,
-    /// How many more ranks below this one the partner below sends the data of.
-    down: u32,
-}
-
-/// The rounds of a world of `size` ranks.
-pub(super) fn rounds(size: u32) -> impl Iterator<Item = Round> {
-    let distances = std::iter::successors(Some(1u32), |distance| distance.checked_mul(3));
-    distances.take_while(move |distance| *distance < size).map(move |distance| {
-        let unknown = size - distance;
-        let up = unknown.div_ceil(2).min(distance);
-        Round { distance, reach: distance / 2, up, down: (unknown - up).min(distance) }
-    })
-}
-
-impl Round {
-    /// Whether the partner above sends the data of the rank `ahead` places above.
-    fn comes_from_above(self, ahead: u32) -> bool {
-        (self.reach + 1..=self.reach + self.up).contains(&ahead)
-    }
-
-    /// Whether the partner below sends the data of the rank `ahead` places above, which is also `size - ahead` places
-    /// below.
-    fn comes_from_below(self, ahead: u32, size: u32) -> bool {
-        (self.reach + 1..=self.reach + self.down).contains(&(size - ahead))
-    }
-}
-
-/// A rank that this rank exchanges with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Neighbour {
-    pub(super) rank: Rank,
-    /// True if this rank opens the connection; the neighbour has the opposite value.
-    pub(super) dial: bool,
-}
-
-/// The ranks that `me` exchanges with in a world of `size` ranks, each once.
-pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
-    let mut all: Vec<Neighbour> = Vec::new();
-    for Round { distance, .. } in rounds(size) {
-        let (above, below) = (me.after(distance, size), me.before(distance, size));
-        // At half the world's distance both ranks are above each other: then the lower one connects.
-        for (rank, dial) in [(above, above != below || me < above), (below, false)] {
-            if all.iter().all(|other| other.rank != rank) {
-                all.push(Neighbour { rank, dial });
-            }
-        }
-    }
-    all
 }
 
 /// The first byte of a message tells its collective, so that ranks which call different ones detect that.
@@ -223,56 +168,56 @@ fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wai
         )));
     }
     let size = group.size();
-    // The blocks of the ranks around this one, from the lowest to the highest, and how many of them are below it.
-    let mut known = VecDeque::from([mine.to_vec()]);
-    let mut below = 0;
-    for round in rounds(size) {
-        let (up, down) = (Rank::new(round.up).index(), Rank::new(round.down).index());
-        // The partner below gets the blocks of the lowest ranks that this rank has, the partner above those of the
-        // highest.
-        mesh.put(group.below(round.distance), group.channel, &pack(kind, known.range(..up)), wait)?;
-        if down > 0 {
-            mesh.put(group.above(round.distance), group.channel, &pack(kind, known.range(known.len() - down..)), wait)?;
-        }
-        let highest = take_blocks(mesh, (group, kind), group.above(round.distance), up, wait)?;
-        if down > 0 {
-            let lowest = take_blocks(mesh, (group, kind), group.below(round.distance), down, wait)?;
-            lowest.into_iter().rev().for_each(|block| known.push_front(block));
-        }
-        known.extend(highest);
-        below += round.down;
+    let mut up = Writer::with_capacity(mine.len() + 5);
+    up.u8(kind).bytes(mine);
+    for (place, child) in group.children() {
+        let message = mesh.take(child, group.channel, group, wait)?;
+        let count = TreePlace::new(place, size).descent().count();
+        let checked = blocks_of(&message, kind, child, count).map(drop);
+        // Otherwise the child would wait for an answer, and not learn what it did.
+        checked.inspect_err(|_| _ = mesh.put(child, group.channel, &[kind], wait))?;
+        up.raw(&message[1..]);
     }
-    // The first block is that of the rank `below` places below.
-    known.rotate_right(Rank::new(group.me).before(below, size).index());
-    Ok(known.into())
+    let (message, source) = match group.parent() {
+        Some(parent) => {
+            mesh.put(parent, group.channel, up.as_slice(), wait)?;
+            (mesh.take(parent, group.channel, group, wait)?, parent)
+        }
+        None => {
+            let me = group.rank(Rank::new(group.me));
+            let gathered = blocks_of(up.as_slice(), kind, me, Rank::new(size).index())?;
+            (in_order(kind, group.tree(), &gathered), me)
+        }
+    };
+    let blocks = blocks_of(&message, kind, source, Rank::new(size).index())?;
+    for (_, child) in group.children() {
+        mesh.put(child, group.channel, &message, wait)?;
+    }
+    Ok(blocks.into_iter().map(<[u8]>::to_vec).collect())
 }
 
-fn pack<'a>(kind: u8, blocks: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
-    let bytes = blocks.clone().map(|block| block.len() + 4).sum::<usize>() + 1;
-    let mut message = Writer::with_capacity(bytes);
+/// The message with the blocks of all places in their order, of `gathered` ones, which are in the order of the tree.
+fn in_order(kind: u8, tree: TreePlace, gathered: &[&[u8]]) -> Vec<u8> {
+    let mut ordered: Vec<(u32, &[u8])> = tree.descent().zip(gathered.iter().copied()).collect();
+    ordered.sort_unstable_by_key(|(place, _)| *place);
+    let mut message = Writer::with_capacity(gathered.iter().map(|block| block.len() + 4).sum::<usize>() + 1);
     message.u8(kind);
-    for block in blocks {
+    for (_, block) in ordered {
         message.bytes(block);
     }
     message.finish()
 }
 
-fn take_blocks(
-    mesh: &impl Mesh,
-    (group, kind): (&Participants, u8),
-    peer: Rank,
-    count: usize,
-    wait: &Wait,
-) -> Result<Vec<Vec<u8>>> {
-    let bytes = mesh.take(peer, group.channel, group, wait)?;
-    let mut reader = open(&bytes, kind, peer)?;
-    let blocks = (0..count).map(|_| Ok(reader.bytes(MAX_GATHER_BYTES)?.to_vec())).collect::<Result<_>>();
+/// The `count` blocks of a message.
+fn blocks_of(message: &[u8], kind: u8, peer: Rank, count: usize) -> Result<Vec<&[u8]>> {
+    let mut reader = open(message, kind, peer)?;
+    let blocks = (0..count).map(|_| reader.bytes(MAX_GATHER_BYTES)).collect::<Result<_>>();
     let blocks = blocks.map_err(|error| error.about(peer))?;
     reader.finish().map_err(|error| error.about(peer))?;
     Ok(blocks)
 }
 
-/// The root's bytes. A rank receives them in the round in which an all-gather would give it the root's block.
+/// The root's bytes: each rank hands them on to all its neighbours in the tree but the one that they came from.
 pub(super) fn broadcast(
     mesh: &impl Mesh,
     group: &Participants,
@@ -290,33 +235,19 @@ pub(super) fn broadcast(
             "a broadcast of {length} bytes is too long: at most {MAX_GATHER_BYTES} are allowed"
         )));
     }
-    // How many places above this rank the root is.
-    let ahead = root.before(group.me, size).get();
-    let mut message = (ahead == 0).then(|| {
-        let mut message = Writer::with_capacity(bytes.len() + 5);
-        message.u8(BROADCAST).u32(root.get()).raw(bytes);
-        message.finish()
-    });
-    for round in rounds(size) {
-        let (above, below) = (group.above(round.distance), group.below(round.distance));
-        match &message {
-            Some(message) => {
-                let ahead = Rank::new(ahead);
-                if round.comes_from_above(ahead.after(round.distance, size).get()) {
-                    mesh.put(below, group.channel, message, wait)?;
-                }
-                if round.comes_from_below(ahead.before(round.distance, size).get(), size) {
-                    mesh.put(above, group.channel, message, wait)?;
-                }
-            }
-            None if round.comes_from_above(ahead) => message = Some(take_broadcast(mesh, group, root, above, wait)?),
-            None if round.comes_from_below(ahead, size) => {
-                message = Some(take_broadcast(mesh, group, root, below, wait)?)
-            }
-            None => {}
+    let source = group.tree().towards(root.get()).map(|place| group.rank(Rank::new(place)));
+    let message = match source {
+        Some(source) => take_broadcast(mesh, group, root, source, wait)?,
+        None => {
+            let mut message = Writer::with_capacity(bytes.len() + 5);
+            message.u8(BROADCAST).u32(root.get()).raw(bytes);
+            message.finish()
         }
+    };
+    let others = group.parent().into_iter().chain(group.children().map(|(_, child)| child));
+    for peer in others.filter(|peer| Some(*peer) != source) {
+        mesh.put(peer, group.channel, &message, wait)?;
     }
-    let message = message.ok_or_else(|| Error::internal("a broadcast that does not reach a rank"))?;
     Ok(message[5..].to_vec())
 }
 
@@ -330,7 +261,7 @@ fn take_broadcast(mesh: &impl Mesh, group: &Participants, root: Rank, peer: Rank
     Ok(message)
 }
 
-/// An all-gather of nothing: to receive a rank's block, even an empty one, proves that the rank has arrived.
+/// An all-gather of nothing: a message up the tree proves that all ranks below have arrived, one down that all have.
 pub(super) fn barrier(mesh: &impl Mesh, group: &Participants, wait: &Wait) -> Result<()> {
     let take = |peer| mesh.take(peer, group.channel, group, wait);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
@@ -422,15 +353,17 @@ fn barrier_of(
     mut take: impl FnMut(Rank) -> Result<Vec<u8>>,
     check: impl Fn(Rank, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    for round in rounds(group.size()) {
-        let (above, below) = (group.above(round.distance), group.below(round.distance));
-        mesh.put(below, group.channel, message, wait)?;
-        if round.down > 0 {
-            mesh.put(above, group.channel, message, wait)?;
-        }
-        for peer in [above, below].into_iter().take(if round.down > 0 { 2 } else { 1 }) {
-            check(peer, &take(peer)?)?;
-        }
+    for (_, child) in group.children() {
+        let checked = check(child, &take(child)?);
+        // Otherwise the child would wait for an answer, and not learn what it did.
+        checked.inspect_err(|_| _ = mesh.put(child, group.channel, message, wait))?;
+    }
+    if let Some(parent) = group.parent() {
+        mesh.put(parent, group.channel, message, wait)?;
+        check(parent, &take(parent)?)?;
+    }
+    for (_, child) in group.children() {
+        mesh.put(child, group.channel, message, wait)?;
     }
     Ok(())
 }
@@ -602,40 +535,6 @@ pub(super) fn child(bootstrap: impl crate::bootstrap::Bootstrap + 'static, membe
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rounds_are_few_and_learn_of_everyone_once() {
-        for size in (1..200).chain([242, 243, 244, 1000, 1024, MAX]) {
-            let mut known = 1;
-            let mut reach = 0;
-            for round in rounds(size) {
-                assert_eq!((round.distance, round.reach), (known, reach), "{size}");
-                assert!(round.up >= 1 && round.up - round.down <= 1 && round.up <= round.distance);
-                reach += round.up;
-                known += round.up + round.down;
-            }
-            assert_eq!(known, size);
-        }
-        assert_eq!((rounds(1).count(), rounds(3).count(), rounds(1024).count(), rounds(MAX).count()), (0, 1, 7, 21));
-    }
-
-    const MAX: u32 = u32::MAX;
-
-    #[test]
-    fn every_pair_of_neighbours_agrees_on_who_connects() {
-        for size in 1..100 {
-            for me in (0..size).map(Rank::new) {
-                for neighbour in neighbours(me, size) {
-                    assert_ne!(neighbour.rank, me);
-                    let theirs = neighbours(neighbour.rank, size);
-                    let back: Vec<_> = theirs.iter().filter(|other| other.rank == me).collect();
-                    assert_eq!(back.len(), 1, "{me} and {neighbour:?} of {size}");
-                    assert_ne!(back[0].dial, neighbour.dial, "{me} and {neighbour:?} of {size}");
-                }
-            }
-        }
-        assert_eq!(neighbours(Rank::new(0), 1024).len(), 14);
-    }
 
     #[test]
     fn a_split_orders_by_key_then_rank_and_leaves_out_those_without_color() {

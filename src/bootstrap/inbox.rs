@@ -182,6 +182,11 @@ impl Inbox {
         self.gone.get(&rank)
     }
 
+    /// All ranks that are gone, and how they went.
+    pub(super) fn all_gone(&self) -> impl Iterator<Item = (Rank, &Gone)> {
+        self.gone.iter().map(|(rank, how)| (*rank, how))
+    }
+
     /// Records that `rank` is gone; false if that was known.
     pub(super) fn mark_gone(&mut self, rank: Rank, how: Gone) -> bool {
         if self.gone.contains_key(&rank) {

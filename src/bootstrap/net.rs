@@ -1,15 +1,17 @@
 //! [`NetBootstrap`]: ranks anywhere, over TCP.
 //!
-//! Joining: each rank listens, checks in with its root and gets the addresses of its neighbours, the ranks 1, 3, 9, …
-//! above and below it. It connects to those above, those below connect to it, and one all-gather over these connections
-//! distributes all addresses. These connections stay open; the first message to any other rank opens one more. There is
-//! no background thread: a waiting call moves the bytes of all connections, and [`Bootstrap::poll`] moves them without
-//! waiting.
+//! Joining: each rank listens, checks in with its root and gets the addresses of its neighbours in the `graph`, of
+//! which no rank has more than six. Each pair of them connects, and one all-gather over these connections distributes
+//! all addresses. A rank takes part in it once all its own connections have proved themselves, so its end proves those
+//! of all ranks: a connection that ends later means that a rank is gone, not that it was slow to connect. These
+//! connections stay open; the first message to any other rank opens one more. There is no background thread: a waiting
+//! call moves the bytes of all connections, and [`Bootstrap::poll`] moves them without waiting.
 //!
 //! A connection that ends without goodbye means a death. Deaths, goodbyes and published notes are gossip: each rank
-//! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops even if some ranks are
-//! gone.
+//! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops, or in a few more if
+//! some ranks are gone. `control::parting` says what becomes of the graph when ranks leave.
 
+mod absent;
 mod children;
 mod control;
 mod gossip;
@@ -23,7 +25,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Purpose, Terms};
+use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
+use crate::bootstrap::graph;
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
@@ -164,13 +168,50 @@ impl NetBootstrap {
     /// Begins to connect to the neighbours, which listen at `addresses`.
     fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>) {
         let mut control = self.control.lock();
-        for (neighbour, address) in collective::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
+        for (neighbour, address) in graph::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
             control.set_address(neighbour.rank, address);
             if neighbour.dial { control.dial(neighbour.rank) } else { control.await_from(neighbour.rank) }
         }
     }
 
+    /// Whether the connections with all neighbours have proved themselves.
+    ///
+    /// # Errors
+    /// As a wait for a message of a neighbour, if one is gone or any rank has failed.
+    fn are_neighbours_linked(&self, wait: &Wait) -> Result<bool> {
+        let control = self.control.lock();
+        self.linked(&control, wait).map(|missing| missing.is_none())
+    }
+
+    /// A neighbour without a connection that has proved itself.
+    fn linked(&self, control: &ControlPlane, wait: &Wait) -> Result<Option<Rank>> {
+        let neighbours = graph::neighbours(self.world.rank, self.world.size).into_iter();
+        let Some(missing) = neighbours.map(|neighbour| neighbour.rank).find(|peer| !control.has_link(*peer)) else {
+            return Ok(None);
+        };
+        // Look for a cause first: the neighbour may have left because of it.
+        wait.read(control.inbox().notes())?;
+        control.inbox().check_dead(|_| true)?;
+        control.inbox().gone(missing).map_or(Ok(()), |gone| Err(gone.error(missing)))?;
+        control.check_reach(Some(missing))?;
+        Ok(Some(missing))
+    }
+
+    /// In words, for a wait for the connections with the neighbours.
+    fn waited_for_neighbours(&self) -> String {
+        let control = self.control.lock();
+        let neighbours = graph::neighbours(self.world.rank, self.world.size).into_iter();
+        let missing =
+            neighbours.map(|neighbour| neighbour.rank.get()).filter(|peer| !control.has_link(Rank::new(*peer)));
+        control.with_hindrance(format!("waited for the connections with ranks {}", ranges(missing)))
+    }
+
     fn gather_addresses(&self, wait: &Wait) -> Result<()> {
+        let words = |control: &ControlPlane| match self.linked(control, &wait.clone().with_notes(None)) {
+            Ok(Some(peer)) => format!("waited for the connection with rank {peer}"),
+            Ok(None) | Err(_) => "waited for the connections with its neighbours".to_owned(),
+        };
+        self.until(wait, words, |control| Ok(self.linked(control, wait)?.is_none().then_some(())))?;
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
         mine.address(&self.control.lock().address());
         let all = self.all_gather(mine.as_slice(), wait)?;
@@ -213,7 +254,7 @@ impl NetBootstrap {
             drop(control);
             wait.check(|| {
                 let control = self.control.lock();
-                control.with_shortage(waiting_for(&control))
+                control.with_hindrance(waiting_for(&control))
             })?;
             self.control.give_way();
             control = self.control.lock();
@@ -496,7 +537,7 @@ impl Bootstrap for NetBootstrap {
     /// Also waits a little for neighbours that are not connected yet: otherwise they would only see that this rank has
     /// gone.
     fn give_up(&self, error: &Error) {
-        let neighbours = collective::neighbours(self.world.rank, self.world.size);
+        let neighbours = graph::neighbours(self.world.rank, self.world.size);
         let mut control = self.control.lock();
         if !matches!(error.kind(), Kind::Timeout | Kind::Aborted) {
             control.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::checkin::{AddressTable, CheckIn, RankBlock, WorldShape, ranges};
-use crate::bootstrap::collective::neighbours;
+use crate::bootstrap::graph::neighbours;
 use crate::bootstrap::link::moment;
 use crate::error::{Error, Kind, Result};
 use crate::types::Rank;

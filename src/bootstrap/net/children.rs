@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{CLOSE_TIMEOUT, NetBootstrap, Own, read_address};
 use crate::bootstrap::collective::{self, ChildKind, open_to_agreement};
+use crate::bootstrap::graph;
 use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, MakeChild, cause, socket};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Deadline, Wait};
@@ -51,7 +52,7 @@ impl NetBootstrap {
         for (rank, (_, address)) in world.ranks().zip(members) {
             child.control.lock().set_address(rank, *address);
         }
-        let neighbours = collective::neighbours(world.rank, size);
+        let neighbours = graph::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // No rank returns before all connections of the child exist; so a connection that ends later means a dead rank.
         let Err(error) = self.meet_child(&child, kind, &ranks, wait) else {
@@ -92,7 +93,19 @@ impl NetBootstrap {
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let mut turn = || look();
         let background = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
-        let met = collective::barrier_with_background(child, &child.next_group(), &quiet, background).and_then(|()| {
+        let connected = loop {
+            match child.are_neighbours_linked(&quiet) {
+                Ok(true) => break Ok(()),
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+            let checked = quiet.check(|| child.waited_for_neighbours());
+            if let Err(error) = checked.and_then(|()| look()) {
+                break Err(error);
+            }
+        };
+        let meet = |()| collective::barrier_with_background(child, &child.next_group(), &quiet, background);
+        let met = connected.and_then(meet).and_then(|()| {
             while child.control.lock().busy().is_some() {
                 quiet.check(words)?;
                 look()?;

@@ -2,12 +2,17 @@
 //!
 //! Only [`ControlPlane::drive`] waits, and only as long as its time-out.
 
+mod parting;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Own;
+use super::absent::Absent;
 use super::gossip::{Gossip, Seen};
 use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
@@ -55,6 +60,9 @@ pub(super) struct ControlPlane {
     drives: u64,
     rules: Rules,
     is_open: bool,
+    /// The word of this rank's goodbye, once it closes.
+    word: u64,
+    absent: Absent,
     shortage: Shortage,
     /// No descriptor was left: accept nothing before this time.
     rest_until: Option<Instant>,
@@ -65,6 +73,8 @@ struct Entry {
     link: Link,
     /// The peer that we dialled; `None` for an accepted link.
     dialled: Option<Rank>,
+    /// Whether a frame has come: so the other end, too, has taken the handshake for finished.
+    has_heard: bool,
 }
 
 /// How to reach a peer.
@@ -77,6 +87,8 @@ struct Route {
     tries: u32,
     /// The peer will connect to us, so we do not dial.
     awaited: bool,
+    /// Whether there has been a message for the peer.
+    is_needed: bool,
 }
 
 /// The options that concern connections.
@@ -102,7 +114,7 @@ const IDLE_AGE: Duration = Duration::from_secs(1);
 /// The most connections accepted in a row before the existing ones are served again.
 const ACCEPTS_AT_ONCE: usize = 64;
 
-/// The upper bound of a frame's bytes; in small worlds the bound is half of the largest all-gather.
+/// The upper bound of a frame's bytes; in small worlds the bound is the largest all-gather.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 
 /// A rank listens before others learn its address, so after this many refused connections it must be gone.
@@ -117,8 +129,8 @@ const AWAITED_PATIENCE_A_RANK: Duration = Duration::from_millis(2);
 /// How long goodbyes are collected before they are forwarded: if all ranks leave at once, nobody needs them.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The pause between two checks in a close whether the goodbyes have been delivered.
-const DELIVERY_CHECK: Duration = Duration::from_millis(1);
+/// How long after a goodbye a rank that stays looks for a new neighbour: if all ranks leave, nobody needs one.
+const MEND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A peer with more unsent bytes than this gets no more gossip.
 const MAX_NEWS_BACKLOG_BYTES: usize = 4 << 20;
@@ -135,12 +147,12 @@ const GOODBYE: u8 = 5;
 impl ControlPlane {
     pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<ControlPlane> {
         poller.add(own.listener.as_fd(), LISTENER, Interest::Read)?;
-        let half = Rank::new(world.size).index().div_ceil(2).max(1);
+        let ranks = Rank::new(world.size).index();
         let rules = Rules {
             retry_count: options.retry_count,
             retry_sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout,
-            most_bytes: (half.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
+            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
         };
         Ok(ControlPlane {
             world,
@@ -164,6 +176,8 @@ impl ControlPlane {
             drives: 0,
             rules,
             is_open: true,
+            word: 0,
+            absent: Absent::default(),
             shortage: Shortage::default(),
             rest_until: None,
         })
@@ -214,8 +228,8 @@ impl ControlPlane {
     }
 
     /// What was waited for, and what has kept this rank from opening connections meanwhile.
-    pub(super) fn with_shortage(&self, waited: String) -> String {
-        match self.shortage.words(clock::now()) {
+    pub(super) fn with_hindrance(&self, waited: String) -> String {
+        match self.shortage.words(clock::now()).or_else(|| self.absent.words()) {
             Some(words) => format!("{waited}; {words}"),
             None => waited,
         }
@@ -280,6 +294,7 @@ impl ControlPlane {
             Channel::Shrink(number) => (SHRINK, number),
         };
         let route = self.routes.entry(peer).or_default();
+        route.is_needed = true;
         match route.token.and_then(|token| self.links.get_mut(&token).map(|entry| (token, entry))) {
             Some((token, entry)) => {
                 entry.link.queue(kind, tag, bytes);
@@ -333,7 +348,7 @@ impl ControlPlane {
                 link.queue_frames(&std::mem::take(&mut route.queued));
                 route.awaited = false;
                 let token = self.next_token;
-                if let Some(token) = self.register(Entry { link, dialled: Some(peer) }) {
+                if let Some(token) = self.register(Entry { link, dialled: Some(peer), has_heard: false }) {
                     self.dialling.insert(token);
                 }
                 self.routes.entry(peer).or_default().token = Some(token);
@@ -369,13 +384,15 @@ impl ControlPlane {
     fn retry(&mut self, peer: Rank, end: &End) {
         let refused = matches!(end, End::Unreachable(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
         let most = if refused { self.rules.retry_count.min(REFUSED_TRIES) } else { self.rules.retry_count };
+        let is_neighbour = self.is_neighbour(peer);
         let route = self.routes.entry(peer).or_default();
         route.token = None;
         route.tries += 1;
-        if route.tries > most {
+        // Of a rank that nobody needs one refusal says enough: it has gone.
+        if route.tries > most || (refused && !route.is_needed && !is_neighbour) {
             let (tries, at) = (route.tries, self.addresses[peer.index()].first());
             let at = at.map_or_else(String::new, |at| format!(" at {at}"));
-            return self.lost(peer, format!("it cannot be reached{at} in {tries} tries: {end}"), OURSELVES);
+            return self.unreachable(peer, format!("it cannot be reached{at} in {tries} tries: {end}"));
         }
         let pause = self.rules.retry_sleep.saturating_mul(route.tries).min(MAX_RETRY_SLEEP);
         self.retries.insert((clock::now() + pause, peer));
@@ -394,6 +411,7 @@ impl ControlPlane {
             self.outbox.push((source, Gossip::Left(peer, word)));
             if self.is_open {
                 self.farewell.get_or_insert(clock::now() + FAREWELL_PATIENCE);
+                self.absent.mend_after(clock::now() + MEND_PATIENCE);
             }
         }
     }
@@ -440,7 +458,7 @@ impl ControlPlane {
         };
         let retry = self.retries.first().map(|(again, _)| *again);
         let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell, self.rest_until];
-        let next = moments.into_iter().flatten().min();
+        let next = moments.into_iter().flatten().chain(self.absent.next()).min();
         next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
 
@@ -454,7 +472,7 @@ impl ControlPlane {
                     }
                     let handshake = Handshake::respond(self.terms.clone(), self.world.rank);
                     let link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
-                    if let Some(token) = self.register(Entry { link, dialled: None }) {
+                    if let Some(token) = self.register(Entry { link, dialled: None, has_heard: false }) {
                         self.strangers.insert(token);
                         // The first bytes have often arrived already; reading now saves a round of polling.
                         self.serve(token, true);
@@ -530,10 +548,13 @@ impl ControlPlane {
             entry.link.queue_frames(&std::mem::take(&mut route.queued));
             self.flush(token);
         }
+        self.greet(token, peer);
     }
 
     fn frame(&mut self, token: u64, frame: Frame) {
-        let Some(peer) = self.links.get(&token).and_then(|entry| entry.link.peer()) else { return };
+        let Some(entry) = self.links.get_mut(&token) else { return };
+        entry.has_heard = true;
+        let Some(peer) = entry.link.peer() else { return };
         let channel = match frame.kind {
             MESSAGE => Channel::Message(frame.tag),
             COLLECTIVE => Channel::Collective(frame.tag),
@@ -623,8 +644,13 @@ impl ControlPlane {
         };
         if self.inbox.gone(peer).is_some() {
             self.routes.remove(&peer);
-        } else if entry.link.peer().is_some() {
+        } else if entry.link.peer().is_some() && (entry.has_heard || self.is_neighbour(peer)) {
             self.lost(peer, end.to_string(), token);
+        } else if entry.link.peer().is_some() {
+            // The other end may have closed before it had read the last bytes of the handshake: then it knows nothing
+            // of this connection, and has said goodbye on others.
+            self.routes.entry(peer).or_default().token = None;
+            self.unreachable(peer, end.to_string());
         } else {
             let frames = entry.link.into_frames();
             let route = self.routes.entry(peer).or_default();
@@ -673,7 +699,9 @@ impl ControlPlane {
             self.drop_oldest_stranger();
         }
         while let Some(token) = due(&self.links, &self.dialling) {
-            self.end(token, &End::Rejected("it did not answer".to_owned()));
+            if !self.keep_silent(token) {
+                self.end(token, &End::Rejected("it did not answer".to_owned()));
+            }
             self.dialling.remove(&token);
         }
         while self.retries.first().is_some_and(|(again, _)| now >= *again) {
@@ -682,6 +710,7 @@ impl ControlPlane {
                 self.dial(peer);
             }
         }
+        self.look_for_absent(now);
     }
 
     /// Forwards gossip over every connection but the one that it came from.
@@ -696,18 +725,7 @@ impl ControlPlane {
         let proved = self.links.iter().filter(|(_, entry)| entry.link.peer().is_some());
         let told: Vec<u64> = proved.map(|(token, _)| *token).collect();
         for token in told {
-            let mut writer = Writer::new();
-            let mut frames = Vec::new();
-            for (_, news) in outbox.iter().filter(|(source, _)| *source != token) {
-                news.encode(&mut writer);
-                if writer.as_slice().len() > MAX_NEWS_FRAME_BYTES {
-                    frame::append(&mut frames, NEWS, 0, writer.as_slice());
-                    writer = Writer::new();
-                }
-            }
-            if !writer.as_slice().is_empty() {
-                frame::append(&mut frames, NEWS, 0, writer.as_slice());
-            }
+            let frames = news_frames(outbox.iter().filter(|(source, _)| *source != token).map(|(_, news)| news));
             if let Some(entry) = self.links.get_mut(&token)
                 && !frames.is_empty()
                 && entry.link.unsent() < MAX_NEWS_BACKLOG_BYTES
@@ -740,61 +758,21 @@ impl ControlPlane {
         }
         self.inbox.events()
     }
+}
 
-    /// [`ControlPlane::close`] behind a `note` that says why. It goes to all who are connected once everything has been
-    /// sent: a connection whose handshake is not over takes no gossip.
-    pub(super) fn give_up(&mut self, note: &[u8], timeout: Duration) {
-        let deadline = Deadline::after(timeout);
-        self.send_out(deadline);
-        self.publish(note);
-        self.close_until(0, deadline);
-    }
-
-    /// Waits until everything has been sent, at most `timeout`, then says goodbye and closes all connections.
-    pub(super) fn close(&mut self, word: u64, timeout: Duration) {
-        self.close_until(word, Deadline::after(timeout));
-    }
-
-    fn close_until(&mut self, word: u64, deadline: Deadline) {
-        if !std::mem::replace(&mut self.is_open, false) {
-            return;
-        }
-        // From here on the ranks that stay forward the gossip.
-        self.outbox.clear();
-        self.farewell = None;
-        self.send_out(deadline);
-        for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
-            entry.link.queue(GOODBYE, 0, &word.to_le_bytes());
-        }
-        let tokens: Vec<u64> = self.links.keys().copied().collect();
-        for token in &tokens {
-            self.flush(*token);
-        }
-        self.send_out(deadline);
-        // A socket that is closed while the peer still sends resets the connection, and undelivered bytes are lost.
-        let is_delivered = |entry: &Entry| entry.link.peer().is_none() || entry.link.is_delivered();
-        while !self.links.values().all(is_delivered) && !deadline.is_over() {
-            if self.drive(DELIVERY_CHECK).is_err() {
-                break;
-            }
-        }
-        for entry in self.links.values_mut() {
-            entry.link.finish();
-        }
-        self.links.clear();
-        self.routes.clear();
-    }
-
-    /// Drives until nothing is left to send to living ranks.
-    fn send_out(&mut self, deadline: Deadline) {
-        loop {
-            let now = clock::now();
-            if self.busy().is_none()
-                || deadline.passed(now)
-                || self.drive(deadline.slice(now, super::ABORT_CHECK)).is_err()
-            {
-                return;
-            }
+/// The frames that tell of `all`.
+fn news_frames<'a>(all: impl Iterator<Item = &'a Gossip>) -> Vec<u8> {
+    let mut writer = Writer::new();
+    let mut frames = Vec::new();
+    for news in all {
+        news.encode(&mut writer);
+        if writer.as_slice().len() > MAX_NEWS_FRAME_BYTES {
+            frame::append(&mut frames, NEWS, 0, writer.as_slice());
+            writer = Writer::new();
         }
     }
+    if !writer.as_slice().is_empty() {
+        frame::append(&mut frames, NEWS, 0, writer.as_slice());
+    }
+    frames
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{ABORT_CHECK, Own};
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
 use crate::bootstrap::client::{Service, ServiceClient};
-use crate::bootstrap::collective;
+use crate::bootstrap::graph;
 use crate::bootstrap::id::{UniqueId, fixed_place};
 use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::reach::{self, Wanted};
@@ -238,7 +238,7 @@ impl CheckInClient<'_> {
     fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<AddressTable>> {
         match (place, frame.kind) {
             (0, checkin::WELCOME) => {
-                let expected = collective::neighbours(self.rank, self.shape.world).len();
+                let expected = graph::neighbours(self.rank, self.shape.world).len();
                 AddressTable::decode(&frame.payload, expected).map(Some)
             }
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
