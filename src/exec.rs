@@ -68,7 +68,7 @@ pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
 pub use resumable::{AwaitedFlags, Resumable};
 pub use stages::{StagedSide, Stages};
-pub(crate) use step_spans::{SLOT_KIND, STEP_KIND, step_name};
+pub(crate) use step_spans::{SLOT_KIND, STEP_KIND, StepOwner, step_name};
 pub(crate) use stream_callers::REASON_PATIENCE;
 pub use turn::{Background, CallTurn, NoBackground, WaitContext};
 pub use window_copies::{WindowCopy, put_copies};

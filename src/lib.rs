@@ -153,6 +153,10 @@ pub mod internals {
         pub mod settings {
             pub use crate::session::settings::{check, nics_here, ways};
         }
+        pub mod trace_text {
+            pub use crate::log::LeftEvents;
+            pub use crate::session::trace_text::left;
+        }
     }
     pub mod sys {
         pub use crate::sys::{

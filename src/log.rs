@@ -20,11 +20,13 @@
 //!
 //! Inside the crate: `log::info!(Init, "text {value}")`, or with a rank `log::info!(Init @ rank, "text {value}")`.
 
+mod event_text;
 mod line;
 mod printer;
 mod redirect;
 mod sink;
 pub(crate) mod spans;
+mod spool;
 mod trace_file;
 
 use std::collections::BTreeSet;
@@ -39,9 +41,10 @@ use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::PerProcess;
 use crate::sys::writing;
 
+pub use event_text::LeftEvents;
+pub(crate) use event_text::{lane_thread, left, microseconds};
 use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
-pub(crate) use trace_file::{lane_thread, microseconds};
 
 /// Starts to log as `config` says: the first configuration of the process that sets `NCCL_DEBUG` decides. Then logs the
 /// remarks about the configuration, each one once in a process; their lines name the caller's place. Mistakes of

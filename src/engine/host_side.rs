@@ -13,7 +13,7 @@ use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
-    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, Task,
+    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, StepOwner, Task,
 };
 use crate::plan::Windows;
 use crate::session::Session;
@@ -314,8 +314,7 @@ impl HostSide {
             turns: &mut self.mapped_runs.turns,
             flag_base,
             streaming_bytes: session.settings.streaming_bytes,
-            // Those of requests would overlap with others of the thread.
-            spans: (!background.is_on_own_stack()).then(|| session.span_owner()),
+            spans: Some(StepOwner { of: session.span_owner(), is_request: background.is_on_own_stack() }),
         };
         let mut watch = FailureWatch::of_call(session, WaitingFor::Collective(operation));
         let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);

@@ -7,8 +7,7 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
-use crate::exec::step_spans::StepSpans;
-use crate::log::spans::SpanOwner;
+use crate::exec::step_spans::{StepOwner, StepSpans};
 use crate::plan::{self, Action, Combine, Lane, Operand, Plan, RankBuffer, Span};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, Taken};
@@ -121,7 +120,7 @@ pub struct Setting<'a> {
     /// How to write output: through the caches or past them.
     pub store: Store,
     /// For whom the trace has its steps, if at all.
-    pub(crate) spans: Option<SpanOwner>,
+    pub(crate) spans: Option<StepOwner>,
 }
 
 impl<'a> PlanRun<'a> {
@@ -134,7 +133,7 @@ impl<'a> PlanRun<'a> {
     pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
         let lanes: Vec<LaneState> =
             plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
-        let spans = StepSpans::of_run(setting.spans, setting.operation.sequence, lanes.len());
+        let spans = setting.spans.and_then(|of| StepSpans::of_run(of, setting.operation.sequence, lanes.len()));
         PlanRun {
             plan,
             kernel: setting.kernel,

@@ -8,8 +8,8 @@ use crate::exec::epoch::Epoch;
 use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::program::Program;
+use crate::exec::step_spans::StepOwner;
 use crate::exec::turn::WaitContext;
-use crate::log::spans::SpanOwner;
 use crate::plan::{ScratchSets, Windows};
 use crate::transport::HostWindows;
 
@@ -29,7 +29,7 @@ pub struct RunContext<'a> {
     /// An output of at least this many bytes is written past the caches.
     pub streaming_bytes: u64,
     /// For whom the trace has its steps, if at all.
-    pub(crate) spans: Option<SpanOwner>,
+    pub(crate) spans: Option<StepOwner>,
 }
 
 /// Runs `program`, whose plan was built for the call, to its end; in `epoch` where it works in users' buffers. Its

@@ -1,6 +1,6 @@
 //! The steps of a plan in the trace, each on the track of its lane, and the messages between them as arrows.
 
-use crate::log::spans::{self, SpanOwner, TraceSpan};
+use crate::log::spans::{self, REQUEST_LANES, RequestLanes, SpanOwner, TraceSpan};
 use crate::plan::{Action, Combine, Operand};
 use crate::types::Rank;
 
@@ -17,10 +17,20 @@ const WAITS: u64 = 16;
 /// Where a step's bits stand, above its peer.
 const BITS_AT: u32 = 32;
 
+/// For whom a plan runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepOwner {
+    pub(crate) of: SpanOwner,
+    /// Whether it runs as a request, beside others of its thread.
+    pub(crate) is_request: bool,
+}
+
 /// What a run notes of its steps.
 #[derive(Debug)]
 pub(super) struct StepSpans {
     of: SpanOwner,
+    /// Of a request: its lanes.
+    lanes: Option<RequestLanes>,
     /// The number of the collective.
     sequence: u64,
     /// Of each lane: when its step was first tried; 0 where it was not.
@@ -31,9 +41,14 @@ pub(super) struct StepSpans {
 
 impl StepSpans {
     /// Of a run with so many lanes; `None` where steps are not recorded.
-    pub(super) fn of_run(of: Option<SpanOwner>, sequence: u64, lanes: usize) -> Option<Box<StepSpans>> {
-        let of = of.filter(|_| spans::has_steps())?;
-        Some(Box::new(StepSpans { of, sequence, since: vec![0; lanes], counts: Vec::new() }))
+    pub(super) fn of_run(owner: StepOwner, sequence: u64, lanes: usize) -> Option<Box<StepSpans>> {
+        if !spans::has_steps() {
+            return None;
+        }
+        let since = vec![0; lanes];
+        // Where more requests run than have room, some are left out.
+        let lanes = if owner.is_request { Some(RequestLanes::take(lanes)?) } else { None };
+        Some(Box::new(StepSpans { of: owner.of, lanes, sequence, since, counts: Vec::new() }))
     }
 
     /// The step of a lane is tried.
@@ -53,7 +68,10 @@ impl StepSpans {
             Action::Wait { peer, .. } => WAITS << BITS_AT | u64::from(peer.get()),
             Action::Combine(combine) => combined(combine),
         };
-        let lane = u16::try_from(lane + 1).unwrap_or(u16::MAX);
+        let lane = match &self.lanes {
+            Some(lanes) => lanes.number(lane),
+            None => u16::try_from(lane + 1).unwrap_or(u16::MAX).min(REQUEST_LANES - 1),
+        };
         let record = |kind, words| spans::record(&TraceSpan { kind, lane, of: self.of, times, words });
         record(STEP_KIND, [what, bytes as u64, 0]);
         let Action::Combine(combine) = action else { return };

@@ -1,18 +1,21 @@
 //! The trace that `RSCCL_TRACE` asks for: what the program's threads did for which rank, and when.
 //!
 //! A thread that records something writes eight words to a ring of its own ([`Track`]) and goes on: no lock, no
-//! allocation but for its first record, no system call but one to wake the writer where half of the ring is full. A
-//! thread of the process, the writer, makes text of the records and puts it into the file
-//! ([`TraceFile`](super::trace_file)). What comes faster than it writes is counted, and the file says how much was lost
-//! where. How a record reads as text is for the floor that knows what it is of: [`SpanFormat`].
+//! allocation but in the first round through the ring, no system call but one to wake the writer where half of the ring
+//! is full. A thread of the process, the writer, takes the records out of the rings. Text costs a microsecond a record,
+//! more than a short call takes: so the writer makes text at once of a few records only, copies many as they are to a
+//! file beside the trace (`spool`), and makes text of these when the ranks record little, or leave.
+//! What comes faster than it copies is counted, and the file says how much was lost where. How a record reads as text
+//! is for the floor that knows what it is of: [`SpanFormat`].
 //!
 //! Whether anything is recorded is one bit of the word that each call reads for the lines of the log
 //! ([`super::hears_calls`]): where it is not, a call takes no instruction for it.
 
 use std::cell::RefCell;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::Result;
@@ -27,7 +30,7 @@ use crate::sys::{clock, futex, host, thread};
 pub(crate) struct TraceSpan {
     /// What it is, as the one who records and the [`SpanFormat`] understand it.
     pub(crate) kind: u8,
-    /// Of a plan's lane: one more than its number; else 0.
+    /// Of a plan's lane: one more than its number, from [`REQUEST_LANES`] on those of requests; else 0.
     pub(crate) lane: u16,
     pub(crate) of: SpanOwner,
     /// When it began and ended, in nanoseconds of the monotonic clock.
@@ -60,14 +63,14 @@ pub(crate) struct Recorder {
 pub(crate) type SpanFormat = fn(&TraceSpan, &Recorder, i64, &mut String);
 
 impl TraceSpan {
-    fn words(&self) -> [u64; WORDS] {
+    pub(super) fn words(&self) -> [u64; WORDS] {
         let TraceSpan { kind, lane, of, times, words } = *self;
         let first = u64::from(kind) | u64::from(lane) << 8;
         let ranks = u64::from(of.track) | u64::from(of.rank) << 32;
         [first, ranks, of.communicator, times.0, times.1, words[0], words[1], words[2]]
     }
 
-    fn of_words(words: [u64; WORDS]) -> TraceSpan {
+    pub(super) fn of_words(words: [u64; WORDS]) -> TraceSpan {
         let [first, ranks, communicator, begun, ended, ..] = words;
         let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
         TraceSpan {
@@ -81,66 +84,102 @@ impl TraceSpan {
 }
 
 /// Words of a record: a line of the cache.
-const WORDS: usize = 8;
-/// Records of a thread's ring: 1 MiB, a hundredth of a second of the shortest calls.
-const RECORDS: u64 = 1 << 14;
-const RING_WORDS: usize = (1 << 14) * WORDS;
+pub(super) const WORDS: usize = 8;
+/// Records of a thread's ring: at most 2 MiB, a hundredth of a second of the shortest calls.
+const RECORDS: u64 = 1 << 15;
+/// From so many records in a ring on the writer is woken.
+const HALF: u64 = RECORDS / 2;
+/// Records of a part of a ring, which is made when it is first written.
+const PART: u64 = 1 << 10;
+const PARTS: usize = 1 << 5;
+const PART_WORDS: usize = (1 << 10) * WORDS;
+const _: () = assert!(PART * PARTS as u64 == RECORDS && PART_WORDS as u64 == PART * WORDS as u64);
+
+/// A number with cache lines of its own: who counts it does not slow down who reads its neighbour.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(AtomicU64);
 
 /// The records of one thread, which it writes and the writer reads.
 #[derive(Debug)]
-struct Track {
-    recorder: Recorder,
-    words: Box<[AtomicU64]>,
+pub(super) struct Track {
+    pub(super) recorder: Recorder,
+    parts: [OnceLock<Box<[AtomicU64]>>; PARTS],
     /// Records written.
-    written: AtomicU64,
-    /// Records read.
-    read: AtomicU64,
+    written: Apart,
+    /// The number of the record before which this thread looks how far the writer has come. It alone uses it.
+    look_at: AtomicU64,
     /// Records that found no room.
     lost: AtomicU64,
+    /// Records read.
+    read: Apart,
 }
 
 impl Track {
     fn of_this_thread() -> Track {
         let (thread, named) = (host::thread_id(), std::thread::current());
         let name = named.name().unwrap_or("a thread").to_owned();
-        let words = (0..RING_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let none = || AtomicU64::new(0);
-        Track { recorder: Recorder { thread, name }, words, written: none(), read: none(), lost: none() }
+        Track::of(Recorder { thread, name })
+    }
+
+    pub(super) fn of(recorder: Recorder) -> Track {
+        let parts = std::array::from_fn(|_| OnceLock::new());
+        let (look_at, lost) = (AtomicU64::new(HALF), AtomicU64::new(0));
+        Track { recorder, parts, written: Apart::default(), look_at, lost, read: Apart::default() }
     }
 
     fn place(&self, record: u64) -> &[AtomicU64] {
-        // Below the number of records, which are in memory.
-        let first = usize::try_from(record % RECORDS).unwrap_or(0) * WORDS;
-        &self.words[first..first + WORDS]
+        let place = record % RECORDS;
+        // Below the numbers of parts and of their records, which are in memory.
+        let (part, first) = (usize::try_from(place / PART).unwrap_or(0), usize::try_from(place % PART).unwrap_or(0));
+        let made = || (0..PART_WORDS).map(|_| AtomicU64::new(0)).collect();
+        &self.parts[part].get_or_init(made)[first * WORDS..][..WORDS]
     }
 
     /// Writes a record; whether the writer is to be woken.
-    fn write(&self, span: &TraceSpan) -> bool {
-        // Relaxed: this thread alone writes it.
-        let written = self.written.load(Ordering::Relaxed);
-        // Pairs with the release of `drain`: what the writer has read may be overwritten.
-        let waiting = written - self.read.load(Ordering::Acquire);
-        if waiting >= RECORDS {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-            return false;
+    pub(super) fn write(&self, span: &TraceSpan) -> bool {
+        // Relaxed: this thread alone writes it, as it does `look_at`.
+        let written = self.written.0.load(Ordering::Relaxed);
+        let mut is_half_full = false;
+        if written >= self.look_at.load(Ordering::Relaxed) {
+            // Pairs with the release of `drain`: what the writer has read may be overwritten.
+            let read = self.read.0.load(Ordering::Acquire);
+            is_half_full = written - read >= HALF;
+            // It is woken once, and then comes soon: the next look is where the ring would be full.
+            self.look_at.store(read + if is_half_full { RECORDS } else { HALF }, Ordering::Relaxed);
+            if written - read >= RECORDS {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                return false;
+            }
         }
         self.place(written).iter().zip(span.words()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
         // Pairs with the acquire of `drain`, which otherwise would read words that are not there yet.
-        self.written.store(written + 1, Ordering::Release);
-        waiting == RECORDS / 2
+        self.written.0.store(written + 1, Ordering::Release);
+        is_half_full
     }
 
-    /// Hands what has been written to `take`, oldest first.
-    fn drain(&self, mut take: impl FnMut(&TraceSpan)) {
-        let read = self.read.load(Ordering::Relaxed);
-        let written = self.written.load(Ordering::Acquire);
+    /// How many records wait to be read.
+    fn waiting(&self) -> u64 {
+        self.written.0.load(Ordering::Relaxed) - self.read.0.load(Ordering::Relaxed)
+    }
+
+    /// Hands what has been written to `take`, oldest first, but at most so many records; how many those were.
+    pub(super) fn drain(&self, most: u64, mut take: impl FnMut(&[u64; WORDS])) -> u64 {
+        let read = self.read.0.load(Ordering::Relaxed);
+        let written = self.written.0.load(Ordering::Acquire).min(read.saturating_add(most));
         for record in read..written {
             let mut words = [0; WORDS];
             words.iter_mut().zip(self.place(record)).for_each(|(word, place)| *word = place.load(Ordering::Relaxed));
-            take(&TraceSpan::of_words(words));
-            // Pairs with the acquire of `write`.
-            self.read.store(record + 1, Ordering::Release);
+            take(&words);
         }
+        // Pairs with the acquire of `write`. Once for all: each store takes the line away from the thread that records.
+        self.read.0.store(written, Ordering::Release);
+        written - read
+    }
+
+    /// How many records found no room since the last time.
+    pub(super) fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -149,13 +188,21 @@ impl Track {
 struct Tracer {
     tracks: Mutex<Vec<Arc<Track>>>,
     file: Mutex<TraceFile>,
+    /// Its name, and that of its records, for those who cannot wait for it.
+    paths: [PathBuf; 2],
     format: SpanFormat,
     /// How far the clock of rank 0's host is ahead of this one's, and how uncertain that is, in nanoseconds.
     clock: Mutex<Option<(i64, u64)>>,
     /// Rung where a ring is half full, and where a rank leaves.
     bell: primitive::AtomicU64,
-    /// How often the bell had rung before all that was recorded then was written.
+    /// How often a rank has asked for all text, as it left.
+    asked: primitive::AtomicU64,
+    /// How often one had asked before all that was recorded then was text in the file.
     answered: primitive::AtomicU64,
+    /// Whether it was told that a rank has left before that.
+    is_told: AtomicBool,
+    /// Whether a request has the lane of this number.
+    request_lanes: Mutex<Box<[bool]>>,
 }
 
 /// That of this process. A forked child begins without: it has a file of its own, and no writer yet.
@@ -187,7 +234,7 @@ pub(crate) fn install(pattern: Option<&Path>, has_steps: bool, rank: Option<u32>
 }
 
 fn begin(pattern: &Path, has_steps: bool, rank: Option<u32>, format: SpanFormat) -> Result<()> {
-    let file = Mutex::new(TraceFile::open(pattern, rank)?);
+    let file = TraceFile::open(pattern, rank)?;
     let tracer = TRACER.get_or_init(|| Tracer::new(file, format));
     // It lives as long as the process.
     drop(thread::spawn("rsccl trace", || tracer.serve())?);
@@ -223,6 +270,40 @@ pub(crate) fn align(ahead: i64, uncertain: u64) {
     }
 }
 
+/// Lanes of plans that run as requests: several do at a time on one thread, and each has tracks of its own.
+#[derive(Debug)]
+pub(crate) struct RequestLanes(Range<usize>);
+
+impl RequestLanes {
+    /// So many lanes that nobody has; `None` where there are not as many.
+    pub(crate) fn take(lanes: usize) -> Option<RequestLanes> {
+        let mut taken = TRACER.get()?.request_lanes.lock();
+        let first =
+            (0..=taken.len().checked_sub(lanes)?).find(|first| taken[*first..][..lanes].iter().all(|is| !is))?;
+        taken[first..][..lanes].fill(true);
+        Some(RequestLanes(first..first + lanes))
+    }
+
+    /// The number that a record has of this lane.
+    pub(crate) fn number(&self, lane: usize) -> u16 {
+        u16::try_from(self.0.start + lane).map_or(u16::MAX, |lane| lane.saturating_add(REQUEST_LANES))
+    }
+}
+
+impl Drop for RequestLanes {
+    fn drop(&mut self) {
+        if let Some(tracer) = TRACER.get() {
+            tracer.request_lanes.lock()[self.0.clone()].fill(false);
+        }
+    }
+}
+
+/// The first number that a record has of a request's lane: plans of calls have fewer lanes, or the last ones share a
+/// track.
+pub(crate) const REQUEST_LANES: u16 = 512;
+/// Lanes of all requests of a process that have tracks at a time. The numbers of tracks fit in 32 bits.
+const MOST_REQUEST_LANES: usize = 511;
+
 /// Records what this thread has done.
 pub(crate) fn record(span: &TraceSpan) {
     let Some(tracer) = TRACER.get() else { return };
@@ -245,15 +326,27 @@ pub(crate) fn record(span: &TraceSpan) {
 /// Has all written that was recorded: a rank leaves, and the process may end. Waits for the writer, but not for long:
 /// its file system may hang.
 pub(crate) fn flush() {
-    if let Some(tracer) = TRACER.get().filter(|_| is_on()) {
-        let _late = tracer.flush(FLUSH_LIMIT);
+    if let Some(tracer) = TRACER.get().filter(|_| is_on())
+        && !tracer.flush(FLUSH_LIMIT)
+        && !tracer.is_told.swap(true, Ordering::Relaxed)
+    {
+        let (path, records) = (tracer.paths[0].display(), tracer.paths[1].display());
+        super::tell(&format!(
+            "RSCCL_TRACE: {path} was not whole {FLUSH_LIMIT:?} after the end of a rank. If the process ends first, \
+             the rest is in {records}, and `rsccl trace merge` reads both"
+        ));
     }
 }
 
 impl Tracer {
-    fn new(file: Mutex<TraceFile>, format: SpanFormat) -> Tracer {
+    fn new(file: TraceFile, format: SpanFormat) -> Tracer {
         let none = || primitive::AtomicU64::new(0);
-        Tracer { tracks: Mutex::default(), file, format, clock: Mutex::default(), bell: none(), answered: none() }
+        let paths = [file.path().to_owned(), file.records_path()];
+        let (file, is_told) = (Mutex::new(file), AtomicBool::new(false));
+        let (tracks, clock) = (Mutex::default(), Mutex::default());
+        let request_lanes = Mutex::new(vec![false; MOST_REQUEST_LANES].into_boxed_slice());
+        let (bell, asked, answered) = (none(), none(), none());
+        Tracer { tracks, file, paths, format, clock, bell, asked, answered, is_told, request_lanes }
     }
 
     fn align(&self, ahead: i64, uncertain: u64) {
@@ -261,17 +354,17 @@ impl Tracer {
         self.clock.lock().get_or_insert((ahead, uncertain));
     }
 
-    /// Wakes the writer; the number of this time.
-    fn ring(&self) -> u64 {
-        // Release: pairs with the acquire of `serve`, which then sees what this thread has recorded.
-        let number = self.bell.fetch_add(1, Ordering::Release) + 1;
+    /// Wakes the writer.
+    fn ring(&self) {
+        // Release: pairs with the acquire of `serve`, which then sees what this thread has recorded, and asked for.
+        self.bell.fetch_add(1, Ordering::Release);
         futex::wake_all(&self.bell);
-        number
     }
 
-    /// Whether all that this thread has recorded is written within `limit`.
+    /// Whether all that this thread has recorded is text in the file within `limit`.
     fn flush(&self, limit: Duration) -> bool {
-        let (number, until) = (self.ring(), clock::now() + limit);
+        let (number, until) = (self.asked.fetch_add(1, Ordering::Relaxed) + 1, clock::now() + limit);
+        self.ring();
         loop {
             // Relaxed: the writer has no more to tell.
             let answered = self.answered.load(Ordering::Relaxed);
@@ -287,15 +380,26 @@ impl Tracer {
         loop {
             // Acquire: see `ring`.
             let rung = self.bell.load(Ordering::Acquire);
-            self.write();
-            self.answered.store(rung, Ordering::Relaxed);
-            futex::wake_all(&self.answered);
+            let asked = self.asked.load(Ordering::Relaxed);
+            let is_quiet = self.look();
+            if asked > self.answered.load(Ordering::Relaxed) {
+                // Up to what was recorded by now, or the ranks that go on could keep it here. Between two parts it
+                // empties the rings.
+                let goal = self.file.lock().spooled();
+                while self.file.lock().make_text(self.format).is_some_and(|read| read < goal) {
+                    self.look();
+                }
+                self.answered.store(asked, Ordering::Relaxed);
+                futex::wake_all(&self.answered);
+            } else if is_quiet {
+                self.file.lock().make_text(self.format);
+            }
             futex::wait(&self.bell, rung, PAUSE);
         }
     }
 
-    /// Makes text of what is in the rings, and writes that.
-    fn write(&self) {
+    /// Takes what is in the rings; whether that was little.
+    fn look(&self) -> bool {
         // One at a time reads the rings.
         let mut file = self.file.lock();
         let tracks = self.tracks.lock().clone();
@@ -304,25 +408,23 @@ impl Tracer {
         if let Some((ahead, uncertain)) = clock {
             file.note_clock(ahead, uncertain);
         }
-        for track in &tracks {
-            track.drain(|span| file.add(span, &track.recorder, (self.format, ahead)));
-            let lost = track.lost.swap(0, Ordering::Relaxed);
-            if lost > 0 {
-                file.note_lost(&track.recorder, lost, now(), ahead);
-            }
-        }
-        file.write();
+        let is_quiet = tracks.iter().map(|track| track.waiting()).sum::<u64>() <= FEW;
+        file.take(&tracks, is_quiet, (self.format, ahead));
         drop(tracks);
         // Those of threads that have ended and whose records are in the file.
         self.tracks.lock().retain(|track| {
             let has_thread = Arc::strong_count(track) > 1;
             // Pairs with the release by which the thread gave its track back: its last record is seen.
             fence(Ordering::Acquire);
-            has_thread || track.read.load(Ordering::Relaxed) != track.written.load(Ordering::Relaxed)
+            has_thread || track.waiting() != 0
         });
+        is_quiet
     }
 }
 
+/// Records of all threads between two looks of which text is made at once: it takes the writer a fiftieth of a
+/// processor.
+const FEW: u64 = 1 << 10;
 /// Between two looks of the writer: what a killed process may lose.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a rank that leaves waits for the writer.
@@ -337,12 +439,42 @@ mod tests {
     fn a_file_that_hangs_holds_no_rank_up() {
         let folder = tempfile::tempdir().unwrap();
         let file = TraceFile::open(&folder.path().join("trace"), None).unwrap();
-        let tracer = Tracer::new(Mutex::new(file), |_, _, _, _| {});
+        let tracer = Tracer::new(file, |_, _, _, _| {});
         // As the writer has it while its file system hangs.
         let _held = tracer.file.lock();
         tracer.align(5, 1);
         tracer.align(6, 1);
         assert_eq!(*tracer.clock.lock(), Some((5, 1)), "the first one decides");
         assert!(!tracer.flush(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn a_ring_loses_what_finds_no_room_and_goes_on() {
+        let track = Track::of(Recorder { thread: 1, name: String::new() });
+        let span = |at| {
+            let of = SpanOwner::default();
+            TraceSpan { kind: 1, lane: 0, of, times: (at, at), words: [0; 3] }
+        };
+        let mut bells = 0;
+        let mut read = Vec::new();
+        let mut drain = |most| track.drain(most, |words| read.push(TraceSpan::of_words(*words).times.0));
+        for at in 0..RECORDS + 5 {
+            bells += u64::from(track.write(&span(at)));
+        }
+        assert_eq!((bells, track.take_lost(), track.waiting()), (1, 5, RECORDS), "the writer is woken once");
+        assert_eq!(drain(3), 3);
+        for at in 0..4 {
+            track.write(&span(RECORDS + at));
+        }
+        assert_eq!((track.take_lost(), drain(u64::MAX), track.waiting()), (1, RECORDS, 0));
+        for at in RECORDS + 3..3 * RECORDS {
+            track.write(&span(at));
+            if at % 1000 == 0 {
+                drain(u64::MAX);
+            }
+        }
+        drain(u64::MAX);
+        assert_eq!(read, (0..3 * RECORDS).collect::<Vec<_>>());
+        assert_eq!(track.take_lost(), 0);
     }
 }

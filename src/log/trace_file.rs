@@ -4,13 +4,14 @@
 //! and ends with its end. Where the disk is full, what had been written before is made whole again, and nothing more is
 //! written; how much is lost is told.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::log::spans::{Recorder, SpanFormat, TraceSpan};
+use crate::log::event_text::EventText;
+use crate::log::spans::{Recorder, SpanFormat, TraceSpan, Track, now};
+use crate::log::spool::{self, Spool, SpoolOwner};
 use crate::sys::open::LockedFile;
 use crate::sys::{host, text_file, writing};
 
@@ -19,20 +20,16 @@ use crate::sys::{host, text_file, writing};
 pub(super) struct TraceFile {
     path: PathBuf,
     file: LockedFile,
-    host: String,
-    process: u32,
     /// Where the end of the array stands.
     end: u64,
     /// Beyond which no more is written.
     most_bytes: u64,
-    /// Whether events stand before it.
-    has_events: bool,
-    /// Events that wait for a write, each with what divides it from the one before.
-    waiting: String,
-    waiting_events: u64,
-    /// Tracks that have their names: ranks, and threads of ranks.
-    named: BTreeSet<(u32, u32)>,
-    clock: Option<(i64, u64)>,
+    /// Events that wait for a write.
+    text: EventText,
+    /// Records that are no text yet.
+    spool: Option<Spool>,
+    /// Whether records are made text at once, since they cannot be spooled.
+    has_no_spool: bool,
     /// Why no more is written, and how many records have been lost since.
     failed: Option<(String, u64)>,
 }
@@ -47,22 +44,103 @@ impl TraceFile {
         let path = place(pattern, (&name, host::process_id()), rank);
         let failed = |error| Error::system(format!("opening {}", path.display()), error);
         let file = text_file::open_alone(&path).map_err(failed)?;
-        let mut made = TraceFile {
-            path,
-            file,
-            host: name,
-            process: host::process_id(),
-            end: 0,
-            most_bytes: MOST_BYTES,
-            has_events: false,
-            waiting: "[".to_owned(),
-            waiting_events: 0,
-            named: BTreeSet::new(),
-            clock: None,
-            failed: None,
-        };
+        spool::remove_old(&path).map_err(failed)?;
+        let text = EventText::new(SpoolOwner { host: name, process: host::process_id(), clock: (0, 0) });
+        let (spool, failed) = (None, None);
+        let most_bytes = MOST_BYTES;
+        let mut made = TraceFile { path, file, end: 0, most_bytes, text, spool, has_no_spool: false, failed };
+        made.text.waiting.push('[');
         made.write_through().map_err(|error| Error::system(format!("writing {}", made.path.display()), error))?;
         Ok(made)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where records stand that are no text yet.
+    pub(super) fn records_path(&self) -> PathBuf {
+        spool::beside(&self.path)
+    }
+
+    /// Takes what stands in the rings: as text where it `is_little` and no earlier record waits for its text.
+    pub(super) fn take(&mut self, tracks: &[Arc<Track>], is_little: bool, how: (SpanFormat, i64)) {
+        if !is_little && self.spool.is_none() && !self.has_no_spool && self.failed.is_none() {
+            self.begin_spool();
+        }
+        if self.spool.as_ref().is_some_and(|spool| !spool.has_room()) {
+            // Meanwhile rings run full, and what finds no room is counted.
+            self.make_text(how.0);
+        }
+        for track in tracks {
+            match self.spool.as_mut().map(|spool| spool.take(track)) {
+                Some(Ok(())) => {}
+                Some(Err((lost, error))) => self.do_without_spool((&track.recorder, lost), &error, how),
+                None => self.take_as_text(track, how),
+            }
+        }
+        if self.spool.is_none() {
+            self.write();
+        }
+    }
+
+    fn take_as_text(&mut self, track: &Track, how: (SpanFormat, i64)) {
+        track.drain(u64::MAX, |words| self.add(&TraceSpan::of_words(*words), &track.recorder, how));
+        let lost = track.take_lost();
+        if lost > 0 {
+            self.note_lost(&track.recorder, (lost, now()), how.1);
+        }
+    }
+
+    /// The file of records takes no more, and has not taken so many of this thread.
+    fn do_without_spool(&mut self, (of, lost): (&Recorder, u64), error: &std::io::Error, how: (SpanFormat, i64)) {
+        self.tell_no_spool(error);
+        while self.make_text(how.0).is_some() {}
+        self.note_lost(of, (lost, now()), how.1);
+    }
+
+    fn tell_no_spool(&mut self, error: &std::io::Error) {
+        let path = spool::beside(&self.path);
+        super::tell(&format!("RSCCL_TRACE: {}: {error}: text is made at once, which takes longer", path.display()));
+        self.has_no_spool = true;
+    }
+
+    fn begin_spool(&mut self) {
+        // What waits is older than what goes there.
+        self.write();
+        match Spool::begin(&self.path, &self.text.owner, self.end) {
+            Ok(spool) => self.spool = Some(spool),
+            Err(error) => self.tell_no_spool(&error),
+        }
+    }
+
+    /// Up to which byte of the file of records there is something.
+    pub(super) fn spooled(&self) -> u64 {
+        self.spool.as_ref().map_or(0, Spool::end)
+    }
+
+    /// Makes text of a batch of spooled records; up to which byte text is made, if there are more.
+    pub(super) fn make_text(&mut self, format: SpanFormat) -> Option<u64> {
+        let spool = self.spool.as_mut()?;
+        let (batch, ahead) = (spool.next(), self.text.owner.clock.0);
+        let is_over = match batch {
+            // Where the trace has failed, what is left here is lost with it.
+            Ok(Some(batch)) if self.failed.is_none() => {
+                batch.spans.iter().for_each(|span| self.add(span, &batch.recorder, (format, ahead)));
+                self.note_lost(&batch.recorder, batch.lost, ahead);
+                false
+            }
+            Ok(_) => true,
+            Err(error) => {
+                self.tell_no_spool(&error);
+                true
+            }
+        };
+        self.write();
+        if let Some(spool) = self.spool.take_if(|spool| is_over || spool.read() >= spool.end()) {
+            spool.remove();
+        }
+        self.spool.as_ref().map(Spool::read)
     }
 
     /// Adds the events of a record.
@@ -71,102 +149,53 @@ impl TraceFile {
             *lost += 1;
             return;
         }
-        if self.end + self.waiting.len() as u64 >= self.most_bytes {
+        if self.end + self.text.waiting.len() as u64 >= self.most_bytes {
             self.stop(span, of, ahead);
             return;
         }
-        self.name_tracks(span, of);
-        self.divide();
-        format(span, of, ahead, &mut self.waiting);
-        self.waiting_events += 1;
-        if self.waiting.len() >= MOST_WAITING {
+        self.text.add(span, of, (format, ahead));
+        if self.spool.is_none() && self.text.waiting.len() >= MOST_WAITING {
             self.write();
         }
     }
 
     /// The file has as much as it may have: it ends with an event that says so, in the place of this record.
     fn stop(&mut self, span: &TraceSpan, of: &Recorder, ahead: i64) {
-        let (track, thread, time) = (span.of.track + 1, of.thread, microseconds(span.times.0, ahead));
         let why = format!("the trace ends here, with {} bytes", self.most_bytes);
-        self.event(&format!(
-            "{{\"ph\":\"i\",\"s\":\"p\",\"name\":\"{why}\",\"cat\":\"trace\",\"pid\":{track},\"tid\":{thread},\
-             \"ts\":{time}}}"
-        ));
+        self.text.instant((span.of.track + 1, 'p'), &why, of, (span.times.0, ahead));
         self.write();
         super::tell(&format!("RSCCL_TRACE: {}: {why}: nothing more is recorded there", self.path.display()));
         self.failed.get_or_insert((why, 1));
     }
 
-    /// Records were lost here, for want of room.
-    pub(super) fn note_lost(&mut self, of: &Recorder, lost: u64, now: u64, ahead: i64) {
+    /// So many records were lost here, for want of room, as was noticed then.
+    fn note_lost(&mut self, of: &Recorder, (lost, noticed): (u64, u64), ahead: i64) {
+        if lost == 0 {
+            return;
+        }
         super::tell(&format!(
             "RSCCL_TRACE: records come faster than they are written: {} lacks some of thread {}, and says where",
             self.path.display(),
             of.name
         ));
-        let time = microseconds(now, ahead);
-        let track = self.named.iter().find(|(_, thread)| *thread == of.thread).map_or(0, |(rank, _)| *rank);
-        let (thread, name) = (of.thread, format!("{lost} records lost before this"));
-        self.event(&format!(
-            "{{\"ph\":\"i\",\"s\":\"t\",\"name\":\"{name}\",\"cat\":\"trace\",\"pid\":{},\"tid\":{thread},\
-             \"ts\":{time}}}",
-            track + 1
-        ));
+        if self.failed.is_none() {
+            self.text.add_lost(of, (lost, noticed), ahead);
+        }
     }
 
     /// How far the clock of rank 0's host is ahead of this one's. The first one counts.
     pub(super) fn note_clock(&mut self, ahead: i64, uncertain: u64) {
-        self.clock.get_or_insert((ahead, uncertain));
-    }
-
-    /// The names of the rank and of the thread, before their first record.
-    fn name_tracks(&mut self, span: &TraceSpan, of: &Recorder) {
-        let track = span.of.track;
-        if self.named.insert((track, 0)) {
-            let (host, process) = (quoted(&self.host), self.process);
-            let (ahead, uncertain) = self.clock.unwrap_or((0, 0));
-            let name = quoted(&format!("rank {track} ({}, pid {process})", self.host));
-            self.event(&format!(
-                "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{0},\"tid\":0,\"ts\":0,\"args\":{{\"name\":{name},\
-                 \"rank\":{track},\"host\":{host},\"process\":{process},\"clock_ahead_ns\":{ahead},\
-                 \"clock_uncertain_ns\":{uncertain}}}}}",
-                track + 1
-            ));
-            self.event(&format!(
-                "{{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":{0},\"tid\":0,\"ts\":0,\
-                 \"args\":{{\"sort_index\":{track}}}}}",
-                track + 1
-            ));
+        if self.text.owner.clock == (0, 0) {
+            self.text.owner.clock = (ahead, uncertain);
         }
-        let (thread, name) = thread_of(span, of);
-        if self.named.insert((track, thread)) {
-            self.event(&format!(
-                "{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{thread},\"ts\":0,\
-                 \"args\":{{\"name\":{}}}}}",
-                track + 1,
-                quoted(&name)
-            ));
-        }
-    }
-
-    fn event(&mut self, text: &str) {
-        if self.failed.is_none() {
-            self.divide();
-            self.waiting.push_str(text);
-        }
-    }
-
-    fn divide(&mut self) {
-        self.waiting.push_str(if self.has_events { ",\n" } else { "\n" });
-        self.has_events = true;
     }
 
     /// Writes what waits.
     pub(super) fn write(&mut self) {
-        if self.waiting.is_empty() || self.failed.is_some() {
+        if self.text.waiting.is_empty() || self.failed.is_some() {
             return;
         }
-        let events = self.waiting_events;
+        let events = self.text.waiting_events;
         if let Err(error) = self.write_through() {
             // What stood there is whole again: its end needs no more room than it had.
             let end = self.end;
@@ -176,55 +205,22 @@ impl TraceFile {
             let path = self.path.display();
             super::tell(&format!("RSCCL_TRACE: writing {path}: {error}: nothing more is recorded there; {whole}"));
             self.failed = Some((error.to_string(), events));
-            self.waiting.clear();
+            self.text.waiting.clear();
         }
     }
 
     fn write_through(&mut self) -> std::io::Result<()> {
-        let events = self.waiting.len();
-        self.waiting.push_str("\n]\n");
-        writing::without_signal(|| self.file.write_all_at(self.waiting.as_bytes(), self.end))?;
-        self.end += events as u64;
-        self.waiting.clear();
-        self.waiting_events = 0;
+        let end = self.end + self.text.waiting.len() as u64;
+        if let Some(spool) = &mut self.spool {
+            spool.mark(end)?;
+        }
+        self.text.waiting.push_str("\n]\n");
+        writing::without_signal(|| self.file.write_all_at(self.text.waiting.as_bytes(), self.end))?;
+        self.end = end;
+        self.text.waiting.clear();
+        self.text.waiting_events = 0;
         Ok(())
     }
-}
-
-/// The number and the name of a record's thread: lanes of plans have tracks of their own.
-pub(super) fn thread_of(span: &TraceSpan, of: &Recorder) -> (u32, String) {
-    match span.lane {
-        0 => (of.thread, of.name.clone()),
-        lane => (lane_thread(of.thread, lane), format!("{}, lane {}", of.name, lane - 1)),
-    }
-}
-
-/// The number of a lane's track: behind those that the system gives to threads.
-pub(crate) fn lane_thread(thread: u32, lane: u16) -> u32 {
-    u32::from(lane).wrapping_mul(THREADS).wrapping_add(thread)
-}
-
-/// A time as the format has it: microseconds.
-pub(crate) fn microseconds(nanoseconds: u64, ahead: i64) -> String {
-    let time = nanoseconds.saturating_add_signed(ahead);
-    format!("{}.{:03}", time / 1000, time % 1000)
-}
-
-/// A text as JSON has it.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => quoted.extend(['\\', letter]),
-            letter if letter.is_control() => {
-                // Writing to a string cannot fail.
-                let _written = write!(quoted, "\\u{:04x}", u32::from(letter));
-            }
-            letter => quoted.push(letter),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 /// The file of a process: `%r` is its rank, `%h` its host, `%p` its number. Where the pattern has none of them, the
@@ -260,15 +256,15 @@ fn place(pattern: &Path, (host, process): (&str, u32), rank: Option<u32>) -> Pat
 /// Bytes of a file: some ten million records.
 const MOST_BYTES: u64 = 1 << 30;
 const END: &[u8] = b"\n]\n";
+const _: () = assert!(END.len() as u64 == spool::ARRAY_END_BYTES);
 /// Bytes of events that wait for a write at most.
 const MOST_WAITING: usize = 1 << 20;
-/// More than the numbers that Linux gives to threads (`PID_MAX_LIMIT`).
-const THREADS: u32 = 1 << 22;
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::log::event_text::microseconds;
     use crate::log::spans::SpanOwner;
 
     fn text(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut String) {

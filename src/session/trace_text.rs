@@ -7,7 +7,7 @@
 //! | [`SpanKind::End`] | the same | the end of an arrow, in the slice of the call that has it |
 //! | [`SpanKind::Messages`] | how many | a slice |
 //! | [`SpanKind::Request`] | collective or [`MANY`], bytes, a number of its own | a bar of the rank: requests overlap |
-//! | [`SpanKind::RequestMessage`] | end, number, bytes | a bar, a slice without length, the end of an arrow |
+//! | [`SpanKind::RequestMessage`] | end, number, bytes | a bar, a slice of a nanosecond, the end of an arrow |
 //! | [`SpanKind::Phase`] | the number of the phase | a slice |
 //! | [`SpanKind::Step`] | what and the peer, bytes, the lane's channel | a slice of the lane |
 //! | [`SpanKind::Slot`] | end, number, channel | the end of an arrow, in the slice of the step that has it |
@@ -15,10 +15,11 @@
 //! An end is a peer, from bit 32 whether this rank sends to it.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use crate::exec;
 use crate::log::spans::{Recorder, TraceSpan};
-use crate::log::{lane_thread, microseconds};
+use crate::log::{self, LeftEvents, lane_thread, microseconds};
 use crate::session::Session;
 use crate::types::Collective;
 
@@ -104,8 +105,8 @@ pub(crate) fn write(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut Stri
             let (name, sends) = (end_name(first), first >> 32 & 1 == 1);
             let id = arrow_number(span, first, (second, USER_MESSAGES)) ^ u64::from(sends);
             events.bar(&name, id, &format!("\"number\":{second},\"bytes\":{third}"));
-            let at = if sends { begun } else { ended };
-            events.slice(&format!("i{name}"), "message", (at, at), &format!("\"number\":{second},\"bytes\":{third}"));
+            let times = if sends { (begun, begun.saturating_add(1)) } else { (ended.saturating_sub(1), ended) };
+            events.slice(&format!("i{name}"), "message", times, &format!("\"number\":{second},\"bytes\":{third}"));
             events.arrow(first, (second, USER_MESSAGES));
         }
         Some(SpanKind::Phase) => {
@@ -114,6 +115,14 @@ pub(crate) fn write(span: &TraceSpan, of: &Recorder, ahead: i64, into: &mut Stri
         }
         None => events.slice("unknown", "unknown", (begun, ended), ""),
     }
+}
+
+/// The rest of the trace at `path`, of so many bytes, that its process has left beside it; `None` where it is whole.
+///
+/// # Errors
+/// Of the system, or where what stands beside it does not belong to it.
+pub fn left(path: &Path, length: u64) -> std::io::Result<Option<LeftEvents>> {
+    log::left(path, length, write)
 }
 
 /// In the place of a channel, of the program's messages.
@@ -175,8 +184,10 @@ impl Events<'_> {
         self.event('e', (name, "request"), ended, &format!(",{id}"));
     }
 
+    /// An end of an arrow, which viewers give to the slice that holds its time. Where a slice ends it holds nothing any
+    /// more, to some of them by rounding: so an arrow ends a nanosecond before.
     fn arrow(&mut self, end: u64, message: (u64, u64)) {
-        let (begun, ended) = self.span.times;
+        let (begun, ended) = (self.span.times.0, self.span.times.1.saturating_sub(1).max(self.span.times.0));
         let id = arrow_number(self.span, end, message);
         match end >> 32 & 1 == 1 {
             true => self.event('s', ("message", "message"), begun, &format!(",\"id\":\"0x{id:x}\"")),

@@ -63,7 +63,18 @@ pub fn open_to_append(path: &Path) -> std::io::Result<File> {
 /// # Errors
 /// Of the system; [`std::io::ErrorKind::WouldBlock`] where another process writes it.
 pub fn open_alone(path: &Path) -> std::io::Result<LockedFile> {
-    let mut options = OpenOptions::new();
+    open_alone_with(&mut OpenOptions::new(), path)
+}
+
+/// The same, for a process that reads what it has written.
+///
+/// # Errors
+/// As [`open_alone`].
+pub fn open_alone_to_read_back(path: &Path) -> std::io::Result<LockedFile> {
+    open_alone_with(OpenOptions::new().read(true), path)
+}
+
+fn open_alone_with(options: &mut OpenOptions, path: &Path) -> std::io::Result<LockedFile> {
     let file = open::lock_file(options.write(true).create(true).custom_flags(libc::O_NONBLOCK), path)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use rsccl::internals::session::trace_text;
 use rsccl::{Error, Result};
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let Work::Merge(merge) = &arguments.work;
     let mut all = Merged::default();
     for path in &merge.files {
-        let (events, lost) = read(path)?;
+        let (events, lost) = read_whole(path)?;
         if lost > 0 {
             print::complain(&format!("{}: its end is cut: {lost} events are lost", path.display()));
         }
@@ -119,7 +120,31 @@ fn read(path: &Path) -> Result<(Vec<Value>, usize)> {
         )));
     }
     let bytes = fs::read(path).map_err(named)?;
-    let text = String::from_utf8_lossy(&bytes);
+    parse(path, &bytes)
+}
+
+/// The events of a trace, with those that its process has left as records beside it, and how many are lost.
+fn read_whole(path: &Path) -> Result<(Vec<Value>, usize)> {
+    let named = |error| Error::system(format!("reading what its process has left beside {}", path.display()), error);
+    let left = fs::metadata(path).and_then(|about| trace_text::left(path, about.len())).map_err(named)?;
+    let Some(left) = left else { return read(path) };
+    let mut bytes = fs::read(path).map_err(named)?;
+    // What the process wrote last may be cut, and is among the records.
+    bytes.truncate(usize::try_from(left.whole_bytes).unwrap_or(usize::MAX));
+    bytes.extend_from_slice(b"\n]\n");
+    let (mut events, lost) = parse(path, &bytes)?;
+    let (more, _) = parse(path, left.text.as_bytes())?;
+    let (path, count) = (path.display(), more.len());
+    print::complain(&format!("{path}: its process ended before its text was whole: {count} events are of its records"));
+    if left.cut_bytes > 0 {
+        print::complain(&format!("{path}: the last {} bytes of its records are cut", left.cut_bytes));
+    }
+    events.extend(more);
+    Ok((events, lost))
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<(Vec<Value>, usize)> {
+    let text = String::from_utf8_lossy(bytes);
     if let Ok(events) = serde_json::from_str::<Vec<Value>>(&text) {
         return Ok((events, 0));
     }
