@@ -12,6 +12,7 @@ pub(crate) mod cause;
 mod checkin;
 mod client;
 mod collective;
+pub(crate) mod door;
 mod graph;
 mod holder;
 mod id;

@@ -155,10 +155,14 @@ pub const JOB_BYTES: usize = 16;
 pub const NAME_BYTES: usize = 120;
 const CHALLENGE: u8 = 0;
 const REFUSAL: u8 = 1;
+/// The whole answer to a hello for a communicator that has ended in this process.
+pub(super) const ENDED: u8 = 2;
 const NONCE_BYTES: usize = 16;
 const SHORT_MAC_BYTES: usize = 16;
 const MAC_BYTES: usize = 32;
-const HELLO_BYTES: usize = 4 + 4 + 8 + 4 + 4 + NONCE_BYTES + JOB_BYTES + SHORT_MAC_BYTES;
+/// The bytes of a hello that say whom it is for.
+pub(super) const GREETING_BYTES: usize = 4 + 4 + 8 + 4 + 4;
+pub(super) const HELLO_BYTES: usize = GREETING_BYTES + NONCE_BYTES + JOB_BYTES + SHORT_MAC_BYTES;
 const CHALLENGE_BYTES: usize = 1 + NONCE_BYTES + MAC_BYTES;
 const REFUSAL_BYTES: usize = 1 + 4 + NAME_BYTES + MAC_BYTES;
 
@@ -197,7 +201,54 @@ enum State {
     AwaitProof,
     /// The other side belongs to another job: nothing more is expected.
     Refused,
+    /// The communicator has ended in the other side's process.
+    Ended,
     Done,
+}
+
+/// Whom a connection between ranks is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Addressee {
+    purpose: u8,
+    communicator: u64,
+    rank: Rank,
+}
+
+impl Addressee {
+    /// Rank `me` of the communicator of `terms`.
+    pub(super) fn of(terms: &Terms, me: Rank) -> Addressee {
+        Addressee { purpose: terms.purpose.code(), communicator: terms.communicator, rank: me }
+    }
+}
+
+/// What the first bytes of a connection between ranks say. Nothing of it is proved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Greeting {
+    /// Not whom it is for, so far.
+    Unfinished,
+    For(Addressee),
+}
+
+impl Greeting {
+    /// Reads the beginning of what was said.
+    ///
+    /// # Errors
+    /// [`Kind::Remote`] if that is no hello of this version for a rank.
+    pub(super) fn read(said: &[u8]) -> Result<Greeting> {
+        check_mark(said)?;
+        if said.get(MARK.len()).is_some_and(|version| *version != VERSION) {
+            return Err(other_version(said[MARK.len()]));
+        }
+        let Some(said) = said.get(..GREETING_BYTES) else { return Ok(Greeting::Unfinished) };
+        let mut reader = Reader::new(&said[MARK.len() + 1..], "a handshake");
+        let purpose = reader.u8()?;
+        reader.u16()?;
+        let (communicator, _, rank) = (reader.u64()?, reader.u32()?, Rank::new(reader.u32()?));
+        if ![Purpose::Peer, Purpose::Data].map(Purpose::code).contains(&purpose) {
+            return Err(stranger("it wants another service than a rank has"));
+        }
+        Ok(Greeting::For(Addressee { purpose, communicator, rank }))
+    }
 }
 
 impl Handshake {
@@ -246,14 +297,18 @@ impl Handshake {
             *input = rest;
             self.partial.extend_from_slice(taken);
             if self.state == State::AwaitHello {
-                self.check_mark()?;
+                check_mark(&self.partial)?;
+            }
+            if self.state == State::AwaitChallenge && self.partial.first() == Some(&ENDED) {
+                self.state = State::Ended;
+                return Err(stranger("its rank has left, or its communicator has ended there"));
             }
             // The first byte of an answer tells how long it is.
             let wanted = self.bytes_wanted();
             if wanted > 0 && !input.is_empty() {
                 continue;
             }
-            if matches!(self.state, State::Done | State::Refused) || wanted > 0 {
+            if matches!(self.state, State::Done | State::Refused | State::Ended) || wanted > 0 {
                 return Ok(());
             }
             let message = std::mem::take(&mut self.partial);
@@ -261,7 +316,7 @@ impl Handshake {
                 State::AwaitHello => self.receive_hello(message)?,
                 State::AwaitChallenge => self.receive_challenge(&message)?,
                 State::AwaitProof => self.receive_proof(&message)?,
-                State::Refused | State::Done => {}
+                State::Refused | State::Ended | State::Done => {}
             }
         }
     }
@@ -283,7 +338,7 @@ impl Handshake {
             State::AwaitChallenge if self.partial.first() == Some(&REFUSAL) => REFUSAL_BYTES,
             State::AwaitChallenge => CHALLENGE_BYTES,
             State::AwaitProof => MAC_BYTES,
-            State::Refused | State::Done => 0,
+            State::Refused | State::Ended | State::Done => 0,
         };
         message - self.partial.len()
     }
@@ -293,7 +348,7 @@ impl Handshake {
         match self.state {
             State::AwaitHello => CallerStanding::Silent,
             State::Done => CallerStanding::Proven,
-            State::AwaitChallenge | State::AwaitProof | State::Refused => CallerStanding::Greeted,
+            State::AwaitChallenge | State::AwaitProof | State::Refused | State::Ended => CallerStanding::Greeted,
         }
     }
 
@@ -306,6 +361,11 @@ impl Handshake {
     /// Of the side that asks: how it was refused, if the other side belongs to another job.
     pub fn refusal(&self) -> Option<&OtherJob> {
         self.refusal.as_ref()
+    }
+
+    /// Of the side that asks: whether the communicator has ended in the other side's process.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state == State::Ended
     }
 
     /// Prepares the answer for a rank of another job, of which the first one was refused `age` ago.
@@ -332,18 +392,12 @@ impl Handshake {
         self.claimed.filter(|_| self.is_done())
     }
 
-    /// Rejects strangers at their first wrong byte: the rest of the hello may never come.
-    fn check_mark(&self) -> Result<()> {
-        let length = self.partial.len().min(MARK.len());
-        if self.partial[..length] == MARK[..length] { Ok(()) } else { Err(stranger("it does not speak this protocol")) }
-    }
-
     fn receive_hello(&mut self, hello: Vec<u8>) -> Result<()> {
         let mut reader = Reader::new(&hello, "a handshake");
         reader.raw(MARK.len())?;
         let version = reader.u8()?;
         if version != VERSION {
-            return Err(stranger(&format!("it speaks version {version} of the protocol, this rank speaks {VERSION}")));
+            return Err(other_version(version));
         }
         let purpose = reader.u8()?;
         reader.u16()?;
@@ -437,6 +491,16 @@ fn without_controls(text: &str) -> String {
         if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
     }
     shown
+}
+
+/// Rejects strangers at their first wrong byte: the rest of the hello may never come.
+fn check_mark(said: &[u8]) -> Result<()> {
+    let length = said.len().min(MARK.len());
+    if said[..length] == MARK[..length] { Ok(()) } else { Err(stranger("it does not speak this protocol")) }
+}
+
+fn other_version(version: u8) -> Error {
+    stranger(&format!("it speaks version {version} of the protocol, this rank speaks {VERSION}"))
 }
 
 fn stranger(why: &str) -> Error {

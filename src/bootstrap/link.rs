@@ -219,7 +219,14 @@ impl Link {
     fn take_in(&mut self, mut input: &[u8], sink: &mut Vec<Frame>) -> Result<(), End> {
         if self.peer.is_none() {
             let heard = self.handshake.receive(&mut input);
-            heard.map_err(|error| self.handshake.refusal().cloned().map_or_else(|| rejected(error), End::OtherJob))?;
+            heard.map_err(|error| match self.handshake.refusal() {
+                Some(other) => End::OtherJob(other.clone()),
+                // As if nobody listened at its port any more.
+                None if self.handshake.has_ended() => {
+                    End::Unreachable(io::Error::new(io::ErrorKind::ConnectionRefused, error.message()))
+                }
+                None => rejected(error),
+            })?;
             self.opening.bytes.extend(self.handshake.take_output());
             self.peer = self.handshake.peer();
             self.flush()?;

@@ -4,8 +4,9 @@
 //! which no rank has more than six. Each pair of them connects, and one all-gather over these connections distributes
 //! all addresses. A rank takes part in it once all its own connections have proved themselves, so its end proves those
 //! of all ranks: a connection that ends later means that a rank is gone, not that it was slow to connect. These
-//! connections stay open; the first message to any other rank opens one more. There is no background thread: a waiting
-//! call moves the bytes of all connections, and [`Bootstrap::poll`] moves them without waiting.
+//! connections stay open; the first message to any other rank opens one more. The `door` of the process accepts, and no
+//! thread moves bytes: a waiting call moves those of all connections, and [`Bootstrap::poll`] moves them without
+//! waiting.
 //!
 //! A connection that ends without goodbye means a death. Deaths, goodbyes and published notes are gossip: each rank
 //! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops, or in a few more if
@@ -27,6 +28,7 @@ use std::time::Duration;
 use crate::bootstrap::auth::{Purpose, Terms};
 use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
+use crate::bootstrap::door::DoorSeat;
 use crate::bootstrap::graph;
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
@@ -346,13 +348,12 @@ impl NetBootstrap {
     }
 }
 
-/// This rank's listener.
+/// Where this rank listens.
 #[derive(Debug)]
 struct Own {
     /// The interface's address, port 0.
     interface: SocketAddr,
-    listener: std::net::TcpListener,
-    address: SocketAddr,
+    seat: DoorSeat,
 }
 
 /// Decodes an address.
@@ -475,7 +476,7 @@ impl Bootstrap for NetBootstrap {
         let mut mine = None;
         let entry = part.map(|(place, key)| {
             let mut address = Writer::with_capacity(ADDRESS_BYTES);
-            place.iter().for_each(|(_, place)| _ = address.address(&place.own.address));
+            place.iter().for_each(|(_, place)| _ = address.address(&place.own.seat.address()));
             let color = place.as_ref().map(|(color, _)| *color);
             mine = place;
             collective::split_entry(color, key, address.as_slice())
@@ -508,7 +509,7 @@ impl Bootstrap for NetBootstrap {
         let mut mine = None;
         let entry = ready.and_then(|()| self.prepare()).map(|place| {
             let mut address = Writer::with_capacity(ADDRESS_BYTES);
-            address.address(&place.own.address);
+            address.address(&place.own.seat.address());
             mine = Some(place);
             collective::shrink_entry(excluded, address.as_slice())
         });
@@ -608,7 +609,7 @@ mod tests {
             }
             bootstrap.barrier(&soon()).unwrap();
             let strangers = bootstrap.control.lock().strangers();
-            assert!(strangers <= 256, "{strangers}");
+            assert!(strangers <= 1024, "{strangers}");
             bootstrap.close();
         });
     }

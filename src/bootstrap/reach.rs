@@ -1,11 +1,10 @@
 //! The choice of the interface whose address this rank tells the others; waits for one that is still coming up.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::{Options, interface, socket};
-use crate::config::PortRange;
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{Deadline, Wait};
@@ -46,15 +45,15 @@ pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> 
     }
 }
 
-/// Listens at a free port of `chosen`, one of `ports` if they are limited. A new IPv6 address cannot be used while the
-/// kernel looks whether another host has it, which takes a second or two: this call waits for that.
+/// Listens at the address of `chosen`, by `open`. A new IPv6 address cannot be used while the kernel looks whether
+/// another host has it, which takes a second or two: this call waits for that.
 ///
 /// # Errors
-/// As [`socket::listen_in`].
-pub(super) fn listen(chosen: &Interface, ports: Option<PortRange>, wait: &Wait) -> Result<(TcpListener, SocketAddr)> {
+/// Of `open`.
+pub(super) fn listen<T>(chosen: &Interface, wait: &Wait, open: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
     let patience = Deadline::after(NEW_ADDRESS_PATIENCE);
     loop {
-        let outcome = socket::listen_in(interface::address(chosen), ports);
+        let outcome = open(interface::address(chosen));
         let is_new = |error: &Error| chosen.address.is_ipv6() && socket::is(error, ErrorKind::AddrNotAvailable);
         if !outcome.as_ref().is_err_and(is_new) || patience.earlier(wait.deadline).passed(clock::now()) {
             return outcome;

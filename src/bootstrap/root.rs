@@ -17,6 +17,7 @@ use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::roster::{self, NextStep, Roster};
 use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
+use crate::bootstrap::socket;
 use crate::bootstrap::{Options, interface};
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -62,7 +63,7 @@ impl Root {
             |all: &[Interface]| Ok(interface::choose(all, &options.interfaces, options.family, None)?.swap_remove(0));
         let by_others = |_: &[Interface]| options.other_hosts;
         let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
-        let (listener, address) = reach::listen(&chosen, options.ports, wait)?;
+        let (listener, address) = reach::listen(&chosen, wait, |address| socket::listen_in(address, options.ports))?;
         let id = UniqueId::fresh(address)?;
         log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen.name, address));
         if address.ip().is_loopback() && options.interfaces.is_empty() {

@@ -62,8 +62,8 @@ pub(crate) fn listen_as(
         }
     }
     let message = format!(
-        "RSCCL_PORT_RANGE={range}: all {} ports are taken at {}: each rank of a host needs a port for each of its \
-         communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet",
+        "RSCCL_PORT_RANGE={range}: all {} ports are taken at {}: each process of a host needs one, a second one if \
+         the options of its data sockets are set, and the process of rank 0 one more while ranks meet",
         range.ports().count(),
         address.ip()
     );

@@ -534,7 +534,7 @@ impl Fabric {
         // Nobody else comes to the listeners, and what nobody looks at would end each sleep at once.
         let serves = self.openings.is_any() || !self.routes.outstanding().is_empty();
         for transport in self.routes.transports.iter().filter(|_| serves) {
-            let Some(descriptors) = transport.sources() else { return Ok(None) };
+            let Some(descriptors) = transport.sources(chime) else { return Ok(None) };
             descriptors.into_iter().try_for_each(&mut *listen)?;
         }
         let is_quiet = self.await_pumps(listen)?;

@@ -27,6 +27,7 @@ use crate::config::{MAX_SOCKETS, PortRange};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
+use crate::sync::Chime;
 use crate::sync::primitive::Arc;
 use crate::sys::limits::{self, OpenFiles};
 use crate::topo::rails::{DataNic, MOST_NICS};
@@ -228,8 +229,8 @@ impl Transport for Net {
         self.listener.as_mut().map_or(Ok(()), |listener| listener.progress(now))
     }
 
-    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
-        self.listener.as_ref().map_or_else(|| Some(Vec::new()), DataListener::sources)
+    fn sources(&self, chime: &Arc<Chime>) -> Option<Vec<BorrowedFd<'_>>> {
+        self.listener.as_ref().is_none_or(|listener| listener.ring_at_arrival(chime)).then(Vec::new)
     }
 
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {

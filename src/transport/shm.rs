@@ -15,6 +15,8 @@ use crate::bootstrap::auth::{Purpose, Terms};
 use crate::device::{self, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::log;
+use crate::sync::Chime;
+use crate::sync::primitive::Arc;
 use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::{limits, random};
 use crate::transport::connection::Way;
@@ -91,7 +93,7 @@ impl Transport for Shm {
         self.exporter.as_ref()?.refused.words("its shared memory's socket")
     }
 
-    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+    fn sources(&self, _: &Arc<Chime>) -> Option<Vec<BorrowedFd<'_>>> {
         let Some(exporter) = &self.exporter else { return Some(Vec::new()) };
         exporter.sessions.is_empty().then(|| vec![exporter.listener.as_fd()])
     }

@@ -12,6 +12,7 @@ use std::time::Instant;
 use crate::bootstrap::Bootstrap;
 use crate::device::{Home, HostMemory, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
+use crate::sync::Chime;
 use crate::sync::primitive::Arc;
 use crate::sys::limits;
 use crate::topo::transport_choice::ladder::HostFacts;
@@ -93,9 +94,9 @@ pub(super) trait Transport: Debug + Send {
     /// Of this rank's listener; what is wrong with one peer's connection ends that connection alone.
     fn serve(&mut self, now: Instant) -> Result<()>;
 
-    /// The descriptors of which one is readable when [`Transport::serve`] has something to do; `None` where it has to
-    /// be called now and then.
-    fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
+    /// The descriptors of which one is readable when [`Transport::serve`] has something to do, unless `chime` rings
+    /// then; `None` where it has to be called now and then.
+    fn sources(&self, _chime: &Arc<Chime>) -> Option<Vec<BorrowedFd<'_>>> {
         Some(Vec::new())
     }
 

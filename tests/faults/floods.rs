@@ -15,25 +15,26 @@ use testing::ranks::{Job, Rank, until};
 
 #[test]
 fn strangers_at_the_data_ports_do_no_harm() {
-    flooded(NET, "all_reduce:Ring", 3);
+    // What is for data comes to the port at which ranks meet.
+    flooded(NET, "all_reduce:Ring", (3, 1));
 }
 
 #[test]
 fn strangers_at_the_shared_memory_sockets_do_no_harm() {
     // The first rank makes the memory of all of them, and hands it out.
-    flooded(SHM, "", 1);
+    flooded(SHM, "", (1, 2));
 }
 
 /// Floods all listeners of the ranks while they set connections up: before the last rank comes, when `opened` of the
-/// others listen, and while it comes.
-fn flooded(transport: &[(&str, &str)], algorithm: &str, opened: usize) {
+/// others have `listeners` each, and while it comes.
+fn flooded(transport: &[(&str, &str)], algorithm: &str, (opened, listeners): (usize, usize)) {
     let path: &[(&str, &str)] = if algorithm.is_empty() { &[] } else { &[("NCCL_ALGO", algorithm)] };
     let mut job = Job::start(4, &with(transport, path));
     let before = job.holdings();
     job.join();
     job.begin("call all_reduce 100000", |rank| rank != 3);
     // Ranks open their listeners when they first need them.
-    until("the listeners are open", || job.others(3).filter(|rank| doors(rank).len() > 1).count() >= opened);
+    until("the listeners are open", || job.others(3).filter(|rank| doors(rank).len() >= listeners).count() >= opened);
     let doors: Vec<Door> = job.ranks.iter().flat_map(doors).collect();
     let mut silent = Vec::new();
     for door in &doors {
@@ -111,6 +112,15 @@ fn disturb(door: &Door, turn: usize) -> Option<Held> {
         }
     };
     turn.is_multiple_of(2).then_some(held)
+}
+
+/// The ports at which a process listens.
+pub(super) fn ports(rank: &Rank) -> Vec<u16> {
+    let port = |door| match door {
+        Door::Port(port) => Some(port),
+        Door::Name(_) => None,
+    };
+    doors(rank).into_iter().filter_map(port).collect()
 }
 
 /// The listeners among a process's open files.

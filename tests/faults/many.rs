@@ -1,10 +1,13 @@
 //! Many communicators of one pair of processes, each with a request that does not end: the threads, memory and
 //! descriptors that they take, that nothing wakes while nothing moves, and that each goes on when its message comes.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
+use super::floods::ports;
 use crate::{NET, SHM, with};
 use rsccl::internals::sys::poller;
+use rsccl::internals::sys::random::bytes;
 use testing::random;
 use testing::ranks::{Job, Rank, until};
 
@@ -34,9 +37,9 @@ impl Burden {
 
 /// Of memory, for each communicator, with the page that `rsccl status` reads: 60 where there are 1,000.
 const MOST_RESIDENT_KIB: u64 = 64;
-/// For each communicator: the listener, the connection to the other rank and the poller of what ranks say to each other;
-/// between hosts the listener for data, a socket for each way, and the poller of these.
-const MOST_FILES: u64 = 7;
+/// For each communicator: the connection to the other rank and the poller of what ranks say to each other; between hosts
+/// a socket for each way, and the poller of these. They listen at one port of the process.
+const MOST_FILES: u64 = 5;
 /// Of the threads themselves.
 const LOOSE_FILES: u64 = 8;
 /// A part of what is measured comes at once: an allocator takes memory in pieces.
@@ -79,9 +82,31 @@ fn many_communicators_share_threads_that_sleep_while_nothing_moves() {
     let count = random::how_many("RSCCL_TEST_COMMUNICATORS", 40, 1000);
     let idle = Duration::from_millis(if count < 1000 { 100 } else { 10_000 });
     // One system call waits for 127 flags: of more the thread looks at the others now and then.
-    // Where it sleeps on flags, a second thread hears the sockets by which ranks learn of each other.
-    for (transport, threads, count) in [(NET, 1, count), (SHM, 2, count.min(100))] {
+    // Where it sleeps on flags, a second thread hears the sockets by which ranks learn of each other. One more accepts.
+    for (transport, threads, count) in [(NET, 2, count), (SHM, 3, count.min(100))] {
         let burdens = many((transport, threads), count, idle);
         println!("{count} communicators: {burdens:?}");
     }
+}
+
+/// A firewall lets two ports through, and one more while ranks meet.
+#[test]
+fn a_range_of_a_port_for_each_process_carries_fifty_communicators() {
+    // Below the system's own range; another program may have one by chance, and then other ports are tried.
+    let are_free = |first: &u16| {
+        let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        (*first..*first + 3).all(free)
+    };
+    let from = 20_000 + u16::from_le_bytes(bytes().unwrap()) % 9_000;
+    let first = (from..from + 1_000).step_by(3).find(are_free).expect("three ports are free");
+    let range = format!("{first}-{}", first + 2);
+    println!("ports {range}");
+    let mut job = Job::joined(2, &with(NET, &[("RSCCL_PORT_RANGE", &range)]));
+    job.must("many 50");
+    for rank in &job.ranks {
+        let ports = ports(rank);
+        assert!(ports.len() == 1 && (first..first + 3).contains(&ports[0]), "{ports:?} of {range}");
+    }
+    job.must("end_many");
+    job.must("call all_reduce 1000");
 }

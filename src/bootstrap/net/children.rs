@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::{CLOSE_TIMEOUT, NetBootstrap, Own, read_address};
 use crate::bootstrap::collective::{self, ChildKind, open_to_agreement};
+use crate::bootstrap::door::{self, Doorway};
 use crate::bootstrap::graph;
-use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, MakeChild, cause, socket};
+use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, MakeChild, cause};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Deadline, Wait};
 use crate::sys::poller::Poller;
@@ -160,8 +161,8 @@ impl NetBootstrap {
 
     /// What this rank needs first for a child.
     pub(super) fn prepare(&self) -> Result<ChildPlace> {
-        let (listener, address) = socket::listen_in(self.interface, self.options.ports)?;
-        Ok(ChildPlace { own: Own { interface: self.interface, listener, address }, poller: Poller::new()? })
+        let seat = door::enter(&Doorway::plain(self.interface, self.options.ports), |_| Ok(()))?;
+        Ok(ChildPlace { own: Own { interface: self.interface, seat }, poller: Poller::new()? })
     }
 
     /// Connects the child of `members`, with their addresses, and makes the rest of it.

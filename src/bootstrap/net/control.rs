@@ -1,4 +1,4 @@
-//! The control plane of one rank: its listener, its connections, unsent frames and received messages.
+//! The control plane of one rank: its connections, unsent frames and received messages.
 //!
 //! Only [`ControlPlane::drive`] waits, and only as long as its time-out.
 
@@ -16,14 +16,15 @@ use super::absent::Absent;
 use super::gossip::{Gossip, Seen};
 use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
+use crate::bootstrap::door::Incoming;
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
-use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options, address, socket};
+use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options, address};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::Arc;
 use crate::sync::{Chime, Deadline};
-use crate::sys::poller::{Interest, Poller, Ready};
+use crate::sys::poller::{Poller, Ready};
 use crate::sys::{clock, interfaces, limits};
 use crate::types::{Rank, World};
 use crate::wire::Writer;
@@ -34,8 +35,10 @@ use crate::wire::frame::{self, Frame};
 pub(super) struct ControlPlane {
     world: World,
     terms: Terms,
+    incoming: Incoming,
     own: Own,
-    poller: Poller,
+    /// Watches the connections of this rank, and those that the doorkeeper has handed to it.
+    poller: Arc<Poller>,
     ready: Ready,
     scratch: Vec<u8>,
     links: HashMap<u64, Entry>,
@@ -64,8 +67,8 @@ pub(super) struct ControlPlane {
     word: u64,
     absent: Absent,
     shortage: Shortage,
-    /// No descriptor was left: accept nothing before this time.
-    rest_until: Option<Instant>,
+    /// Whether the doorkeeper could not accept connections at the last look.
+    is_shut: bool,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,7 @@ struct Rules {
     most_bytes: usize,
 }
 
-const LISTENER: u64 = 0;
+const INCOMING: u64 = 0;
 /// The source of gossip that did not come over a link.
 const OURSELVES: u64 = 0;
 const FIRST_LINK: u64 = 1;
@@ -147,7 +150,8 @@ const GOODBYE: u8 = 5;
 
 impl ControlPlane {
     pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<ControlPlane> {
-        poller.add(own.listener.as_fd(), LISTENER, Interest::Read)?;
+        let poller = Arc::new(poller);
+        let incoming = own.seat.incoming(&terms, world.rank, Some((Arc::clone(&poller), INCOMING)));
         let ranks = Rank::new(world.size).index();
         let rules = Rules {
             retry_count: options.retry_count,
@@ -158,6 +162,7 @@ impl ControlPlane {
         Ok(ControlPlane {
             world,
             terms,
+            incoming,
             own,
             poller,
             ready: Ready::default(),
@@ -180,13 +185,13 @@ impl ControlPlane {
             word: 0,
             absent: Absent::default(),
             shortage: Shortage::default(),
-            rest_until: None,
+            is_shut: false,
         })
     }
 
     /// The address of this rank's listener.
     pub(super) fn address(&self) -> SocketAddr {
-        self.own.address
+        self.own.seat.address()
     }
 
     pub(super) fn set_address(&mut self, peer: Rank, address: SocketAddr) {
@@ -207,10 +212,10 @@ impl ControlPlane {
         &self.inbox
     }
 
-    /// How many accepted connections have not proved themselves.
+    /// How many accepted connections have not proved themselves, with those that the doorkeeper has.
     #[cfg(test)]
     pub(super) fn strangers(&self) -> usize {
-        self.strangers.len()
+        self.strangers.len() + self.own.seat.strangers()
     }
 
     /// # Errors
@@ -440,10 +445,11 @@ impl ControlPlane {
         let now = clock::now();
         let timeout = self.next_moment(now, timeout);
         let outcome = self.poller.wait(&mut self.ready, timeout);
+        self.look_at_door();
         let mut place = 0;
         while let Some(event) = self.ready.get(place) {
             match event.token {
-                LISTENER => self.accept(),
+                INCOMING => self.accept(),
                 token => self.serve(token, event.readable),
             }
             place += 1;
@@ -458,48 +464,40 @@ impl ControlPlane {
             tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
         };
         let retry = self.retries.first().map(|(again, _)| *again);
-        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell, self.rest_until];
+        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell];
         let next = moments.into_iter().flatten().chain(self.absent.next()).min();
         next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
 
+    /// Takes what the doorkeeper has handed over.
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_AT_ONCE {
-            match socket::accept(&self.own.listener) {
-                Ok(Some((stream, from))) => {
-                    self.shortage.end();
-                    while self.strangers.len() >= MAX_STRANGERS {
-                        self.drop_oldest_stranger();
-                    }
-                    let handshake = Handshake::respond(self.terms.clone(), self.world.rank);
-                    let link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
-                    if let Some(token) = self.register(Entry { link, dialled: None, has_heard: false }) {
-                        self.strangers.insert(token);
-                        // The first bytes have often arrived already; reading now saves a round of polling.
-                        self.serve(token, true);
-                    }
-                }
-                // The system looks for a free descriptor first.
-                Ok(None) => return self.shortage.end(),
-                Err(error) => {
-                    if !limits::is_exhausted(&error) || !self.drop_idle_stranger(clock::now()) {
-                        self.rest(error);
-                    }
-                    return;
-                }
+            let Some((stream, from)) = self.incoming.take() else { return };
+            while self.strangers.len() >= MAX_STRANGERS {
+                self.drop_oldest_stranger();
+            }
+            let handshake = Handshake::respond(self.terms.clone(), self.world.rank);
+            let link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
+            if let Some(token) = self.register(Entry { link, dialled: None, has_heard: false }) {
+                self.strangers.insert(token);
+                // The first bytes have arrived already; reading now saves a round of polling.
+                self.serve(token, true);
             }
         }
     }
 
-    /// Stops accepting for a moment: otherwise each wait would end at once for a connection that cannot be accepted.
-    fn rest(&mut self, error: std::io::Error) {
-        let (now, why) = (clock::now(), socket::explain(&error));
-        if self.shortage.words(now).is_none() {
-            log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {why}");
-        }
-        self.shortage.note(error, now);
-        if self.poller.modify(self.own.listener.as_fd(), LISTENER, Interest::None).is_ok() {
-            self.rest_until = Some(now + shortage::PAUSE);
+    /// Notes whether the doorkeeper cannot accept connections, which may be for this rank.
+    fn look_at_door(&mut self) {
+        match self.own.seat.trouble() {
+            Some(error) => {
+                let now = clock::now();
+                self.is_shut = true;
+                if !limits::is_exhausted(&error) || !self.drop_idle_stranger(now) {
+                    self.shortage.note(error, now);
+                }
+            }
+            None if std::mem::take(&mut self.is_shut) => self.shortage.end(),
+            None => {}
         }
     }
 
@@ -689,13 +687,6 @@ impl ControlPlane {
             let until = links.get(&token).and_then(|entry| entry.link.handshake_until);
             until.is_none_or(|until| now >= until).then_some(token)
         };
-        if self.rest_until.is_some_and(|until| now >= until)
-            && self.poller.modify(self.own.listener.as_fd(), LISTENER, Interest::Read).is_ok()
-        {
-            self.rest_until = None;
-            // Also where nobody has come: it tells whether the shortage is over.
-            self.accept();
-        }
         while due(&self.links, &self.strangers).is_some() {
             self.drop_oldest_stranger();
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{ABORT_CHECK, Own};
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
 use crate::bootstrap::client::{Service, ServiceClient};
+use crate::bootstrap::door::{self, Doorway};
 use crate::bootstrap::graph;
 use crate::bootstrap::id::{UniqueId, fixed_place};
 use crate::bootstrap::link::SCRATCH_BYTES;
@@ -81,7 +82,7 @@ pub(super) fn check_in(
     }
     let left = wait.deadline.remaining(started).map_or(u128::MAX, |left| left.as_millis());
     let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
-    let mine = CheckIn { rank, shape, root, left_ms, address: own.address };
+    let mine = CheckIn { rank, shape, root, left_ms, address: own.seat.address() };
     let poller = Poller::new()?;
     let first = shape.first(root);
     let server = Some(first).filter(|first| *first != rank && (id.is_fixed() || options.first_serves));
@@ -149,9 +150,10 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     };
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
-    let (listener, address) = reach::listen(&chosen, options.ports, wait)?;
-    log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));
-    Ok(Own { interface, listener, address })
+    let enter = |address| door::enter(&Doorway::plain(address, options.ports), |_| Ok(()));
+    let seat = reach::listen(&chosen, wait, enter)?;
+    log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, seat.address()));
+    Ok(Own { interface, seat })
 }
 
 /// Where the root of `id` may be: a fixed address may be a name, which is looked up for every round of tries; an

@@ -1,17 +1,20 @@
-//! The receiver's side of TCP connections: listens, accepts, and gives each accepted socket to the ring that its ticket
-//! names.
+//! The receiver's side of TCP connections: takes those that the process has accepted for this rank, and gives each
+//! socket to the ring that its ticket names.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
 
 use crate::bootstrap::auth::Terms;
-use crate::bootstrap::socket;
+use crate::bootstrap::door::{self, DoorSeat, Doorway, Incoming};
 use crate::error::{Error, Result};
+use crate::sync::Chime;
+use crate::sync::primitive::Arc;
 use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Refused, Request, SESSION_TIME, crowd_out};
-use crate::transport::net::{SocketOptions, apply};
+use crate::transport::net::{SocketOptions, apply, watched_socket};
 use crate::types::Rank;
 
 /// One rank's side that accepts.
@@ -19,20 +22,22 @@ use crate::types::Rank;
 pub(in crate::transport) struct DataListener {
     terms: Terms,
     me: Rank,
+    incoming: Incoming,
     /// The first one is at the interface on which ranks met.
-    doors: Vec<Door>,
+    doors: Vec<DataDoor>,
     options: SocketOptions,
     expected: HashMap<u64, Expected>,
     sessions: Vec<Session>,
     ready: Vec<(u64, Rank, Vec<TcpStream>)>,
     refused: Refused,
+    /// Since when this process can accept no connection.
+    shut_since: Option<Instant>,
 }
 
 /// Where peers connect.
 #[derive(Debug)]
-struct Door {
-    listener: TcpListener,
-    address: SocketAddr,
+struct DataDoor {
+    seat: DoorSeat,
     /// The interface to which it is bound.
     device: Option<String>,
 }
@@ -52,39 +57,40 @@ struct Session {
 }
 
 impl DataListener {
-    /// Listens at `interface`, at a free port.
+    /// Listens at `interface`, at a port that communicators of this process share.
     pub(in crate::transport) fn new(
         terms: Terms,
         me: Rank,
         interface: SocketAddr,
         options: SocketOptions,
     ) -> Result<DataListener> {
-        let doors = vec![Door::open(interface, None, options)?];
+        let doors = vec![DataDoor::open(interface, None, options)?];
+        let incoming = doors[0].seat.incoming(&terms, me, None);
         let (expected, sessions, ready) = (HashMap::new(), Vec::new(), Vec::new());
         let refused = Refused::default();
-        Ok(DataListener { terms, me, doors, options, expected, sessions, ready, refused })
+        Ok(DataListener { terms, me, incoming, doors, options, expected, sessions, ready, refused, shut_since: None })
     }
 
     /// Listens at a further address as well, unless it does, and returns the port there.
     pub(in crate::transport) fn listen_at(&mut self, address: IpAddr, device: Option<String>) -> Result<u16> {
-        let is_it = |door: &&Door| door.address.ip() == address && door.device == device;
+        let is_it = |door: &&DataDoor| door.seat.address().ip() == address && door.device == device;
         if let Some(door) = self.doors.iter().find(is_it) {
-            return Ok(door.address.port());
+            return Ok(door.seat.address().port());
         }
-        let door = Door::open(SocketAddr::new(address, 0), device, self.options)?;
-        let port = door.address.port();
+        let door = DataDoor::open(SocketAddr::new(address, 0), device, self.options)?;
+        let port = door.seat.address().port();
         self.doors.push(door);
         Ok(port)
     }
 
-    /// How many descriptors it listens at.
+    /// At how many ports it listens.
     pub(in crate::transport) fn doors(&self) -> usize {
         self.doors.len()
     }
 
     /// Where to connect, for the blob.
     pub(in crate::transport) fn address(&self) -> SocketAddr {
-        self.doors[0].address
+        self.doors[0].seat.address()
     }
 
     /// Expects a connection of `peer`, of so many sockets.
@@ -97,16 +103,15 @@ impl DataListener {
 
     /// Takes what has come. Errors of one connection end that connection.
     pub(in crate::transport) fn progress(&mut self, now: Instant) -> Result<()> {
-        for door in &self.doors {
-            while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
-                let accepted = socket::accept(&door.listener);
-                let Some((stream, from)) = accepted.map_err(|error| Error::system("accept on the data port", error))?
-                else {
-                    break;
-                };
-                let answerer = Answerer::new(self.terms.clone(), self.me);
-                self.sessions.push(Session { stream, from, answerer, since: now });
+        self.check_doors(now)?;
+        while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
+            let Some((stream, from)) = self.incoming.take() else { break };
+            if let Err(error) = watched_socket::probe(&SockRef::from(&stream), self.options.silence) {
+                self.refused.add(from, &error.to_string());
+                continue;
             }
+            let answerer = Answerer::new(self.terms.clone(), self.me);
+            self.sessions.push(Session { stream, from, answerer, since: now });
         }
         for mut session in std::mem::take(&mut self.sessions) {
             match session.answerer.progress(&session.stream) {
@@ -120,6 +125,19 @@ impl DataListener {
             }
         }
         Ok(())
+    }
+
+    /// Fails where a connection is expected, and this process has not been able to accept any for a while.
+    fn check_doors(&mut self, now: Instant) -> Result<()> {
+        let Some(error) = self.doors.iter().find_map(|door| door.seat.trouble()) else {
+            self.shut_since = None;
+            return Ok(());
+        };
+        let since = *self.shut_since.get_or_insert(now);
+        if self.expected.is_empty() || now.saturating_duration_since(since) < SHUT_PATIENCE {
+            return Ok(());
+        }
+        Err(Error::system("accept on the data port", error))
     }
 
     fn admit(&mut self, peer: Rank, request: Request, stream: TcpStream) {
@@ -144,9 +162,9 @@ impl DataListener {
         self.refused.words("the data port")
     }
 
-    /// What is readable when a connection has come; `None` while one has come and not said what it is for.
-    pub(in crate::transport) fn sources(&self) -> Option<Vec<BorrowedFd<'_>>> {
-        self.sessions.is_empty().then(|| self.doors.iter().map(|door| door.listener.as_fd()).collect())
+    /// Rings `chime` when a connection comes. False while one has come and not said what it is for.
+    pub(in crate::transport) fn ring_at_arrival(&self, chime: &Arc<Chime>) -> bool {
+        self.incoming.ring_at_arrival(chime) && self.sessions.is_empty()
     }
 
     /// The connections that are complete.
@@ -155,17 +173,28 @@ impl DataListener {
     }
 }
 
-impl Door {
-    /// At `interface`, at a free port of those that the options allow.
-    fn open(interface: SocketAddr, device: Option<String>, options: SocketOptions) -> Result<Door> {
-        let mut wanted = interface;
-        wanted.set_port(0);
-        let (listener, address) = socket::listen_as(wanted, options.ports, |socket| match &device {
-            Some(device) => socket.bind_device(Some(device.as_bytes())),
-            None => Ok(()),
+impl DataDoor {
+    /// At `interface`, at one of the ports that the options allow.
+    fn open(interface: SocketAddr, device: Option<String>, options: SocketOptions) -> Result<DataDoor> {
+        let plain = Doorway::plain(interface, options.ports);
+        let doorway = Doorway { device: device.clone(), options: inherited(options), ..plain };
+        // Buffer sizes are agreed on at connect, so accepted sockets inherit them.
+        let seat = door::enter(&doorway, |listener| match doorway.options.is_empty() {
+            true => Ok(()),
+            false => apply(&SockRef::from(listener), options),
         })?;
-        // Buffer sizes are inherited by accepted sockets; the window is agreed on at connect, so they are set before.
-        apply(&socket2::SockRef::from(&listener), options)?;
-        Ok(Door { listener, address, device })
+        Ok(DataDoor { seat, device })
     }
 }
+
+/// The options that accepted sockets must inherit, in words; none if all are as the system chooses.
+fn inherited(options: SocketOptions) -> String {
+    let SocketOptions { send_buffer_bytes, receive_buffer_bytes, congestion, .. } = options;
+    if send_buffer_bytes.is_none() && receive_buffer_bytes.is_none() && congestion.is_none() {
+        return String::new();
+    }
+    format!("{send_buffer_bytes:?} {receive_buffer_bytes:?} {congestion:?}")
+}
+
+/// How long a process may be unable to accept: other threads may hold descriptors for a moment only.
+const SHUT_PATIENCE: Duration = Duration::from_millis(500);

@@ -1,0 +1,174 @@
+//! The door of a process: its communicators listen at common ports.
+//!
+//! Communicators of one process share one listener for each address (and for what else tells listeners apart, see
+//! [`Doorway`]). One thread of the process, the doorkeeper, accepts for all of them: so a communicator that is stopped
+//! holds up no other's connections. It reads which communicator and rank a connection is for, which the first bytes of
+//! the handshake say, and hands the connection to the [`Incoming`] of that rank. It takes no byte from the socket: the
+//! handshake, and with it the proof of who has come, is the communicator's.
+//!
+//! Who waits for connections is woken without a descriptor of its own: the poller that the rank sleeps in watches the
+//! handed socket itself, on which the first bytes wait, and chimes are rung.
+//!
+//! A connection that does not say in time whom it is for is closed. One for a communicator that this process does not
+//! know is kept for a while, since ranks of a new communicator do not come to it at the same moment; for one that has
+//! ended, it is told so. The number of each is bounded.
+//!
+//! The doorkeeper starts with the first communicator and ends with the last one.
+
+mod doorway;
+mod keeper;
+mod queue;
+#[cfg(test)]
+#[cfg(not(loom))]
+#[cfg(not(miri))]
+mod tests;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use crate::bootstrap::auth::{Addressee, Terms};
+use crate::bootstrap::door::doorway::NetworkSpace;
+use crate::bootstrap::door::keeper::Doorkeeper;
+use crate::bootstrap::door::queue::IncomingQueue;
+use crate::bootstrap::leash::{Leash, LeashedThread};
+use crate::bootstrap::socket;
+use crate::error::Result;
+use crate::sync::Chime;
+use crate::sync::primitive::{Arc, Mutex};
+use crate::sys::fork::PerProcess;
+use crate::sys::poller::Poller;
+use crate::types::Rank;
+
+pub(crate) use doorway::Doorway;
+
+/// One user's part in a listener, which closes with its last user.
+#[derive(Debug)]
+pub(crate) struct DoorSeat {
+    keeper: Arc<Doorkeeper>,
+    token: u64,
+    address: SocketAddr,
+}
+
+/// The connections that have come for one rank of a communicator. Once this is dropped, such connections are told that
+/// the communicator has ended.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    keeper: Arc<Doorkeeper>,
+    addressee: Addressee,
+    queue: Arc<IncomingQueue>,
+}
+
+/// The doorkeeper of this process, while there are seats.
+static DOORKEEPER: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
+
+#[derive(Debug)]
+struct Running {
+    keeper: Arc<Doorkeeper>,
+    _thread: LeashedThread,
+}
+
+/// Takes a seat at the listener of `doorway`; `prepare` gives it its options if it is a new one.
+///
+/// # Errors
+/// As [`socket::listen_in`]; [`crate::error::Kind::System`] where no thread can be started; of `prepare`.
+pub(crate) fn enter(doorway: &Doorway, prepare: impl FnOnce(&TcpListener) -> Result<()>) -> Result<DoorSeat> {
+    let space = NetworkSpace::here();
+    let mut running = DOORKEEPER.get_or_init(Mutex::default).lock();
+    let known = running.as_ref().and_then(|running| {
+        let (token, address) = running.keeper.sit_down(&space, doorway)?;
+        Some(DoorSeat { keeper: Arc::clone(&running.keeper), token, address })
+    });
+    if let Some(seat) = known {
+        return Ok(seat);
+    }
+    let (listener, address) = socket::listen_as(doorway.interface, doorway.ports, |socket| match &doorway.device {
+        Some(device) => socket.bind_device(Some(device.as_bytes())),
+        None => Ok(()),
+    })?;
+    prepare(&listener)?;
+    let keeper = match &*running {
+        Some(running) => Arc::clone(&running.keeper),
+        None => {
+            let new = Running::start()?;
+            let keeper = Arc::clone(&new.keeper);
+            // Where it cannot listen at its first door nobody needs it.
+            let token = keeper.open(space, doorway, (listener, address))?;
+            *running = Some(new);
+            return Ok(DoorSeat { keeper, token, address });
+        }
+    };
+    let token = keeper.open(space, doorway, (listener, address))?;
+    Ok(DoorSeat { keeper, token, address })
+}
+
+impl Running {
+    fn start() -> Result<Running> {
+        let leash = Leash::new()?;
+        let keeper = Arc::new(Doorkeeper::new(&leash)?);
+        let (served, order) = (Arc::clone(&keeper), leash.clone());
+        let thread = LeashedThread::start("rsccl door", leash, move || served.run(&order))?;
+        Ok(Running { keeper, _thread: thread })
+    }
+}
+
+impl DoorSeat {
+    /// Where the listener listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The connections for rank `me` of the communicator of `terms`, from now on; those that have come before, too.
+    /// `poller` reports the token beside it while some wait.
+    pub(crate) fn incoming(&self, terms: &Terms, me: Rank, poller: Option<(Arc<Poller>, u64)>) -> Incoming {
+        let addressee = Addressee::of(terms, me);
+        let queue = Arc::new(IncomingQueue::new(poller));
+        self.keeper.expect(addressee, &queue);
+        Incoming { keeper: Arc::clone(&self.keeper), addressee, queue }
+    }
+
+    /// Why no connection can be accepted, while that is so.
+    pub(crate) fn trouble(&self) -> Option<std::io::Error> {
+        self.keeper.trouble()
+    }
+
+    /// How many connections have not said whom they are for, or are for nobody that is known.
+    #[cfg(test)]
+    pub(crate) fn strangers(&self) -> usize {
+        self.keeper.strangers()
+    }
+}
+
+impl Drop for DoorSeat {
+    fn drop(&mut self) {
+        // A forked child's copy is of a doorkeeper that the child has not.
+        let Some(running) = DOORKEEPER.get() else { return };
+        let mut running = running.lock();
+        let is_ours = running.as_ref().is_some_and(|running| Arc::ptr_eq(&running.keeper, &self.keeper));
+        let last = running.take_if(|_| is_ours && self.keeper.stand_up(self.token));
+        drop(running);
+        // It waits for the thread, which others need not.
+        drop(last);
+    }
+}
+
+impl Incoming {
+    /// The next connection, and where it comes from.
+    pub(crate) fn take(&self) -> Option<(TcpStream, SocketAddr)> {
+        self.queue.take()
+    }
+
+    /// Rings `chime` when a connection comes. False where one waits.
+    pub(crate) fn ring_at_arrival(&self, chime: &Arc<Chime>) -> bool {
+        self.queue.ring_at_arrival(chime)
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let is_here = DOORKEEPER.get().is_some_and(|running| {
+            running.lock().as_ref().is_some_and(|running| Arc::ptr_eq(&running.keeper, &self.keeper))
+        });
+        if is_here {
+            self.keeper.forget(self.addressee, &self.queue);
+        }
+    }
+}
