@@ -18,9 +18,9 @@
 mod doorway;
 mod keeper;
 mod queue;
-#[cfg(test)]
 #[cfg(not(loom))]
 #[cfg(not(miri))]
+#[cfg(test)]
 mod tests;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -47,6 +47,7 @@ const BRIEF: &str = "bounded by milliseconds or a named patience";
 /// Path below `src`, what sleeps there, how often, why it is no turn (or that it is one).
 const SLEEPERS: &[(&str, &str, usize, &str)] = &[
     ("bootstrap/acceptor.rs", "oller.wait(", 1, SERVICE),
+    ("bootstrap/door/keeper.rs", "oller.wait(", 1, SERVICE),
     ("bootstrap/leash.rs", ".recv_timeout(", 1, BRIEF),
     ("bootstrap/lobby.rs", "oller.wait(", 1, SERVICE),
     ("bootstrap/lobby.rs", "poller::pause(", 5, SET_UP),
