@@ -34,6 +34,8 @@ pub(super) struct Spool {
     waiting: Vec<u8>,
     /// How many marks have been written.
     marks: u64,
+    /// Where there is no room for more.
+    most_bytes: u64,
 }
 
 /// Whose records they are.
@@ -67,7 +69,7 @@ impl Spool {
     /// Of the system.
     pub(super) fn begin(trace: &Path, owner: &SpoolOwner, events: u64) -> std::io::Result<Spool> {
         let path = beside(trace);
-        let file = text_file::open_alone_to_read_back(&path)?;
+        let file = text_file::open_new_to_read_back(&path)?;
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend_from_slice(MAGIC);
         head.extend_from_slice(&u64::from(owner.process).to_le_bytes());
@@ -80,9 +82,14 @@ impl Spool {
         head.extend(owner.host.bytes().take(HOST_BYTES));
         head.resize(HEAD_BYTES, 0);
         let begun = HEAD_BYTES as u64;
-        let made = Spool { path, file, end: begun, read: begun, waiting: Vec::new(), marks: 0 };
-        writing::without_signal(|| made.file.write_all_at(&head, 0))?;
-        Ok(made)
+        let made = Spool { path, file, end: begun, read: begun, waiting: Vec::new(), marks: 0, most_bytes: MOST_BYTES };
+        match writing::without_signal(|| made.file.write_all_at(&head, 0)) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                made.remove();
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -95,31 +102,32 @@ impl Spool {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.end < MOST_BYTES
+        self.end < self.most_bytes
     }
 
-    /// Takes the records of a thread.
+    #[cfg(test)]
+    pub(super) fn set_room(&mut self, bytes: u64) {
+        self.most_bytes = bytes;
+    }
+
+    /// Takes the records of a thread, as many as its ring has at most: it may write on.
     ///
     /// # Errors
     /// Of the system, and how many records are lost by that: what had been written before is whole.
     pub(super) fn take(&mut self, track: &Track) -> Result<(), (u64, std::io::Error)> {
         let mut taken = 0;
-        loop {
-            let records = self.take_batch(track);
-            taken += records;
-            // A ring has no more, but its thread may write on.
-            if records < BATCH_RECORDS || self.waiting.len() >= MOST_WAITING {
-                self.write().map_err(|error| (taken, error))?;
-                taken = 0;
-            }
+        for _ in 0..MOST_BATCHES {
+            let (records, lost) = self.take_batch(track);
+            taken += records + lost;
             if records < BATCH_RECORDS {
-                return Ok(());
+                break;
             }
         }
+        self.write().map_err(|error| (taken, error))
     }
 
-    /// Takes one batch; how many records it has.
-    fn take_batch(&mut self, track: &Track) -> u64 {
+    /// Takes one batch; how many records it has, and how many were lost behind them.
+    fn take_batch(&mut self, track: &Track) -> (u64, u64) {
         let begin = self.waiting.len();
         let name = cut(&track.recorder.name);
         self.waiting.extend_from_slice(&track.recorder.thread.to_le_bytes());
@@ -133,14 +141,14 @@ impl Spool {
         let lost = track.take_lost();
         if records == 0 && lost == 0 {
             self.waiting.truncate(begin);
-            return 0;
+            return (0, 0);
         }
         let head = &mut self.waiting[begin..][..BATCH_BYTES];
         head[4..8].copy_from_slice(&u32::try_from(records).unwrap_or(u32::MAX).to_le_bytes());
         head[8..16].copy_from_slice(&lost.to_le_bytes());
         head[16..24].copy_from_slice(&now().to_le_bytes());
         head[24..32].copy_from_slice(&(name.len() as u64).to_le_bytes());
-        records
+        (records, lost)
     }
 
     /// Writes what waits. Where that fails, what stood there is whole.
@@ -187,7 +195,8 @@ impl Spool {
 
     /// All of it is text, or none will be made: the file ends.
     pub(super) fn remove(self) {
-        // One that stays is whole and says that all of it is text.
+        // One that stays has no head, and counts as none.
+        self.file.set_len(0).unwrap_or(());
         std::fs::remove_file(&self.path).unwrap_or(());
     }
 }
@@ -220,11 +229,19 @@ impl LeftSpool {
     /// # Errors
     /// Of the system, or where it is no file of records.
     pub(super) fn open(trace: &Path, length: u64) -> std::io::Result<Option<LeftSpool>> {
-        let file = match crate::sys::open::file(&beside(trace)) {
+        let file = match crate::sys::open::file_at_once(&beside(trace)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let end = file.metadata()?.len();
+        let about = file.metadata()?;
+        if !about.is_file() {
+            return Err(strange("it is no regular file"));
+        }
+        let end = about.len();
+        // Its process died, or had no room, before the first record.
+        if end < HEAD_BYTES as u64 {
+            return Ok(None);
+        }
         let mut head = [0; HEAD_BYTES];
         file.read_exact_at(&mut head, 0)?;
         if &head[..8] != MAGIC {
@@ -281,12 +298,11 @@ impl SpoolBytes<'_> {
         let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         let (records, name) = (usize::try_from(short(4)), usize::try_from(word(24)));
-        let (Ok(records), Ok(name @ 0..=NAME_BYTES)) = (records, name) else {
+        let (Ok(records @ 0..=MOST_RECORDS), Ok(name @ 0..=NAME_BYTES)) = (records, name) else {
             return Err(strange("a length is wrong"));
         };
         let name = String::from_utf8_lossy(&self.take(name)?).into_owned();
-        // `take` compares with the length of the file before it allocates.
-        let bytes = self.take(records.checked_mul(WORDS * 8).ok_or_else(|| strange("a length is wrong"))?)?;
+        let bytes = self.take(records * WORDS * 8)?;
         let spans = bytes.chunks_exact(WORDS * 8).map(|record| {
             let mut words = [0; WORDS];
             words.iter_mut().zip(record.chunks_exact(8)).for_each(|(word, bytes)| {
@@ -294,8 +310,12 @@ impl SpoolBytes<'_> {
             });
             TraceSpan::of_words(words)
         });
-        let recorder = Recorder { thread: short(0), name };
-        Ok(RecordBatch { recorder, spans: spans.collect(), lost: (word(8), word(16)) })
+        let (recorder, spans) = (Recorder { thread: short(0), name }, spans.collect::<Vec<_>>());
+        // Tracks count from 0, and what shows them from 1.
+        if spans.iter().any(|span: &TraceSpan| span.of.track == u32::MAX) {
+            return Err(strange("a track is wrong"));
+        }
+        Ok(RecordBatch { recorder, spans, lost: (word(8), word(16)) })
     }
 }
 
@@ -318,8 +338,10 @@ const HEAD_BYTES: usize = 64 + HOST_BYTES;
 const BATCH_BYTES: usize = 32;
 /// Of a batch: their text takes some milliseconds.
 const BATCH_RECORDS: u64 = 1 << 11;
-/// Bytes of batches that wait for a write.
-const MOST_WAITING: usize = 1 << 20;
+const MOST_RECORDS: usize = 1 << 11;
+const _: () = assert!(MOST_RECORDS as u64 == BATCH_RECORDS);
+/// Of a thread at a time: a ring of 2 MiB has no more.
+const MOST_BATCHES: usize = (2 << 20) / (MOST_RECORDS * WORDS * 8);
 /// Of a thread's name.
 const NAME_BYTES: usize = 256;
 /// Bytes of records that are no text yet: four million, whose text is a gigabyte.
@@ -378,6 +400,20 @@ mod tests {
         assert!(LeftSpool::open(&trace, 903).unwrap().is_none());
     }
 
+    /// What somebody else has put there is neither followed nor written.
+    #[test]
+    fn records_go_to_a_new_file_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (trace, other) = (folder.path().join("trace.json"), folder.path().join("other"));
+        std::fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, beside(&trace)).unwrap();
+        let error = Spool::begin(&trace, &owner(), 100).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "kept");
+        remove_old(&trace).unwrap();
+        assert!(Spool::begin(&trace, &owner(), 100).is_ok() && other.exists());
+    }
+
     #[test]
     fn strange_bytes_are_no_records() {
         let folder = tempfile::tempdir().unwrap();
@@ -390,11 +426,9 @@ mod tests {
         // As a process leaves it that dies while it writes.
         for length in 0..whole.len() {
             match open(&whole[..length]) {
-                Ok(left) => {
-                    let mut left = left.unwrap();
-                    assert!(left.next().is_none() && left.cut() == (length - HEAD_BYTES) as u64);
-                }
-                Err(error) => assert!(length < HEAD_BYTES, "{error}"),
+                Ok(None) => assert!(length < HEAD_BYTES, "{length} bytes"),
+                Ok(Some(mut left)) => assert!(left.next().is_none() && left.cut() == (length - HEAD_BYTES) as u64),
+                Err(error) => panic!("{length} bytes: {error}"),
             }
         }
         // Lengths that nobody has memory for, and places outside.

@@ -32,6 +32,8 @@ pub(super) struct TraceFile {
     has_no_spool: bool,
     /// Why no more is written, and how many records have been lost since.
     failed: Option<(String, u64)>,
+    /// Whether the file of records stays, with what found no room as text.
+    keeps_records: bool,
 }
 
 impl TraceFile {
@@ -48,7 +50,17 @@ impl TraceFile {
         let text = EventText::new(SpoolOwner { host: name, process: host::process_id(), clock: (0, 0) });
         let (spool, failed) = (None, None);
         let most_bytes = MOST_BYTES;
-        let mut made = TraceFile { path, file, end: 0, most_bytes, text, spool, has_no_spool: false, failed };
+        let mut made = TraceFile {
+            path,
+            file,
+            end: 0,
+            most_bytes,
+            text,
+            spool,
+            has_no_spool: false,
+            failed,
+            keeps_records: false,
+        };
         made.text.waiting.push('[');
         made.write_through().map_err(|error| Error::system(format!("writing {}", made.path.display()), error))?;
         Ok(made)
@@ -70,7 +82,7 @@ impl TraceFile {
         }
         if self.spool.as_ref().is_some_and(|spool| !spool.has_room()) {
             // Meanwhile rings run full, and what finds no room is counted.
-            self.make_text(how.0);
+            while self.make_text(how.0).is_some() {}
         }
         for track in tracks {
             match self.spool.as_mut().map(|spool| spool.take(track)) {
@@ -124,7 +136,7 @@ impl TraceFile {
         let spool = self.spool.as_mut()?;
         let (batch, ahead) = (spool.next(), self.text.owner.clock.0);
         let is_over = match batch {
-            // Where the trace has failed, what is left here is lost with it.
+            // Where the trace has as much as it may have, what is left here is lost with it.
             Ok(Some(batch)) if self.failed.is_none() => {
                 batch.spans.iter().for_each(|span| self.add(span, &batch.recorder, (format, ahead)));
                 self.note_lost(&batch.recorder, batch.lost, ahead);
@@ -137,7 +149,10 @@ impl TraceFile {
             }
         };
         self.write();
-        if let Some(spool) = self.spool.take_if(|spool| is_over || spool.read() >= spool.end()) {
+        let is_whole = |spool: &mut Spool| is_over || spool.read() >= spool.end();
+        if let Some(spool) = self.spool.take_if(|spool| is_whole(spool))
+            && !self.keeps_records
+        {
             spool.remove();
         }
         self.spool.as_ref().map(Spool::read)
@@ -203,7 +218,17 @@ impl TraceFile {
                 writing::without_signal(|| self.file.set_len(end).and_then(|()| self.file.write_all_at(END, end)));
             let whole = if restored.is_ok() { "what was written before is whole" } else { "its last event is cut" };
             let path = self.path.display();
-            super::tell(&format!("RSCCL_TRACE: writing {path}: {error}: nothing more is recorded there; {whole}"));
+            self.keeps_records = self.spool.is_some();
+            let records = spool::beside(&self.path);
+            let rest = match self.keeps_records {
+                true => {
+                    format!("; up to here the rest is in {}, and `rsccl trace merge` reads both", records.display())
+                }
+                false => String::new(),
+            };
+            super::tell(&format!(
+                "RSCCL_TRACE: writing {path}: {error}: nothing more is recorded there; {whole}{rest}"
+            ));
             self.failed = Some((error.to_string(), events));
             self.text.waiting.clear();
         }
@@ -317,6 +342,36 @@ mod tests {
         assert_eq!(all.last().unwrap()["name"], "the trace ends here, with 2000 bytes");
         let length = std::fs::metadata(&path).unwrap().len();
         assert!((2000..3000).contains(&length) && all.len() > 10, "{length} bytes, {} events", all.len());
+    }
+
+    /// Records that come without end: the file of records grows to its bound, and text of all of it is made.
+    #[test]
+    fn a_flood_of_records_is_made_text_where_they_have_no_more_room() {
+        const ROOM: u64 = 64 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let mut file = TraceFile::open(&path, None).unwrap();
+        let track = Arc::new(Track::of(Recorder { thread: 7, name: "main".to_owned() }));
+        let (mut written, mut ends) = (0, 0);
+        for _ in 0..20 {
+            (0..500).for_each(|_| {
+                written += 1;
+                track.write(&span(1000 * written));
+            });
+            file.take(&[Arc::clone(&track)], false, (text, 0));
+            // Where all of it is text it has ended, until the next look.
+            let Some(spool) = file.spool.as_mut() else { continue };
+            spool.set_room(ROOM);
+            ends += 1;
+            let length = std::fs::metadata(spool::beside(&path)).unwrap().len();
+            // What a look takes is written beyond it.
+            assert!(length < 2 * ROOM + 1000, "{length} bytes");
+        }
+        while file.make_text(text).is_some() {}
+        assert!((10..20).contains(&ends), "{ends} looks of 20 had one");
+        assert!(!spool::beside(&path).exists());
+        let slices = events(&path).into_iter().filter(|event| event["ph"] == "X").count() as u64;
+        assert_eq!(slices, written);
     }
 
     #[test]

@@ -66,12 +66,12 @@ pub fn open_alone(path: &Path) -> std::io::Result<LockedFile> {
     open_alone_with(&mut OpenOptions::new(), path)
 }
 
-/// The same, for a process that reads what it has written.
+/// The same of a new file, for a process that reads what it has written.
 ///
 /// # Errors
-/// As [`open_alone`].
-pub fn open_alone_to_read_back(path: &Path) -> std::io::Result<LockedFile> {
-    open_alone_with(OpenOptions::new().read(true), path)
+/// As [`open_alone`], and where something of that name is there.
+pub fn open_new_to_read_back(path: &Path) -> std::io::Result<LockedFile> {
+    open_alone_with(OpenOptions::new().read(true).create_new(true), path)
 }
 
 fn open_alone_with(options: &mut OpenOptions, path: &Path) -> std::io::Result<LockedFile> {

@@ -113,14 +113,19 @@ impl Merged {
 /// The events of a file, and how many were cut off. Each stands on a line of its own; other files are read as a whole.
 fn read(path: &Path) -> Result<(Vec<Value>, usize)> {
     let named = |error| Error::system(format!("reading {}", path.display()), error);
-    if fs::metadata(path).map_err(named)?.len() > MOST_BYTES {
-        return Err(Error::invalid_argument(format!(
-            "{} has more than {MOST_BYTES} bytes: merge fewer files at a time, or record a shorter run",
-            path.display()
-        )));
-    }
+    check_length(path, fs::metadata(path).map_err(named)?.len())?;
     let bytes = fs::read(path).map_err(named)?;
     parse(path, &bytes)
+}
+
+fn check_length(path: &Path, bytes: u64) -> Result<()> {
+    if bytes <= MOST_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "{} has more than {MOST_BYTES} bytes: merge fewer files at a time, or record a shorter run",
+        path.display()
+    )))
 }
 
 /// The events of a trace, with those that its process has left as records beside it, and how many are lost.
@@ -128,6 +133,7 @@ fn read_whole(path: &Path) -> Result<(Vec<Value>, usize)> {
     let named = |error| Error::system(format!("reading what its process has left beside {}", path.display()), error);
     let left = fs::metadata(path).and_then(|about| trace_text::left(path, about.len())).map_err(named)?;
     let Some(left) = left else { return read(path) };
+    check_length(path, left.whole_bytes.saturating_add(left.text.len() as u64))?;
     let mut bytes = fs::read(path).map_err(named)?;
     // What the process wrote last may be cut, and is among the records.
     bytes.truncate(usize::try_from(left.whole_bytes).unwrap_or(usize::MAX));
