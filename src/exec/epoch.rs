@@ -212,7 +212,7 @@ impl Epoch<'_> {
     /// from the peers.
     pub fn end(mut self) -> Result<()> {
         self.over = true;
-        let entered = !self.guards.is_empty();
+        let in_users_buffers = self.in_users_buffers;
         if self.in_users_buffers {
             let [input, output] = &self.loans;
             let window = |loan: &Loan<'_>| loan.range().window;
@@ -225,7 +225,8 @@ impl Epoch<'_> {
             }
         }
         let whole = std::mem::take(&mut self.loans).into_iter().flatten().all(Loan::end);
-        if whole || !entered { Ok(()) } else { Err(taken_away()) }
+        // Also of a rank that has entered nobody's: peers may have written into its own, which are no longer shared.
+        if whole || !in_users_buffers { Ok(()) } else { Err(taken_away()) }
     }
 
     /// The operation has failed, of which peers have been told: leaves their buffers, lets no further peer into this

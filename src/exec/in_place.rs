@@ -28,12 +28,17 @@ use crate::types::Element;
 ///
 /// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs,
 /// what is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
-/// ([`Registered::vouched`]). Then [`Registered::refusal`] says so, and calls treat it as ordinary memory. NUMA policy
-/// and advice of `madvise` are lost: moved pages lie on the node of the thread that registers.
+/// ([`Registered::vouched`]); that is seen where the kernel counts them, and where a GPU's or VFIO's device is mapped.
+/// Where `vm.overcommit_memory` is 2 nothing moves. Then [`Registered::refusal`] says so, and calls treat it as ordinary memory. NUMA policy
+/// and advice of `madvise` are lost: without a policy of the process, moved pages lie on the node of the thread that
+/// registers, and on that of the thread that takes them out again.
 ///
 /// It owns the memory: [`Registered::into_inner`] gives the pages back to the allocator's memory, and so does dropping
 /// it. One that is forgotten (`std::mem::forget`) is never freed. A forked child has a copy of its own, as of other
-/// memory; the fork takes as long as a copy of all registered memory. Each registration needs a file descriptor.
+/// memory; the fork takes as long as a copy of all registered memory, and as much memory while it lasts; where there is
+/// no room for that, the child sees what its parent stores until it stores there itself. Each registration needs a file
+/// descriptor. Where the kernel refuses to give pages back, they stay shared and are never freed, and
+/// [`Registered::into_inner`] returns a copy.
 ///
 /// # Examples
 /// ```
@@ -122,10 +127,15 @@ impl<C: OwnedElements> Registered<C> {
     /// Nobody uses the value afterwards.
     unsafe fn take(&mut self) -> C {
         // SAFETY: the elements are this value's alone.
-        unsafe { self.place.give_back() };
+        let is_private = unsafe { self.place.give_back() };
         // SAFETY: the caller's promise.
         unsafe { std::ptr::drop_in_place(&raw mut self.place) };
         let RawElements { start, count, capacity } = self.parts;
+        if !is_private {
+            // Pages that are shared are no allocator's: these stay, and a copy is the program's.
+            // SAFETY: the elements are initialised, and nobody else has them.
+            return C::copied(unsafe { std::slice::from_raw_parts(start.as_ptr(), count) });
+        }
         // SAFETY: they come from such a collection, and are used here for the last time.
         unsafe { C::from_elements(RawElements { start, count, capacity }) }
     }
@@ -134,7 +144,10 @@ impl<C: OwnedElements> Registered<C> {
 impl<C: OwnedElements> Drop for Registered<C> {
     fn drop(&mut self) {
         // SAFETY: the elements are this value's alone. `place` is dropped after this, as a field.
-        unsafe { self.place.give_back() };
+        if !unsafe { self.place.give_back() } {
+            // Pages that are shared are no allocator's.
+            return;
+        }
         let RawElements { start, count, capacity } = self.parts;
         // SAFETY: they come from such a collection, and are used here for the last time.
         drop(unsafe { C::from_elements(RawElements { start, count, capacity }) });
@@ -199,7 +212,7 @@ pub fn with_registered<T: Element, R>(elements: &mut [T], body: impl FnOnce(&mut
         fn drop(&mut self) {
             // SAFETY: the caller of `with_registered` has lent the elements for as long as this lives, and `body`,
             // which had them, has ended.
-            unsafe { self.0.give_back() };
+            let _told = unsafe { self.0.give_back() };
         }
     }
 
@@ -275,6 +288,9 @@ pub(crate) mod private {
         /// # Safety
         /// They come from [`Dismantle::into_elements`] of this type, and are used here for the last time.
         unsafe fn from_elements(elements: RawElements<Self::Item>) -> Self;
+
+        /// One with the same elements, in memory of its own.
+        fn copied(elements: &[Self::Item]) -> Self;
     }
 
     /// What communicators know of memory.
@@ -300,6 +316,10 @@ impl<T: Element> private::Dismantle for Vec<T> {
         // SAFETY: pointer, length and capacity are those of a Vec, by the caller's promise.
         unsafe { Vec::from_raw_parts(elements.start.as_ptr(), elements.count, elements.capacity) }
     }
+
+    fn copied(elements: &[T]) -> Vec<T> {
+        elements.to_vec()
+    }
 }
 
 impl<T: Element> private::Dismantle for Box<[T]> {
@@ -315,6 +335,10 @@ impl<T: Element> private::Dismantle for Box<[T]> {
         let slice = std::ptr::slice_from_raw_parts_mut(elements.start.as_ptr(), elements.count);
         // SAFETY: pointer and length are those of a Box, by the caller's promise.
         unsafe { Box::from_raw(slice) }
+    }
+
+    fn copied(elements: &[T]) -> Box<[T]> {
+        elements.into()
     }
 }
 
@@ -384,14 +408,17 @@ impl InPlacePages {
         Ok(self.region.get_or_init(|| page))
     }
 
+    /// Gives the pages back; false where some stay shared, which has been logged.
+    ///
     /// # Safety
     /// Nobody else reads or writes the memory meanwhile, and no call is at work in it.
-    unsafe fn give_back(&mut self) {
+    unsafe fn give_back(&mut self) -> bool {
         // Communicators forget it first: they find it by its addresses.
         self.life = None;
-        let Some((placed, known)) = self.placed.take() else { return };
+        let Some((placed, known)) = self.placed.take() else { return true };
         // SAFETY: the caller's promise.
-        if let Err(error) = unsafe { placed.give_back() } {
+        let given = unsafe { placed.give_back() };
+        if let Err(error) = &given {
             log::warn!(Reg, "memory that was registered where it lies stays shared, with its content: {error}");
         }
         let calls = known.calls();
@@ -402,8 +429,9 @@ impl InPlacePages {
                  moving its pages there and back pays from some dozens on; rsccl::Buffer costs nothing"
             );
         }
+        given.is_ok()
     }
 }
 
-/// Fewer do not pay for the two moves, on any machine that was measured.
+/// Fewer do not pay for the two moves: see "Registered where it lies" in `bench/NOTES.md`.
 const WORTHWHILE_CALLS: u64 = 20;

@@ -141,10 +141,10 @@ impl PlacedMemory {
         let listed = CopiedRange::new(&file);
         let moved = placed.move_in(&listed, &file, Self::learn_flags);
         if let Err(error) = moved {
-            let worse = placed.move_back(&listed, &file).err();
-            return Err(
-                worse.map_or(error, |worse| worse.during("giving back memory that had moved, which stays shared"))
-            );
+            let Err(worse) = placed.move_back(&listed, &file) else { return Err(error) };
+            // Forks go on copying what stays in the file.
+            std::mem::forget((listed, file));
+            return Err(worse.during("giving back memory that had moved, which stays shared"));
         }
         *placed.backing.lock() = PagesIn::File { listed, file };
         Ok(Arc::new(placed))
@@ -168,7 +168,7 @@ impl PlacedMemory {
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the kernel has no memory for private pages: address and content are as they
-    /// should be, but some pages stay in the file, which peers may have mapped.
+    /// should be, but some pages stay in the file, which peers may have mapped, and no allocator may have them.
     ///
     /// # Safety
     /// Nobody else reads or writes the memory meanwhile.
@@ -181,7 +181,14 @@ impl PlacedMemory {
         }
         self.lending.part();
         match pages {
-            PagesIn::File { listed, file } => self.move_back(&listed, &file),
+            PagesIn::File { listed, file } => {
+                let moved = self.move_back(&listed, &file);
+                if moved.is_err() {
+                    // Forks go on copying what stays there.
+                    std::mem::forget((listed, file));
+                }
+                moved
+            }
             PagesIn::Parting | PagesIn::Copies => self.replace_copies(),
             PagesIn::Program => Ok(()),
         }
@@ -332,15 +339,24 @@ impl Keep for PlacedMemory {
         self.lending.is_parted()
     }
 
-    /// Readers notice nothing; nobody writes the memory meanwhile.
+    /// Readers notice nothing, nor do those of the second mapping; nobody writes the memory meanwhile.
     fn share_anew(&self) -> Result<Generation> {
         let mut backing = self.backing.lock();
         if self.is_detached() && !matches!(*backing, PagesIn::Program) {
             let file = Arc::new(sealed_file(NAME, self.file_bytes)?);
             let alias = self.alias.as_ptr().expose_provenance();
-            map_over(&(alias..alias + self.file_bytes), Over::File(&file, 0, libc::MAP_SHARED))?;
             let listed = CopiedRange::new(&file);
-            self.move_in(&listed, &file, |_, _| Ok(()))?;
+            // Last, when the file has the content: a call of another communicator may read there.
+            let shared = self
+                .move_in(&listed, &file, |_, _| Ok(()))
+                .and_then(|()| map_over(&(alias..alias + self.file_bytes), Over::File(&file, 0, libc::MAP_SHARED)));
+            if let Err(error) = shared {
+                if self.move_back(&listed, &file).is_err() {
+                    // What has not come back is given back with the rest, and is nobody's to share.
+                    *backing = PagesIn::File { listed, file };
+                }
+                return Err(error);
+            }
             *backing = PagesIn::File { listed, file };
             self.lending.renew();
         }

@@ -8,7 +8,11 @@ use crate::error::{Error, Result};
 /// Refuses addresses whose pages must stay where they are: only ordinary private memory may move to a file.
 ///
 /// Pages that another part of the program has pinned for a device would go on receiving data in the old place, unseen.
-/// The kernel tells whether a process has pinned pages, and not which: `pins` says what to do about that.
+/// The kernel tells whether a process has pinned pages, and not which: `pins` says what to do about that. Of some
+/// drivers' pages it does not count them; those of GPUs and of VFIO show by what the process has mapped.
+///
+/// Where promised memory is counted strictly, a mapping over others may be refused when these have gone already
+/// (kernels before 6.12): no page moves there.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] for what must stay; [`crate::error::Kind::System`] where the kernel does not
@@ -18,14 +22,28 @@ pub(super) fn check_movable(addresses: &Range<usize>, pins: PinnedPages) -> Resu
     if let Some(why) = unmovable(&maps, addresses) {
         return Err(stays(why));
     }
+    if is_strict(std::fs::read_to_string("/proc/sys/vm/overcommit_memory").as_deref().unwrap_or_default()) {
+        return Err(stays(Unmovable::StrictPromises));
+    }
     let status = text("status")?;
     if kilobytes(&status, "VmLck") > 0 && is_locked(&text("smaps")?, addresses) {
         return Err(stays(Unmovable::Locked));
     }
-    if pins == PinnedPages::Unknown && kilobytes(&status, "VmPin") > 0 {
+    if pins == PinnedPages::Unknown && (kilobytes(&status, "VmPin") > 0 || has_pinning_device(&maps)) {
         return Err(stays(Unmovable::PerhapsPinned));
     }
     Ok(())
+}
+
+/// Whether `vm.overcommit_memory`, whose file has this text, counts promised memory strictly.
+fn is_strict(overcommit: &str) -> bool {
+    overcommit.trim() == "2"
+}
+
+/// Whether the process has mapped a device whose driver pins pages that no count shows.
+fn has_pinning_device(maps: &str) -> bool {
+    let devices = ["/dev/nvidia", "/dev/vfio", "anon_inode:[vfio", "/dev/kfd"];
+    maps.lines().filter_map(Mapping::parse).any(|mapping| devices.iter().any(|device| mapping.name.starts_with(device)))
 }
 
 /// What the caller knows of pages that are pinned.
@@ -47,6 +65,7 @@ enum Unmovable {
     Protected,
     MainStack,
     Locked,
+    StrictPromises,
     PerhapsPinned,
 }
 
@@ -63,9 +82,13 @@ fn stays(why: Unmovable) -> Error {
         Unmovable::Locked => {
             "some of it is locked (mlock), and the lock would be lost: unlock it, or allocate it by rsccl::Buffer"
         }
+        Unmovable::StrictPromises => {
+            "the kernel counts promised memory strictly (vm.overcommit_memory=2), and may refuse a mapping when the one \
+             in its place is gone: allocate it by rsccl::Buffer"
+        }
         Unmovable::PerhapsPinned => {
-            "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA), and what a device writes into \
-             a pinned page that has moved is lost: register memory without pinned pages by Registered::vouched, or \
+            "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA) or may have (a GPU's or VFIO's \
+             device is mapped), and what a device writes into a pinned page that has moved is lost: register memory without pinned pages by Registered::vouched, or \
              allocate it by rsccl::Buffer"
         }
     })
@@ -184,6 +207,15 @@ mod tests {
         a0000-b0000 rwxp 00000000 00:00 0 \n\
         no line\n\
         b0000-c0000 rw-p 00000000 00:00 0                          [vvar]\n";
+
+    #[test]
+    fn devices_and_strict_promises_are_seen() {
+        assert!(!has_pinning_device(MAPS) && is_strict("2\n") && !is_strict("0\n") && !is_strict(""));
+        for device in ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/vfio/12", "anon_inode:[vfio-device]", "/dev/kfd"] {
+            let maps = format!("{MAPS}c0000-d0000 rw-s 00000000 00:06 99 {device}\n");
+            assert!(has_pinning_device(&maps), "{device}");
+        }
+    }
 
     #[test]
     fn only_private_memory_moves() {
