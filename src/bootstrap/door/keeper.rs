@@ -41,6 +41,14 @@ struct Hall {
     early: VecDeque<(Addressee, Caller)>,
     /// Nothing is accepted before this time.
     rest_until: Option<Instant>,
+    /// What is logged once the lock is free: the program's own code may hear it.
+    told: Vec<ToTell>,
+}
+
+#[derive(Debug)]
+enum ToTell {
+    Warning(String),
+    Trace(String),
 }
 
 #[derive(Debug)]
@@ -98,6 +106,7 @@ impl Doorkeeper {
             unnamed: BTreeMap::new(),
             early: VecDeque::new(),
             rest_until: None,
+            told: Vec::new(),
         };
         Ok(Doorkeeper { poller, hall: Mutex::new(hall), trouble: AtomicU32::new(0) })
     }
@@ -124,6 +133,14 @@ impl Doorkeeper {
                 }
             }
             self.expire(&mut hall, clock::now());
+            let told = std::mem::take(&mut hall.told);
+            drop(hall);
+            for line in told {
+                match line {
+                    ToTell::Warning(text) => log::warn!(Bootstrap, "{text}"),
+                    ToTell::Trace(text) => log::trace!(Bootstrap, "{text}"),
+                }
+            }
         }
     }
 
@@ -237,7 +254,8 @@ impl Doorkeeper {
                 Err(error) if limits::is_exhausted(&error) && hall.drop_idle(now) => {}
                 Err(error) => {
                     if self.trouble().is_none() {
-                        log::warn!(Bootstrap, "cannot accept connections for now: {}", socket::explain(&error));
+                        let text = format!("cannot accept connections for now: {}", socket::explain(&error));
+                        hall.told.push(ToTell::Warning(text));
                     }
                     self.set_trouble(Some(&error));
                     return self.rest(hall, now + EXHAUSTED_PAUSE);
@@ -256,7 +274,7 @@ impl Doorkeeper {
                 }
             }
             Ok(Greeting::For(addressee)) => hall.deliver(addressee, caller),
-            Err(why) => dropped(&caller, &why),
+            Err(why) => hall.dropped(&caller, &why),
         }
     }
 
@@ -270,7 +288,7 @@ impl Doorkeeper {
                     hall.deliver(addressee, caller);
                 }
             }
-            Err(why) => dropped(&caller, &why),
+            Err(why) => hall.dropped(&caller, &why),
         }
     }
 
@@ -289,11 +307,12 @@ impl Doorkeeper {
     fn expire(&self, hall: &mut Hall, now: Instant) {
         while hall.unnamed.first_key_value().is_some_and(|(_, caller)| caller.is_over(now)) {
             let oldest = hall.unnamed.pop_first();
-            oldest.iter().for_each(|(_, caller)| dropped(caller, "it did not say in time whom it is for"));
+            oldest.iter().for_each(|(_, caller)| hall.dropped(caller, "it did not say in time whom it is for"));
         }
         while hall.early.front().is_some_and(|(_, caller)| caller.is_over(now)) {
             let oldest = hall.early.pop_front();
-            oldest.iter().for_each(|(_, caller)| dropped(caller, "it is for a communicator that nobody here knows"));
+            let why = "it is for a communicator that nobody here knows";
+            oldest.iter().for_each(|(_, caller)| hall.dropped(caller, why));
         }
         if hall.rest_until.is_some_and(|until| now >= until) && self.set_interest(hall, Interest::Read) {
             hall.rest_until = None;
@@ -341,11 +360,16 @@ impl Hall {
         self.early.front().is_some_and(|(_, caller)| is_idle(caller)) && self.early.pop_front().is_some()
     }
 
+    fn dropped(&mut self, caller: &Caller, why: &str) {
+        self.told.push(ToTell::Trace(format!("dropped a connection from {}: {why}", caller.from)));
+    }
+
     fn deliver(&mut self, addressee: Addressee, caller: Caller) {
         if let Some(queue) = self.queues.get(&addressee) {
             let from = caller.from;
             if !queue.put(caller.stream, from) {
-                log::trace!(Bootstrap, "dropped a connection from {from}: too many wait for {addressee:?}");
+                let text = format!("dropped a connection from {from}: too many wait for {addressee:?}");
+                self.told.push(ToTell::Trace(text));
             }
         } else if self.ended.contains(&addressee) {
             say_ended(&caller.stream);
@@ -390,8 +414,4 @@ fn say_ended(stream: &TcpStream) {
     let (mut hello, mut stream) = ([0; auth::HELLO_BYTES], stream);
     // Whoever does not hear it sees that the connection ends.
     let _said = stream.read(&mut hello).and_then(|_| stream.write(&[auth::ENDED]));
-}
-
-fn dropped(caller: &Caller, why: &str) {
-    log::trace!(Bootstrap, "dropped a connection from {}: {why}", caller.from);
 }

@@ -11,6 +11,8 @@ pub(super) struct Absent {
     /// The ranks that are needed and cannot be reached, until when news of them are waited for, and why they are in
     /// doubt.
     doubts: BTreeMap<Rank, (Instant, String)>,
+    /// The ranks that this one has given up without news of them.
+    guessed: BTreeSet<Rank>,
     /// The ranks that were tried as new neighbours in vain.
     skipped: BTreeSet<Rank>,
     /// When to look for a new neighbour.
@@ -46,7 +48,13 @@ impl Absent {
     /// Takes a rank of which no news have come in time, with why it is in doubt.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<(Rank, String)> {
         let rank = self.doubts.iter().find(|(_, (until, _))| now >= *until).map(|(rank, _)| *rank)?;
+        self.guessed.insert(rank);
         self.doubts.remove(&rank).map(|(_, why)| (rank, why))
+    }
+
+    /// Whether this rank only guesses how `rank` went, and must not tell others.
+    pub(super) fn is_guessed(&self, rank: Rank) -> bool {
+        self.guessed.contains(&rank)
     }
 
     /// Whether it is time to look for a new neighbour; from then on it is not.

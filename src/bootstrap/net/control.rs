@@ -445,15 +445,19 @@ impl ControlPlane {
         let now = clock::now();
         let timeout = self.next_moment(now, timeout);
         let outcome = self.poller.wait(&mut self.ready, timeout);
-        self.look_at_door();
-        let mut place = 0;
+        let (mut place, mut has_incoming) = (0, false);
         while let Some(event) = self.ready.get(place) {
             match event.token {
-                INCOMING => self.accept(),
+                INCOMING => has_incoming = true,
                 token => self.serve(token, event.readable),
             }
             place += 1;
         }
+        // Behind the others, and once: who is about to prove itself must not make room for newcomers.
+        if has_incoming {
+            self.accept();
+        }
+        self.look_at_door();
         self.expire(clock::now());
         self.tell_news();
         outcome

@@ -30,8 +30,8 @@ pub(in crate::transport) struct DataListener {
     sessions: Vec<Session>,
     ready: Vec<(u64, Rank, Vec<TcpStream>)>,
     refused: Refused,
-    /// Since when this process can accept no connection.
-    shut_since: Option<Instant>,
+    /// Since when this process can accept no connection, and when that was last seen.
+    shut_since: Option<(Instant, Instant)>,
 }
 
 /// Where peers connect.
@@ -133,7 +133,9 @@ impl DataListener {
             self.shut_since = None;
             return Ok(());
         };
-        let since = *self.shut_since.get_or_insert(now);
+        // Who has not looked for a while knows nothing of what was meanwhile.
+        let is_known = |seen: &(Instant, Instant)| now.saturating_duration_since(seen.1) < SHUT_PATIENCE;
+        let (since, _) = *self.shut_since.insert((self.shut_since.filter(is_known).map_or(now, |seen| seen.0), now));
         if self.expected.is_empty() || now.saturating_duration_since(since) < SHUT_PATIENCE {
             return Ok(());
         }

@@ -129,7 +129,7 @@ impl ControlPlane {
         let gone: Vec<Gossip> = self
             .inbox
             .all_gone()
-            .filter(|(rank, _)| *rank != peer)
+            .filter(|(rank, _)| *rank != peer && !self.absent.is_guessed(*rank))
             .map(|(rank, how)| match how {
                 Gone::Died(why) => Gossip::Died(rank, why.clone()),
                 Gone::Left(word) => Gossip::Left(rank, *word),
