@@ -174,6 +174,13 @@ fn a_rank_of_which_no_news_come_is_given_up_and_the_others_are_not_told_of_a_dea
     ranks.drive_until(&[1], || ranks.gone(1, left).is_some());
     let Some(Gone::Died(why)) = ranks.gone(1, left) else { panic!("{:?}", ranks.gone(1, left)) };
     assert!(why.ends_with("and no rank has told that it left"), "{why}");
+    // Nor is one told with which it gets a connection afterwards.
+    let is_far = |rank: &u32| *rank > 1 && !ranks.is_neighbour(1, *rank) && !ranks.is_neighbour(*rank, left);
+    let newcomer = ranks.here().find(is_far).unwrap();
+    ranks.of(1, |control| control.put(Rank::new(newcomer), Channel::Message(2), b"hello")).unwrap();
+    let has_come = || ranks.of(newcomer, |control| control.take(Rank::new(1), Channel::Message(2)).is_some());
+    ranks.drive_until(&[1, newcomer], has_come);
+    assert_eq!(ranks.gone(newcomer, left), None);
     let others: Vec<u32> = ranks.here().filter(|rank| *rank != 1).collect();
     ranks.drive_until(&others, || others.iter().all(|rank| ranks.gone(*rank, left).is_some()));
     for rank in others {
