@@ -154,7 +154,6 @@ pub mod internals {
             pub use crate::session::settings::{check, nics_here, ways};
         }
         pub mod trace_text {
-            pub use crate::log::LeftEvents;
             pub use crate::session::trace_text::left;
         }
     }

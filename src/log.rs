@@ -41,7 +41,7 @@ use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::PerProcess;
 use crate::sys::writing;
 
-pub use event_text::LeftEvents;
+pub(crate) use event_text::LeftEvents;
 pub(crate) use event_text::{lane_thread, left, microseconds};
 use printer::Printer;
 pub use redirect::{LogCallback, LogLine, redirect};
