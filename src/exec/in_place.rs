@@ -29,16 +29,15 @@ use crate::types::Element;
 /// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs,
 /// what is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
 /// ([`Registered::vouched`]); that is seen where the kernel counts them, and where a GPU's or VFIO's device is mapped.
-/// Where `vm.overcommit_memory` is 2 nothing moves. Then [`Registered::refusal`] says so, and calls treat it as ordinary memory. NUMA policy
-/// and advice of `madvise` are lost: without a policy of the process, moved pages lie on the node of the thread that
-/// registers, and on that of the thread that takes them out again.
+/// Where `vm.overcommit_memory` is 2 nothing moves. Then [`Registered::refusal`] says so, and calls treat it as
+/// ordinary memory. NUMA policy and advice of `madvise` are lost: without a policy of the process, moved pages lie on
+/// the node of the thread that registers, and then on that of the thread that takes them out again.
 ///
 /// It owns the memory: [`Registered::into_inner`] gives the pages back to the allocator's memory, and so does dropping
-/// it. One that is forgotten (`std::mem::forget`) is never freed. A forked child has a copy of its own, as of other
-/// memory; the fork takes as long as a copy of all registered memory, and as much memory while it lasts; where there is
-/// no room for that, the child sees what its parent stores until it stores there itself. Each registration needs a file
-/// descriptor. Where the kernel refuses to give pages back, they stay shared and are never freed, and
-/// [`Registered::into_inner`] returns a copy.
+/// it. One that is forgotten (`std::mem::forget`) is never freed. Where the kernel refuses to give pages back, they
+/// stay shared and are never freed, and `into_inner` returns a copy. A forked child has a copy of its own, as of other
+/// memory; the fork takes as long as a copy of all registered memory, and as much memory while it lasts. Each
+/// registration needs a file descriptor.
 ///
 /// # Examples
 /// ```

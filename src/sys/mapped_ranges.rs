@@ -83,13 +83,13 @@ fn stays(why: Unmovable) -> Error {
             "some of it is locked (mlock), and the lock would be lost: unlock it, or allocate it by rsccl::Buffer"
         }
         Unmovable::StrictPromises => {
-            "the kernel counts promised memory strictly (vm.overcommit_memory=2), and may refuse a mapping when the one \
-             in its place is gone: allocate it by rsccl::Buffer"
+            "the kernel counts promised memory strictly (vm.overcommit_memory=2), and may refuse a mapping when the \
+             one in its place is gone: allocate it by rsccl::Buffer"
         }
         Unmovable::PerhapsPinned => {
             "the process has pinned pages (VmPin in /proc/self/status: io_uring, RDMA) or may have (a GPU's or VFIO's \
-             device is mapped), and what a device writes into a pinned page that has moved is lost: register memory without pinned pages by Registered::vouched, or \
-             allocate it by rsccl::Buffer"
+             device is mapped), and what a device writes into a pinned page that has moved is lost: register memory \
+             without pinned pages by Registered::vouched, or allocate it by rsccl::Buffer"
         }
     })
 }

@@ -3,7 +3,7 @@
 //! A fork leaves shared mappings shared: the child would see what its parent stores later, and the parent what the
 //! child stores. The memory of a program's own allocations must not become such memory because the library has
 //! registered it. So before a fork each range on the list is copied to private pages, and in the child these take its
-//! place, before the child runs anything else. Where there is no room for the copy, the child maps the file
+//! place, before the child runs anything else. Where the kernel refuses the copy, the child maps the file
 //! privately: its own stores are its own, but until it stores to a page it sees what its parent stores there.
 //!
 //! A child of `vfork`, `posix_spawn` or a bare `clone` shares the memory until it runs another program.
@@ -12,7 +12,6 @@ use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::sync::primitive::statics;
-use crate::sys::room;
 
 /// A range on the list, which leaves it when this is dropped. The file behind it must stay open as long.
 #[derive(Debug)]
@@ -88,10 +87,6 @@ pub(super) fn copy() {
     let mut list = LIST.lock();
     for listed in list.ranges.iter_mut().filter(|listed| listed.extent.bytes > 0) {
         let (start, bytes) = (listed.extent.start, listed.extent.bytes);
-        // A copy that finds no memory would end the process, not the call.
-        if room::check(bytes).is_err() {
-            continue;
-        }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let copy = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
