@@ -220,7 +220,7 @@ run_long_tests() {
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix
     step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test topo_search no_more
-    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case random_life
     step long "$LONG_LIMIT_S" RSCCL_TEST_ROUNDS=all -- --test faults_processes given_back
     step long "$LONG_LIMIT_S" RSCCL_TEST_COMMUNICATORS=all -- --test faults_processes many_communicators
     step long "$LONG_LIMIT_S" RSCCL_TEST_RANKS=1024 -- --test bootstrap_scale -- --skip several_processes

@@ -63,7 +63,7 @@ static DOORKEEPER: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
 #[derive(Debug)]
 struct Running {
     keeper: Arc<Doorkeeper>,
-    _thread: LeashedThread,
+    thread: LeashedThread,
 }
 
 /// Takes a seat at the listener of `doorway`; `prepare` gives it its options if it is a new one.
@@ -73,6 +73,8 @@ struct Running {
 pub(crate) fn enter(doorway: &Doorway, prepare: impl FnOnce(&TcpListener) -> Result<()>) -> Result<DoorSeat> {
     let space = NetworkSpace::here();
     let mut running = DOORKEEPER.get_or_init(Mutex::default).lock();
+    // It ends early where the program has closed its descriptors: who comes now gets another one.
+    running.take_if(|running| running.thread.is_finished());
     let known = running.as_ref().and_then(|running| {
         let (token, address) = running.keeper.sit_down(&space, doorway)?;
         Some(DoorSeat { keeper: Arc::clone(&running.keeper), token, address })
@@ -106,7 +108,7 @@ impl Running {
         let keeper = Arc::new(Doorkeeper::new(&leash)?);
         let (served, order) = (Arc::clone(&keeper), leash.clone());
         let thread = LeashedThread::start("rsccl door", leash, move || served.run(&order))?;
-        Ok(Running { keeper, _thread: thread })
+        Ok(Running { keeper, thread })
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) struct Absent {
     /// The ranks that are needed and cannot be reached, until when news of them are waited for, and why they are in
     /// doubt.
     doubts: BTreeMap<Rank, (Instant, String)>,
+    /// The words of ranks that have left, of which a connection stands that has brought nothing yet.
+    words_of_left: BTreeMap<Rank, u64>,
     /// The ranks that this one has given up without news of them.
     guessed: BTreeSet<Rank>,
     /// The ranks that were tried as new neighbours in vain.
@@ -43,6 +45,16 @@ impl Absent {
     pub(super) fn found(&mut self, rank: Rank) {
         self.doubts.remove(&rank);
         self.skipped.remove(&rank);
+    }
+
+    /// `rank` has left with this word, but a connection with it stands, whose end counts.
+    pub(super) fn note_left(&mut self, rank: Rank, word: u64) {
+        self.words_of_left.insert(rank, word);
+    }
+
+    /// The word of a rank whose connection has ended, if it is known to have left.
+    pub(super) fn take_left(&mut self, rank: Rank) -> Option<u64> {
+        self.words_of_left.remove(&rank)
     }
 
     /// Takes a rank of which no news have come in time, with why it is in doubt.

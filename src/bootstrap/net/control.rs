@@ -592,7 +592,10 @@ impl ControlPlane {
                 }
                 // Messages that a rank sent before its goodbye may still be in its own connection: if there is one, its
                 // end counts.
-                Gossip::Left(rank, word) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, word, token),
+                Gossip::Left(rank, word) if self.is_peer(rank) && self.has_link(rank) => {
+                    self.absent.note_left(rank, word);
+                }
+                Gossip::Left(rank, word) if self.is_peer(rank) => self.left(rank, word, token),
                 Gossip::Note { from, number, bytes } if self.is_peer(from) => {
                     if self.seen.insert(from, number) {
                         self.inbox.note(from, bytes.clone());
@@ -653,7 +656,10 @@ impl ControlPlane {
             // The other end may have closed before it had read the last bytes of the handshake: then it knows nothing
             // of this connection, and has said goodbye on others.
             self.routes.entry(peer).or_default().token = None;
-            self.unreachable(peer, end.to_string());
+            match self.absent.take_left(peer) {
+                Some(word) => self.left(peer, word, token),
+                None => self.unreachable(peer, end.to_string()),
+            }
         } else {
             let frames = entry.link.into_frames();
             let route = self.routes.entry(peer).or_default();

@@ -70,6 +70,34 @@ impl Ranks {
         self.of(at, |control| control.inbox().gone(Rank::new(rank)).cloned())
     }
 
+    /// Rank 1, which moves alone at first, takes `left` for dead no more than any other does.
+    fn must_hear_that_it_left(&self, left: u32) {
+        self.drive_until(&[1], || {
+            self.of(1, |control| control.absent.is_doubted(Rank::new(left))) || self.gone(1, left).is_some()
+        });
+        assert_eq!(self.gone(1, left), None);
+        let here: Vec<u32> = self.here().collect();
+        self.drive_until(&here, || here.iter().all(|rank| self.gone(*rank, left).is_some()));
+        for rank in here {
+            assert_eq!(self.gone(rank, left), Some(Gone::Left(7)), "at {rank}");
+        }
+    }
+
+    /// Half a handshake: rank 1 takes its connection with `other` for proved, and that has not read the last bytes.
+    fn connect_by_half(&self, other: u32) {
+        self.of(1, |control| control.put(Rank::new(other), Channel::Message(1), b"hello")).unwrap();
+        let proved = |at: u32, peer: u32| self.of(at, |control| control.has_link(Rank::new(peer)));
+        let wait = soon();
+        while !proved(1, other) {
+            wait.check(|| "waited for half a handshake".to_owned()).unwrap();
+            if !proved(other, 1) {
+                self.of(other, |control| control.drive(Duration::from_millis(1))).unwrap();
+            }
+            self.of(1, |control| control.drive(Duration::ZERO)).unwrap();
+        }
+        assert!(!proved(other, 1), "it has not read the last bytes of the handshake");
+    }
+
     fn is_neighbour(&self, one: u32, other: u32) -> bool {
         self.of(one, |control| control.is_neighbour(Rank::new(other)))
     }
@@ -95,15 +123,7 @@ fn a_rank_that_has_left_is_not_taken_for_dead_before_its_goodbye_comes() {
     ranks.leave(left);
     // Nobody but rank 1 moves, so it hears of no goodbye.
     ranks.of(1, |control| control.put(Rank::new(left), Channel::Message(1), b"hello")).unwrap();
-    ranks.drive_until(&[1], || {
-        ranks.of(1, |control| control.absent.is_doubted(Rank::new(left))) || ranks.gone(1, left).is_some()
-    });
-    assert_eq!(ranks.gone(1, left), None);
-    let here: Vec<u32> = ranks.here().collect();
-    ranks.drive_until(&here, || here.iter().all(|rank| ranks.gone(*rank, left).is_some()));
-    for rank in here {
-        assert_eq!(ranks.gone(rank, left), Some(Gone::Left(7)), "at {rank}");
-    }
+    ranks.must_hear_that_it_left(left);
 }
 
 /// Regression: the rank that had opened the connection took it for proved, and its end for a death.
@@ -111,17 +131,7 @@ fn a_rank_that_has_left_is_not_taken_for_dead_before_its_goodbye_comes() {
 fn a_rank_that_leaves_in_the_middle_of_a_handshake_is_not_taken_for_dead() {
     let mut ranks = Ranks::join(27, &options());
     let left = ranks.far_from_one();
-    ranks.of(1, |control| control.put(Rank::new(left), Channel::Message(1), b"hello")).unwrap();
-    let proved = |at: u32, peer: u32| ranks.of(at, |control| control.has_link(Rank::new(peer)));
-    let wait = soon();
-    while !proved(1, left) {
-        wait.check(|| "waited for half a handshake".to_owned()).unwrap();
-        if !proved(left, 1) {
-            ranks.of(left, |control| control.drive(Duration::from_millis(1))).unwrap();
-        }
-        ranks.of(1, |control| control.drive(Duration::ZERO)).unwrap();
-    }
-    assert!(!proved(left, 1), "it has not read the last bytes of the handshake");
+    ranks.connect_by_half(left);
     // It goes at once, as a rank does whose connections have delivered its goodbye: what it has not read is lost.
     ranks.of(left, |control| {
         control.is_open = false;
@@ -131,15 +141,26 @@ fn a_rank_that_leaves_in_the_middle_of_a_handshake_is_not_taken_for_dead() {
         }
     });
     ranks.die(left);
+    ranks.must_hear_that_it_left(left);
+}
+
+/// Regression: the news that it had left were dropped while such a connection stood, and two seconds after its end the
+/// rank was given up for dead.
+#[test]
+fn news_of_a_rank_that_left_count_once_half_a_connection_with_it_has_ended() {
+    let mut ranks = Ranks::join(27, &options());
+    let left = ranks.far_from_one();
+    ranks.connect_by_half(left);
+    let mut news = Writer::new();
+    Gossip::Left(Rank::new(left), 7).encode(&mut news);
+    let teller = ranks.here().find(|rank| *rank != 1).unwrap();
+    ranks.of(1, |control| control.news(OURSELVES, Rank::new(teller), news.as_slice()));
+    assert_eq!(ranks.gone(1, left), None, "what it has sent may still come");
+    ranks.die(left);
     ranks.drive_until(&[1], || {
         ranks.of(1, |control| control.absent.is_doubted(Rank::new(left))) || ranks.gone(1, left).is_some()
     });
-    assert_eq!(ranks.gone(1, left), None);
-    let here: Vec<u32> = ranks.here().collect();
-    ranks.drive_until(&here, || here.iter().all(|rank| ranks.gone(*rank, left).is_some()));
-    for rank in here {
-        assert_eq!(ranks.gone(rank, left), Some(Gone::Left(7)), "at {rank}");
-    }
+    assert_eq!(ranks.gone(1, left), Some(Gone::Left(7)));
 }
 
 #[test]
