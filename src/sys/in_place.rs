@@ -472,6 +472,6 @@ const NAME: &CStr = c"rsccl-in-place";
 /// Beyond the program's own memory there is as much more while pages move.
 const PIECE_BYTES: usize = 8 << 20;
 
-#[cfg(test)]
 #[cfg(not(loom))]
+#[cfg(test)]
 mod tests;
