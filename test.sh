@@ -58,6 +58,11 @@ install_missing() {
     if missing cmake; then packages+=(cmake make pkg-config); fi
     if missing doxygen; then packages+=(doxygen); fi
     if missing valgrind; then packages+=(valgrind); fi
+    if [[ -n ${everything:-} ]] && missing qemu-system-x86_64; then packages+=(qemu-system-x86 kmod cpio); fi
+    if ! compgen -G '/usr/lib/*/libfabric.so.1' >/dev/null; then packages+=(libfabric1); fi
+    if ! compgen -G '/usr/lib/*/libjemalloc.so.2' >/dev/null; then packages+=(libjemalloc2); fi
+    if ! [[ -f /usr/include/rdma/fabric.h ]]; then packages+=(libfabric-dev); fi
+    if ! [[ -f /usr/include/infiniband/verbs.h ]]; then packages+=(libibverbs-dev); fi
     if ! python3 -c 'import ensurepip' 2>/dev/null; then packages+=(python3-venv); fi
     if command -v apt-get >/dev/null; then
         apt_get update || true
@@ -95,6 +100,7 @@ choose_features() {
     local wanted=()
     if command -v g++ >/dev/null; then wanted+=(cpp); else echo "skipped: no g++, so no C++ classes"; fi
     if command -v mpicc >/dev/null; then wanted+=(mpi); else echo "skipped: no mpicc, so no MPI glue"; fi
+    if command -v cc >/dev/null; then wanted+=(encrypt); else echo "skipped: no C compiler, so no encryption"; fi
     # The driver is loaded when it is asked for: the same programs are tested without one, and on virtual GPUs.
     wanted+=(cli cuda)
     features=$(IFS=,; echo "${wanted[*]}")
@@ -212,8 +218,16 @@ long() {
     return "$status"
 }
 
+# The glue under another MPI than the usual one: what a launcher's options and its MPI do differs from MPI to MPI.
+test_mpich() {
+    command -v mpicc.mpich >/dev/null || { echo "skipped: no mpicc.mpich"; return 0; }
+    MPICC=mpicc.mpich CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/mpich" timeout "$LONG_LIMIT_S" \
+        cargo test --locked --quiet -p rsccl -p rsccl-tests --features cli,mpi --test mpi --test mpi_status 2>&1 | tee -a "$log"
+}
+
 # Each of them whole, in `--all`.
 run_long_tests() {
+    if [[ $features == *mpi* ]]; then step test_mpich; fi
     step tests/sanitize.sh thread
     step tests/sanitize.sh address
     step tests/miri.sh
@@ -225,6 +239,7 @@ run_long_tests() {
     step long "$LONG_LIMIT_S" RSCCL_TEST_COMMUNICATORS=all -- --test faults_processes many_communicators
     step long "$LONG_LIMIT_S" RSCCL_TEST_RANKS=1024 -- --test bootstrap_scale -- --skip several_processes
     step long "$LONG_LIMIT_S" RSCCL_TEST_PROCESSES=8 RSCCL_TEST_RANKS=256 -- --test bootstrap_scale several_processes
+    step long "$LONG_LIMIT_S" RUST_BACKTRACE=1 -- --test verbs -- --ignored soft_roce
     step long "$LONG_LIMIT_S" RSCCL_FUZZ_CASES=200000 -- --test fuzz_parsers
     step long "$LONG_LIMIT_S" PROPTEST_CASES=20000 -- --lib -- any_text any_bytes come_back lines_lead_back
 }
@@ -291,6 +306,7 @@ main() {
     if [[ $features == *mpi* ]]; then step "${run_mpis[@]}"; fi
     if [[ -n $everything ]]; then
         step tests/labs/torchrun.sh 2.4.1 2.9.1 2.15.0
+        step bench/starts "${CARGO_TARGET_DIR:-target}/debug/examples/10_whole_program"
         run_long_tests
     fi
     # It judges no time, so the programs that cargo has built for the tests will do. Its MPIs it installs itself.

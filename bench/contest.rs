@@ -1,5 +1,6 @@
 //! rsccl in the contest: the loop of `driver/loop.hpp`, which is what peers run, on the public interface. It takes the same words and
-//! prints the same lines; `registered=1` takes registered buffers.
+//! prints the same lines; `registered=1` takes registered buffers, `registered=in-place` vectors that
+//! are registered where they lie.
 //!
 //!     cargo build --release --example contest
 //!     target/release/rsccl run -n 2 -- target/release/examples/contest collective collective=all_reduce bytes=8,1048576
@@ -130,6 +131,7 @@ impl Bench<'_> {
         };
         let memory = |elements| match self.text("registered", "0") {
             "1" => Memory::registered(self.comm, elements),
+            "in-place" => Memory::in_place(self.comm, elements),
             _ => Ok(Memory::ordinary(elements)),
         };
         Ok(Case { collective, input: memory(sent)?, output: memory(received)?, count, is_prepared: false })

@@ -33,6 +33,7 @@ mod root;
 mod roster;
 mod rotation;
 mod serving;
+pub(crate) mod sealed;
 pub(crate) mod socket;
 mod spent;
 pub mod store;
@@ -53,7 +54,9 @@ pub use root::Root;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::{Chime, Wait};
+use crate::sys::poller::Interest;
 use crate::types::{Rank, World};
+use crate::wire::frame::Frame;
 
 /// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
 #[doc(hidden)]
@@ -62,6 +65,10 @@ pub fn decode_anything(bytes: &[u8]) {
     let _refused = checkin::RankBlock::decode(bytes);
     let _refused = checkin::AddressTable::decode(bytes, 3);
     let _refused = checkin::decode_refusal(bytes);
+    let _refused = checkin::decode_place(bytes);
+    for kind in [checkin::SERVE, checkin::FIND] {
+        let _refused = checkin::FurtherRoot::decode(&Frame { kind, tag: 0, payload: bytes.to_vec() });
+    }
     lobby::decode_anything(bytes);
     let _refused = collective::split_members(&[bytes.to_vec()], 0);
     net::decode_anything(bytes);
@@ -203,8 +210,8 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// Is given the descriptors of which one becomes readable when there may be work for a thread that sleeps.
-pub type Listen<'a> = &'a mut dyn FnMut(BorrowedFd<'_>) -> Result<()>;
+/// Is given the descriptors of which one becomes ready when there may be work for a thread that sleeps.
+pub type Listen<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, Interest) -> Result<()>;
 
 /// The outcome of a call in which each rank may say that it cannot do its part. The outer error is of the exchange. The
 /// inner one is that of one rank, the same on all ranks, and leaves the bootstrap as it was.

@@ -9,7 +9,6 @@ mod background_split;
 mod begun;
 mod collectives;
 mod described;
-mod engine_calls;
 mod engine_home;
 mod exchange_counts;
 mod group;
@@ -66,7 +65,7 @@ use crate::types::{Rank, World};
 pub use crate::engine::choose::Chosen;
 pub use crate::exec::{
     Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message, OwnedElements,
-    Registered, RegisteredSlice, Registrable, with_registered,
+    Registered, RegisteredSlice, Registrable, SharedPool, SharedVec, with_registered,
 };
 #[cfg(feature = "cuda")]
 pub use crate::exec::{CudarcSlice, CudarcSliceMut};

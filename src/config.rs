@@ -31,6 +31,7 @@ pub(crate) mod layers;
 pub(crate) mod nearest;
 pub(crate) mod registry;
 mod secret;
+mod setters;
 pub(crate) mod setting;
 mod socket;
 mod store_address;
@@ -42,12 +43,13 @@ use std::time::Duration;
 pub use debug::{DebugLevel, DebugLevels, Subsystem, SubsystemSet};
 pub(crate) use devices::{DeviceName, VisibleDevices};
 pub use environment::Environment;
+pub(crate) use environment::VariablesTurn;
 pub use launch::{Launch, StoreAddress};
 pub(crate) use layers::{Note, Source};
 pub use registry::{MAX_CHANNELS, MAX_SOCKETS};
 pub(crate) use registry::{VARIABLES, Variable};
 pub use secret::{MAX_SECRET_BYTES, Secret};
-pub use socket::{PortRange, SocketFamily};
+pub use socket::{Encryption, PortRange, SocketFamily};
 
 use crate::error::{Error, Result, shown};
 use layers::{Found, Layers};
@@ -213,11 +215,44 @@ pub struct Config {
     /// Where `rsccl topo` writes the channels as a graph file, and rank 0 those between a communicator's GPUs when they
     /// first meet. `NCCL_GRAPH_DUMP_FILE`.
     pub graph_dump_file: Option<PathBuf>,
-    /// The network to use; `Socket` is the only one. Another one is often a site's setting for NCCL: `Socket` is used
-    /// in its place, with a warning, unless [`Config::net_strict`]. `NCCL_NET`.
+    /// The network between hosts: `Socket` (TCP), `libfabric` or `IB` (verbs), which are loaded while the program
+    /// runs, or `plugin`, a network plug-in of NCCL's (`libnccl-net.so`, or that of [`Config::net_plugin`]). Another
+    /// one is often a site's setting for NCCL: `Socket` is used in its place, with a warning, unless
+    /// [`Config::net_strict`], and also where a rank finds no NIC of it that will do. Equal on all ranks. `NCCL_NET`;
+    /// libfabric where the hosts of all ranks have hardware for it, else `Socket`.
     pub net: Option<String>,
-    /// Whether a network that rsccl does not have is an error. `RSCCL_NET_STRICT`; false.
+    /// Whether a network that rsccl, or this rank, does not have is an error. `RSCCL_NET_STRICT`; false.
     pub net_strict: bool,
+    /// Network plug-ins made for NCCL, between commas: files, or NAME for `libnccl-net-NAME.so`; the first that has a
+    /// device counts. [`Config::net`] may say what it calls its network. On all ranks or none. `NCCL_NET_PLUGIN`.
+    pub net_plugin: Option<String>,
+    /// Whether `NCCL_NET=IB` uses no device. `NCCL_IB_DISABLE`; false.
+    pub ib_disable: bool,
+    /// Devices of verbs by the beginnings of their names, `=` before the list for whole names, `^` for all others;
+    /// each with `:port` where only that one is meant. The fastest of them is used. `NCCL_IB_HCA`; all.
+    pub ib_hca: Option<String>,
+    /// The place of the GID in its port's table. `NCCL_IB_GID_INDEX`; the best, by the next two and never link-local
+    /// where another is there.
+    pub ib_gid_index: Option<u32>,
+    /// Of which family a GID is taken first. `NCCL_IB_ADDR_FAMILY`; IPv4.
+    pub ib_addr_family: SocketFamily,
+    /// Of which version of RoCE a GID is taken first. `NCCL_IB_ROCE_VERSION_NUM`; 2.
+    pub ib_roce_version_num: u32,
+    /// A packet without an answer is sent again after 4.096 µs times 2 to this power, at 0 never.
+    /// `NCCL_IB_TIMEOUT`; 20.
+    pub ib_timeout: u32,
+    /// How often it is sent again before the connection fails. `NCCL_IB_RETRY_CNT`; 7, which soft RoCE takes for no
+    /// end.
+    pub ib_retry_cnt: u32,
+    /// The service level of what is sent. `NCCL_IB_SL`; 0.
+    pub ib_sl: Option<u32>,
+    /// The traffic class of what is sent over RoCE, which is four times the DSCP. `NCCL_IB_TC`; 0.
+    pub ib_tc: Option<u32>,
+    /// The place of the partition key in its port's table. `NCCL_IB_PKEY`; 0.
+    pub ib_pkey: u32,
+    /// Queue pairs of a connection, which its messages take in turn; two ends use the smaller number.
+    /// `NCCL_IB_QPS_PER_CONNECTION`; 1.
+    pub ib_qps_per_connection: u32,
     /// Whether everything is connected at the first need. If not, a communicator of one host maps the memory of its
     /// ranks at set-up; connections, between hosts and on GPUs, wait for the first need all the same. Equal on all
     /// ranks. `NCCL_RUNTIME_CONNECT`; true.
@@ -231,6 +266,11 @@ pub struct Config {
     pub secret: Option<Secret>,
     /// A file that holds the secret, mode 600. `RSCCL_SECRET_FILE`.
     pub secret_file: Option<PathBuf>,
+    /// Whether what goes over TCP is encrypted, between ranks and with roots and the stores that rsccl opens, by keys
+    /// that each connection agrees on and both ends forget: who records it cannot read it, even if the id's secret
+    /// becomes known later. Who knows that secret may still take part. Needs the cargo feature `encrypt`. Equal on all
+    /// ranks. A `TcpStore` of the program's own has `StoreConfig::with_encrypt`. `RSCCL_ENCRYPT`; off.
+    pub encrypt: Encryption,
     /// The store where the ranks of `from_env()` meet. `RSCCL_STORE`.
     pub store: Option<StoreAddress>,
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts
@@ -319,7 +359,14 @@ impl Default for Config {
                 cross_nic: 2,
                 ras_enable: true,
                 runtime_connect: true,
+                encrypt: Encryption::Off,
                 nic_timeout: Duration::from_secs(10),
+                ib_addr_family: SocketFamily::Inet,
+                ib_roce_version_num: 2,
+                ib_timeout: 20,
+                ib_retry_cnt: 7,
+                ib_pkey: 0,
+                ib_qps_per_connection: 1,
                 socket_retries: 34,
                 socket_retry_sleep: Duration::from_millis(100),
                 debug_subsystems: SubsystemSet::USUAL,
@@ -330,15 +377,15 @@ impl Default for Config {
             unset {
                 algo proto cohort min_channels max_channels buffer_bytes p2p_read_enable p2p_level
                 net_gdr_level topo_file switch_file processors tune_file record_dir ras_addr trace
-                team_ranks topo_dump_file graph_file graph_dump_file net host_id comm_id secret
-                secret_file store socket_interfaces rails tcp_congestion socket_family socket_dir
+                team_ranks topo_dump_file graph_file graph_dump_file net net_plugin ib_hca ib_gid_index ib_sl ib_tc
+                host_id comm_id secret secret_file store socket_interfaces rails tcp_congestion socket_family socket_dir
                 port_range socket_threads sockets_per_thread socket_receive_bytes socket_send_bytes
                 debug debug_file switch_address switch_partition
             }
             off {
                 reproducible strict_filters p2p_disable p2p_direct_disable p2p_use_cuda_memcpy
                 shm_disable cma_disable cma_force ignore_cpu_affinity record_at_sigterm trace_steps
-                nvtx_disable net_strict
+                nvtx_disable net_strict ib_disable
             }
         }
     }
@@ -456,7 +503,7 @@ impl Config {
     }
 
     /// Sets `variable` to what the strongest of `layers` has for it, if one has; says which. A bad value of the log's
-    /// variables is no error, but a remark, as in NCCL.
+    /// variables is no error, but a remark, as in NCCL; nor is one of verbs where nobody asks for these.
     fn lay(&mut self, variable: &Variable, layers: &Layers<'_>, remarks: &mut Vec<Note>) -> (Option<Laid>, Result<()>) {
         let (found, outcome) = match layers.find(variable) {
             Ok(Some(found)) => {
@@ -468,7 +515,7 @@ impl Config {
         };
         let laid = found.as_ref().map(|found| Laid { name: found.name.clone(), source: found.source.clone() });
         match outcome {
-            Err(error) if variable.is_of_log() => {
+            Err(error) if variable.is_of_log() || (variable.is_of_verbs() && !self.asks_for_verbs()) => {
                 let source = laid.map_or(Source::Environment, |laid| laid.source);
                 remarks.push(layers.mistake(&source, format!("{}: ignored", error.message())));
                 (None, Ok(()))
@@ -479,6 +526,11 @@ impl Config {
                 (laid, Ok(()))
             }
         }
+    }
+
+    /// Whether data go by verbs. The variable of the network comes before those of verbs.
+    fn asks_for_verbs(&self) -> bool {
+        self.net.as_deref().is_some_and(|net| net.eq_ignore_ascii_case("IB"))
     }
 
     /// Forgets the file that `variable` names and that cannot be opened, with a remark, as NCCL does: the file is often
@@ -500,6 +552,12 @@ impl Config {
         debug_assert!(is_optional, "without the file the library looks for itself");
     }
 
+    /// Whether plug-ins are asked for, whatever the network: their own names count then.
+    pub(crate) fn asks_for_plug_ins(&self) -> bool {
+        let names = self.net_plugin.as_deref().map(str::trim);
+        names.is_some_and(|names| !names.is_empty() && !names.eq_ignore_ascii_case("none"))
+    }
+
     /// Forgets the network of `variable` that rsccl does not have, with a remark that says what is used instead.
     ///
     /// # Errors
@@ -511,19 +569,21 @@ impl Config {
         remarks: &mut Vec<Note>,
     ) -> Result<()> {
         let Some(network) = self.net.as_ref().filter(|_| variable.names_network()) else { return Ok(()) };
-        if network.trim().eq_ignore_ascii_case(SOCKET) {
-            self.net = Some(SOCKET.to_owned());
+        let known = NETWORKS.iter().find(|known| network.trim().eq_ignore_ascii_case(known)).copied();
+        if let Some(network) = known.or(self.asks_for_plug_ins().then_some(network.trim())).map(str::to_owned) {
+            self.net = Some(network);
             return Ok(());
         }
         let why = format!("{name}={network:?} ({source}): rsccl does not have this network");
         if self.net_strict {
             return Err(Error::invalid_argument(format!(
-                "{why}; allowed: {SOCKET}, or without RSCCL_NET_STRICT any name, for which {SOCKET} is used"
+                "{why}; allowed: {}, or without RSCCL_NET_STRICT any name, for which {SOCKET} is used",
+                NETWORKS.join(", ")
             )));
         }
         let text = format!("{why}; ranks of different hosts use {SOCKET} (TCP)");
         remarks.push(layers::mistake_of(source, environment.system_file(), text));
-        self.net = None;
+        self.net = Some(SOCKET.to_owned());
         Ok(())
     }
 
@@ -604,163 +664,12 @@ const SILENCE: &str = "NONE";
 
 /// The network that every rank has, by NCCL's name.
 const SOCKET: &str = "Socket";
-
-/// The setters: one for each field, named after it.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident => $field:ident: $type:ty $(, $convert:ident)?;)+) => {
-        impl Config {
-            $(
-                $(#[$doc])*
-                #[must_use]
-                pub fn $name(mut self, value: $type) -> Config {
-                    self.$field = setters!(@ value $($convert)?);
-                    self
-                }
-            )+
-        }
-    };
-    (@ $value:ident) => { $value };
-    (@ $value:ident into) => { $value.into() };
-    (@ $value:ident some) => { Some($value.into()) };
-}
-
-setters! {
-    /// Sets [`Config::blocking`].
-    with_blocking => blocking: bool;
-    /// Sets [`Config::name`].
-    with_name => name: impl Into<String>, into;
-    /// Sets [`Config::timeout`].
-    with_timeout => timeout: Duration;
-    /// Sets [`Config::init_timeout`].
-    with_init_timeout => init_timeout: Duration;
-    /// Sets [`Config::reproducible`].
-    with_reproducible => reproducible: bool;
-    /// Sets [`Config::spin`].
-    with_spin => spin: Duration;
-    /// Sets [`Config::algo`].
-    with_algo => algo: impl Into<String>, some;
-    /// Sets [`Config::proto`].
-    with_proto => proto: impl Into<String>, some;
-    /// Sets [`Config::strict_filters`].
-    with_strict_filters => strict_filters: bool;
-    /// Sets [`Config::cohort`].
-    with_cohort => cohort: impl Into<String>, some;
-    /// Sets [`Config::min_channels`].
-    with_min_channels => min_channels: u32, some;
-    /// Sets [`Config::max_channels`].
-    with_max_channels => max_channels: u32, some;
-    /// Sets [`Config::buffer_bytes`].
-    with_buffer_bytes => buffer_bytes: u64, some;
-    /// Sets [`Config::scratch_bytes`].
-    with_scratch_bytes => scratch_bytes: u64;
-    /// Sets [`Config::p2p_disable`].
-    with_p2p_disable => p2p_disable: bool;
-    /// Sets [`Config::p2p_direct_disable`].
-    with_p2p_direct_disable => p2p_direct_disable: bool;
-    /// Sets [`Config::p2p_use_cuda_memcpy`].
-    with_p2p_use_cuda_memcpy => p2p_use_cuda_memcpy: bool;
-    /// Sets [`Config::p2p_read_enable`].
-    with_p2p_read_enable => p2p_read_enable: bool, some;
-    /// Sets [`Config::mnnvl_enable`].
-    with_mnnvl_enable => mnnvl_enable: u32;
-    /// Sets [`Config::p2p_ll_threshold_bytes`].
-    with_p2p_ll_threshold_bytes => p2p_ll_threshold_bytes: u64;
-    /// Sets [`Config::shm_disable`].
-    with_shm_disable => shm_disable: bool;
-    /// Sets [`Config::cma_disable`].
-    with_cma_disable => cma_disable: bool;
-    /// Sets [`Config::cma_force`].
-    with_cma_force => cma_force: bool;
-    /// Sets [`Config::cumem_enable`].
-    with_cumem_enable => cumem_enable: bool;
-    /// Sets [`Config::p2p_level`].
-    with_p2p_level => p2p_level: impl Into<String>, some;
-    /// Sets [`Config::net_gdr_level`].
-    with_net_gdr_level => net_gdr_level: impl Into<String>, some;
-    /// Sets [`Config::cross_nic`].
-    with_cross_nic => cross_nic: u32;
-    /// Sets [`Config::topo_file`].
-    with_topo_file => topo_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::ignore_cpu_affinity`].
-    with_ignore_cpu_affinity => ignore_cpu_affinity: bool;
-    /// Sets [`Config::switch_file`].
-    with_switch_file => switch_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::processors`].
-    with_processors => processors: impl Into<String>, some;
-    /// Sets [`Config::tune_file`].
-    with_tune_file => tune_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::record_dir`].
-    with_record_dir => record_dir: impl Into<PathBuf>, some;
-    /// Sets [`Config::record_at_sigterm`].
-    with_record_at_sigterm => record_at_sigterm: bool;
-    /// Sets [`Config::ras_addr`].
-    with_ras_addr => ras_addr: impl Into<String>, some;
-    /// Sets [`Config::ras_enable`].
-    with_ras_enable => ras_enable: bool;
-    /// Sets [`Config::trace`].
-    with_trace => trace: impl Into<PathBuf>, some;
-    /// Sets [`Config::trace_steps`].
-    with_trace_steps => trace_steps: bool;
-    /// Sets [`Config::nvtx_disable`].
-    with_nvtx_disable => nvtx_disable: bool;
-    /// Sets [`Config::team_ranks`].
-    with_team_ranks => team_ranks: u32, some;
-    /// Sets [`Config::topo_dump_file`].
-    with_topo_dump_file => topo_dump_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::graph_file`].
-    with_graph_file => graph_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::graph_dump_file`].
-    with_graph_dump_file => graph_dump_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::net_strict`].
-    with_net_strict => net_strict: bool;
-    /// Sets [`Config::net`].
-    with_net => net: impl Into<String>, some;
-    /// Sets [`Config::runtime_connect`].
-    with_runtime_connect => runtime_connect: bool;
-    /// Sets [`Config::host_id`].
-    with_host_id => host_id: impl Into<String>, some;
-    /// Sets [`Config::comm_id`].
-    with_comm_id => comm_id: impl Into<String>, some;
-    /// Sets [`Config::secret`].
-    with_secret => secret: Secret, some;
-    /// Sets [`Config::secret_file`].
-    with_secret_file => secret_file: impl Into<PathBuf>, some;
-    /// Sets [`Config::store`].
-    with_store => store: StoreAddress, some;
-    /// Sets [`Config::socket_interfaces`].
-    with_socket_interfaces => socket_interfaces: impl Into<String>, some;
-    /// Sets [`Config::rails`].
-    with_rails => rails: impl Into<String>, some;
-    /// Sets [`Config::nic_timeout`].
-    with_nic_timeout => nic_timeout: Duration;
-    /// Sets [`Config::tcp_congestion`].
-    with_tcp_congestion => tcp_congestion: impl Into<String>, some;
-    /// Sets [`Config::socket_family`].
-    with_socket_family => socket_family: SocketFamily, some;
-    /// Sets [`Config::socket_dir`].
-    with_socket_dir => socket_dir: impl Into<PathBuf>, some;
-    /// Sets [`Config::port_range`].
-    with_port_range => port_range: PortRange, some;
-    /// Sets [`Config::socket_threads`].
-    with_socket_threads => socket_threads: u32, some;
-    /// Sets [`Config::sockets_per_thread`].
-    with_sockets_per_thread => sockets_per_thread: u32, some;
-    /// Sets [`Config::socket_retries`].
-    with_socket_retries => socket_retries: u32;
-    /// Sets [`Config::socket_retry_sleep`].
-    with_socket_retry_sleep => socket_retry_sleep: Duration;
-    /// Sets [`Config::socket_receive_bytes`].
-    with_socket_receive_bytes => socket_receive_bytes: u64, some;
-    /// Sets [`Config::socket_send_bytes`].
-    with_socket_send_bytes => socket_send_bytes: u64, some;
-    /// Sets [`Config::debug`].
-    with_debug => debug: DebugLevel, some;
-    /// Sets [`Config::debug_subsystems`].
-    with_debug_subsystems => debug_subsystems: SubsystemSet;
-    /// Sets [`Config::debug_file`].
-    with_debug_file => debug_file: impl Into<String>, some;
-    /// Sets [`Config::debug_time_format`].
-    with_debug_time_format => debug_time_format: impl Into<String>, into;
-    /// Sets [`Config::debug_time_levels`].
-    with_debug_time_levels => debug_time_levels: DebugLevels;
-}
+/// The networks that `NCCL_NET` may name. All but the first are libraries of NICs: lines of a table in `transport`.
+pub(crate) const NETWORKS: &[&str] = &[
+    SOCKET,
+    "libfabric",
+    "IB",
+    "plugin",
+    #[cfg(test)]
+    "test-nic",
+];

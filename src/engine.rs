@@ -5,7 +5,6 @@
 //! `host_side`, or `device_side`, which the first call on a device makes (`device_entry`). Each side has its chooser.
 
 mod across;
-pub(crate) mod beginning;
 pub mod call_log;
 pub mod choose;
 mod copy_engines;
@@ -22,6 +21,7 @@ mod given;
 mod heard;
 mod memory;
 mod host_chooser;
+pub(crate) mod host_messages;
 mod host_side;
 mod launches;
 mod monitor;

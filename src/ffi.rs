@@ -10,6 +10,7 @@
 mod call;
 mod failure;
 mod foreign;
+mod memory;
 mod over_mpi;
 mod persistent;
 mod places;
@@ -21,7 +22,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::UniqueId;
-use crate::comm::{AbortHandle, Buffer, Communicator, Pending};
+use crate::comm::{AbortHandle, Communicator, Pending};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
@@ -30,6 +31,10 @@ use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
+use memory::{
+    Memory, allocate, give_block, make_pool, memory, move_in_place, place, pool_use, refusal, register_memory,
+    take_block, trim_pool,
+};
 use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
 use persistent::{Persistent, await_round, is_round_over, persistent, prepare, run_round, start_round, wait_round};
 use places::{cross, memory_use, on_my_host, placement};
@@ -284,6 +289,13 @@ mod bridge {
         fn memory() -> Box<Memory>;
         fn allocate(memory: &mut Memory, count: usize, element_bytes: usize) -> *mut Failure;
         fn place(memory: &mut Memory) -> *mut u8;
+        unsafe fn move_in_place(memory: &mut Memory, start: *mut u8, bytes: usize, is_unpinned: bool) -> *mut Failure;
+        fn refusal(memory: &Memory) -> String;
+        fn make_pool(memory: &mut Memory, bytes: usize) -> *mut Failure;
+        fn take_block(memory: &Memory, bytes: usize, align: usize) -> *mut u8;
+        fn give_block(memory: &Memory, address: usize) -> bool;
+        fn pool_use(memory: &Memory) -> [usize; 2];
+        fn trim_pool(memory: &Memory);
 
         type GpuMemory;
         fn gpu_memory() -> Box<GpuMemory>;
@@ -374,9 +386,6 @@ struct Stop(Option<AbortHandle>);
 
 /// A request; `None` before it has begun.
 struct Waiting(Option<Pending>);
-
-/// Shared memory; `None` before it was allocated.
-struct Memory(Option<Buffer<u8>>);
 
 impl Comm {
     /// Runs `body` on the communicator; a panic of it ends the communicator.
@@ -617,14 +626,6 @@ fn discard(comm: &Comm, deserted: bool) {
     failure::drop_failure(comm.on(Communicator::discard));
 }
 
-fn register_memory(comm: &Comm, memory: &Memory, takes_back: bool) -> *mut Failure {
-    comm.on(|comm| {
-        let moved = || Error::invalid_argument("the buffer was moved from");
-        let buffer = memory.0.as_ref().ok_or_else(moved)?;
-        if takes_back { comm.deregister(buffer) } else { comm.register(buffer) }
-    })
-}
-
 fn set_progress(comm: &Comm, hook: cxx::UniquePtr<Hook>) -> *mut Failure {
     comm.on(|comm| {
         let hook = (!hook.is_null()).then(|| {
@@ -745,27 +746,6 @@ fn warn_discarded() {
 unsafe fn run_batch(batch: &mut Batch) -> *mut Failure {
     // SAFETY: the caller's promise.
     guard(|| unsafe { std::mem::take(batch).run() })
-}
-
-fn memory() -> Box<Memory> {
-    Box::new(Memory(None))
-}
-
-fn allocate(memory: &mut Memory, count: usize, element_bytes: usize) -> *mut Failure {
-    guard(|| {
-        let bytes = count.checked_mul(element_bytes).filter(|bytes| *bytes > 0 && isize::try_from(*bytes).is_ok());
-        let bytes = bytes.ok_or_else(|| {
-            Error::invalid_argument(format!(
-                "a buffer of {count} elements: give at least 1, and no more than memory holds"
-            ))
-        })?;
-        memory.0 = Some(Buffer::new(bytes)?);
-        Ok(())
-    })
-}
-
-fn place(memory: &mut Memory) -> *mut u8 {
-    memory.0.as_mut().map_or(std::ptr::null_mut(), |buffer| buffer.as_mut_ptr())
 }
 
 /// The number as C++ has it: worlds are far smaller.

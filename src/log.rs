@@ -158,6 +158,11 @@ pub(crate) fn is_loud(level: DebugLevel) -> bool {
     LOUDNESS.load(Ordering::Relaxed) > level as u8
 }
 
+/// Whether anybody hears events of this level, for who has to do something before there is one.
+pub(crate) fn is_heard(level: DebugLevel) -> bool {
+    is_loud(level) || tracing::enabled!(tracing::Level::DEBUG)
+}
+
 /// Writes NCCL's line of an event, if `NCCL_DEBUG` asks for it.
 #[cold]
 pub(crate) fn write(site: &Site, rank: Option<u32>, text: fmt::Arguments<'_>) {

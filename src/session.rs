@@ -11,6 +11,7 @@ pub(crate) mod elsewhere;
 pub mod failure_watch;
 mod filters;
 pub(crate) mod flight_record;
+pub mod host_names;
 pub mod page;
 pub mod page_view;
 pub mod peer_status;
@@ -27,9 +28,10 @@ use crate::bootstrap::{Bootstrap, Event};
 use crate::error::{Error, Kind, Result};
 use crate::exec::History;
 use crate::log;
-use crate::log::spans::SpanOwner;
+use crate::log::spans::{SpanOwner, TraceUser};
 use crate::session::culprit::Culprit;
 use crate::session::elsewhere::{OwnRank, RemoteRank};
+use crate::session::host_names::HostNames;
 use crate::session::page::OwnPage;
 use crate::session::peer_status::{BootstrapCall, PeerStatus, WaitingFor};
 use crate::session::seats::HostSeats;
@@ -65,6 +67,7 @@ pub(crate) struct Session {
     processes: Vec<(Rank, Process)>,
     /// The ranks on other hosts: the number of the host, and the process there.
     remote: Vec<(Rank, u64, u32)>,
+    host_names: HostNames,
     /// What this rank shows from outside. It has the number of the thread that has begun the latest operation, or has
     /// made this, and the number of collectives begun, which all ranks count alike.
     pub(crate) page: OwnPage,
@@ -72,6 +75,7 @@ pub(crate) struct Session {
     messages: Box<[MessageCounts]>,
     /// The clock of the call that is under way.
     call: CallClock,
+    trace: TraceUser,
 }
 
 /// Since when a call of this rank waits, all its parts together: the set-up of a first call, its rounds, what comes
@@ -149,6 +153,14 @@ struct MessageCounts {
     received: AtomicU64,
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.settings.record_dir.is_some() {
+            flight_record::settle();
+        }
+    }
+}
+
 impl Session {
     /// One that nobody sees from outside.
     #[cfg(all(test, not(loom)))]
@@ -175,9 +187,11 @@ impl Session {
             seats: HostSeats::default(),
             processes: Vec::new(),
             remote: Vec::new(),
+            host_names: HostNames::default(),
             page,
             messages: world.ranks().map(|_| MessageCounts::default()).collect(),
             call: CallClock::new(),
+            trace: TraceUser::enter(),
         }
     }
 
@@ -189,12 +203,13 @@ impl Session {
 
     /// Watches the processes of `peers` that mean the same by a process's number as `mine`, and notes those of other
     /// hosts.
-    pub(crate) fn watch_processes(&mut self, mine: &PeerInfo, peers: &[PeerInfo]) {
+    pub(crate) fn watch_processes(&mut self, mine: &PeerInfo, (peers, names): (&[PeerInfo], HostNames)) {
         let is_seen = |peer: &&PeerInfo| peer.space == mine.space && mine.space != 0 && peer.process != mine.process;
         let process = |peer: &PeerInfo| Some((peer.rank, Process::of(i32::try_from(peer.pid).ok()?)?));
         self.processes = peers.iter().filter(is_seen).filter_map(process).collect();
         let remote = peers.iter().filter(|peer| peer.host != mine.host);
         self.remote = remote.map(|peer| (peer.rank, peer.host, peer.pid)).collect();
+        self.host_names = names;
     }
 
     /// Looks whether processes of other ranks have ended, as a wait that lasts does now and then. Their connections
@@ -521,7 +536,7 @@ impl Session {
         let (World { rank, size }, id) = (self.world, self.bootstrap.id());
         log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
         log::trace!(Call @ rank, "CommFinalize({id:016x})");
-        log::spans::flush();
+        self.trace.leave();
     }
 
     /// Whether the thread that answers `ncclras` hears news for this rank. A call that has looked and is about to sleep
@@ -588,6 +603,7 @@ impl OwnRank for Session {
             rank: rank.get(),
             size: self.world.size,
             host: *host,
+            host_name: self.host_names.of(*host).unwrap_or("-").to_owned(),
             pid: *pid,
             standing: peers.standing(*rank),
         };

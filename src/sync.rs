@@ -7,10 +7,9 @@
 
 mod abort;
 pub(crate) mod arrivals;
-pub(crate) mod aside;
 mod backoff;
 mod chime;
-mod end_count;
+mod distance;
 mod ending;
 mod lock;
 pub(crate) mod flag;
@@ -22,6 +21,7 @@ mod rest;
 pub mod ring;
 #[cfg(sanitize_thread)]
 mod seen;
+pub(crate) mod service_thread;
 mod turn;
 mod turns;
 mod wait;
@@ -32,7 +32,6 @@ pub(crate) use abort::Mirror;
 pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use chime::Chime;
-pub use end_count::EndCount;
 pub(crate) use ending::Ending;
 pub use flag::Flag;
 pub use progress::Progress;

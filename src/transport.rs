@@ -1,4 +1,5 @@
-//! How bytes get from rank to rank: local (threads), shm (processes of a host), net (TCP).
+//! How bytes get from rank to rank: local (threads), shm (processes of a host), net (TCP, or a NIC that takes
+//! requests).
 //!
 //! Every transport yields the same two things: a ring of slots for a pair of ranks, and, where memory can be mapped,
 //! windows on the peers' arenas and registered buffers. The table in `table` says which transport a pair uses, by the
@@ -18,9 +19,11 @@ mod fabric_handles;
 mod identity;
 mod kernel_slots;
 mod lease;
+mod libfabric;
 mod links;
 mod local;
 mod net;
+mod net_plugin;
 pub mod nics;
 mod opening;
 mod peer;
@@ -32,6 +35,7 @@ mod shm;
 mod socket_folder;
 mod table;
 pub mod traffic;
+mod verbs;
 mod windows;
 
 pub use arena::{Arena, FLAG_LANES, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, LANE_FLAGS};
@@ -43,15 +47,18 @@ pub use identity::{host_id, process_space, process_token};
 pub use kernel_slots::{FarEnd, KernelSlots};
 pub use lease::{Lease, LeaseGuard};
 pub use links::Links;
-pub use net::{Congestion, DeadRoutes, SocketOptions};
+pub use net::{Agreement, Congestion, DeadRoutes, Network, NetworkSeeker, NetworkWish, OwnNetwork, SocketOptions};
 pub use nics::{Crossing, NicTable};
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;
 pub use pump::Taken;
-pub use pumps::Pumps;
+pub use pumps::{PumpSources, Pumps};
 pub use routes::Sizes;
 pub use socket_folder::SocketFolder;
 pub use table::{Policy, neighbourhood, select};
+pub use verbs::VerbsSettings;
 #[cfg(test)]
 pub use windows::Registration;
-pub use windows::{HostWindows, KnownBuffer, Loan, Neighbour, PlacedBuffer, UserBoard, UserRange};
+pub use windows::{
+    HostWindows, KnownBuffer, Loan, Neighbour, OfferedRange, PeerCalls, PlacedBuffer, UserBoard, UserRange,
+};

@@ -38,6 +38,11 @@ const CHANNELS: u32 = 2;
 /// every layout.
 const IN_FAVOUR_OF_DIRECT: f64 = 0.8;
 
+/// What NICs of a rate carry, which move data without a processor's help.
+pub fn bytes_per_us(rate_mbit: u64) -> f64 {
+    f64::from(u32::try_from(rate_mbit).unwrap_or(u32::MAX)) / 8.0
+}
+
 /// What a collective does, and on which ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query {

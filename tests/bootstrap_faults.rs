@@ -27,8 +27,16 @@ fn now() -> Instant {
 
 /// Joins as each of `ranks` (number, world) on its own thread; the outcomes in order.
 fn join(ids: &[UniqueId], ranks: &[(u32, u32)], seconds: f64) -> Vec<Result<NetBootstrap, Error>> {
-    let options = options();
-    let join = |(rank, world)| NetBootstrap::join(ids, Rank::new(rank), world, &options, &within(seconds));
+    join_by(&options(), ids, ranks, seconds)
+}
+
+fn join_by(
+    options: &Options,
+    ids: &[UniqueId],
+    ranks: &[(u32, u32)],
+    seconds: f64,
+) -> Vec<Result<NetBootstrap, Error>> {
+    let join = |(rank, world)| NetBootstrap::join(ids, Rank::new(rank), world, options, &within(seconds));
     std::thread::scope(|scope| {
         let join = &join;
         let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || join(*rank))).collect();
@@ -45,6 +53,65 @@ fn meet(world: Vec<Result<NetBootstrap, Error>>) {
                 rank.close();
             });
         }
+    });
+}
+
+/// A world whose ranks check in by four roots, of which rank 0's process serves the first.
+#[test]
+fn a_rank_that_serves_a_further_root_and_does_not_come_is_named() {
+    let few = Options { root_ranks: 2, ..options() };
+    let (id, _root) = Root::serve(&few).unwrap();
+    let told = join_by(&few, &[id], &[(0, 7), (1, 7), (4, 7), (2, 7), (3, 7), (6, 7)], 2.0);
+    let told: Vec<String> = told.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    // Blocks begin at ranks 0, 1, 3 and 5.
+    for text in &told {
+        assert!(text.contains("ranks 5-6 of 7 never came"), "{told:#?}");
+        assert!(text.contains("1 rank waits for rank 5, in whose process it checks in"), "{told:#?}");
+    }
+    // All come, by another id.
+    let (id, _root) = Root::serve(&few).unwrap();
+    let all: Vec<(u32, u32)> = (0..7).map(|rank| (rank, 7)).collect();
+    meet(join_by(&few, &[id], &all, 30.0));
+}
+
+/// Regression: all other blocks were told that the first rank of the block had died, which had only heard what its own
+/// root gave up for.
+#[test]
+fn a_rank_that_a_further_root_misses_is_named_to_the_ranks_of_all_blocks() {
+    let few = Options { root_ranks: 2, ..options() };
+    let (id, _root) = Root::serve(&few).unwrap();
+    let (few, ids) = (&few, &[id]);
+    std::thread::scope(|scope| {
+        // Blocks begin at ranks 0, 1, 3 and 5. Rank 4 does not come, and rank 3 has less time than the others.
+        let threads = [0, 1, 2, 3, 5, 6].map(|rank| {
+            let seconds = if rank == 3 { 1.5 } else { 25.0 };
+            scope.spawn(move || NetBootstrap::join(ids, Rank::new(rank), 7, few, &within(seconds)).unwrap_err())
+        });
+        for error in threads.map(|thread| thread.join().unwrap()) {
+            assert_eq!(error.kind(), Kind::Timeout, "{error}");
+            assert!(error.to_string().contains("rank 4 of 7 never came"), "{error}");
+        }
+    });
+}
+
+/// Regression: no root heard of both, and each rank waited in vain for ranks that had come; and then those were told
+/// that did not come first, and no other.
+#[test]
+fn ranks_of_different_blocks_that_were_given_different_ids_are_told_so() {
+    let few = Options { root_ranks: 2, ..options() };
+    let (a, _root_a) = Root::serve(&few).unwrap();
+    let (b, _root_b) = Root::serve(&few).unwrap();
+    let (one, both, few) = ([a], [a, b], &few);
+    std::thread::scope(|scope| {
+        // Blocks begin at ranks 0 and 2.
+        let threads = [(0, &one[..]), (1, &one[..]), (2, &both[..]), (3, &one[..])].map(|(rank, ids)| {
+            scope.spawn(move || NetBootstrap::join(ids, Rank::new(rank), 4, few, &within(4.0)).unwrap_err())
+        });
+        let errors = threads.map(|thread| thread.join().unwrap());
+        let told = |error: &Error| error.to_string().contains("ranks disagree about the unique ids");
+        // If rank 2 comes first it waits at a root of its own.
+        assert!([0, 1, 3].into_iter().all(|rank: usize| told(&errors[rank])), "{errors:?}");
+        assert!(errors.iter().any(|error| error.kind() == Kind::Mismatch), "{errors:?}");
     });
 }
 
@@ -102,7 +169,7 @@ fn different_numbers_of_ids_are_a_mismatch() {
         let one = scope.spawn(|| join(&[a], &[(0, 2)], 1.5).remove(0).unwrap_err());
         let two = scope.spawn(|| join(&[a, b], &[(0, 2)], 1.5).remove(0).unwrap_err());
         let errors = [one.join().unwrap(), two.join().unwrap()];
-        assert!(errors.iter().any(|error| error.to_string().contains("disagree about the roots")), "{errors:?}");
+        assert!(errors.iter().any(|error| error.to_string().contains("disagree about the unique ids")), "{errors:?}");
     });
 }
 

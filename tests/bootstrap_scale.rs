@@ -33,8 +33,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn joining(size: u32, roots: u32) -> Duration {
-    let options = Options { interfaces: "=lo".parse().unwrap(), ..Options::default() };
+fn joining(size: u32, roots: u32, root_ranks: u32) -> Duration {
+    let options = Options { interfaces: "=lo".parse().unwrap(), root_ranks, ..Options::default() };
     let served: Vec<(UniqueId, Root)> = (0..roots).map(|_| Root::serve(&options).unwrap()).collect();
     let ids: Vec<UniqueId> = served.iter().map(|(id, _)| *id).collect();
     let begun = Barrier::new(size as usize + 1);
@@ -90,8 +90,13 @@ fn many_ranks_join_through_one_root_and_through_several() {
     let size = ranks();
     let before = held();
     for roots in [1, 3, 8] {
-        let took = joining(size, roots.min(size));
+        let took = joining(size, roots.min(size), size);
         println!("{size} ranks joined through {roots} roots in {:.3} s", took.as_secs_f64());
+    }
+    // One id: the first ranks of blocks serve further roots.
+    for root_ranks in [1, 5, size.div_ceil(3)] {
+        let took = joining(size, 1, root_ranks);
+        println!("{size} ranks joined by one id with {root_ranks} a root in {:.3} s", took.as_secs_f64());
     }
     // Threads of a test before may have been ending when this one began to count.
     let is_back = |(files, threads)| files == before.0 && threads <= before.1;
@@ -100,6 +105,10 @@ fn many_ranks_join_through_one_root_and_through_several() {
 
 /// Six connections with neighbours at most, and a poller. All listen at the port of the process.
 const MOST_DESCRIPTORS: usize = 7;
+
+/// With a second connection to a neighbour that has not connected in time: where thousands of ranks share the processors
+/// a few have one.
+const MOST_OF_A_BUSY_RANK: usize = MOST_DESCRIPTORS + 1;
 
 /// What the process holds beside its ranks: the memory of their pages.
 const SHARED_DESCRIPTORS: usize = 8;
@@ -243,7 +252,7 @@ fn ranks_of_several_processes_join_through_roots_of_at_most_1024_ranks() {
         most(0),
         most(1)
     );
-    assert!(most(0) <= MOST_DESCRIPTORS * ranks as usize + SHARED_DESCRIPTORS, "{held:?}");
+    assert!(most(0) <= MOST_OF_A_BUSY_RANK * ranks as usize + SHARED_DESCRIPTORS, "{held:?}");
     all.iter_mut().for_each(Process::tell);
     all.iter_mut().for_each(|process| drop(process.says("left")));
 }

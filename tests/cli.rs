@@ -203,9 +203,9 @@ fn ranks_get_their_environment_and_a_prefix() {
 #[test]
 fn an_outer_launcher_does_not_reach_the_ranks() {
     let variables = [("RSCCL_RANK", "5"), ("RSCCL_WORLD_SIZE", "9"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
-    let inner = env!("CARGO_BIN_EXE_rsccl");
-    let outcome = Job::start(&["run", "-n", "1", "--", inner, "env"], &variables).outcome();
-    assert!(outcome.stdout.contains("Launched as rank 0 of 1 by rsccl run, tcp://127.0.0.1:"), "{}", outcome.stdout);
+    let told = Job::start(&["run", "-n", "2", "--", env!("CARGO_BIN_EXE_rsccl"), "env"], &variables).outcome().stdout;
+    let all = ["Launched as rank 1 of 2 by rsccl run, tcp://127.0.0.1:", "ranks meet by the store that rank 0 serves"];
+    assert!(all.iter().all(|words| told.contains(words)), "{told}");
 }
 
 #[test]

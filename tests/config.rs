@@ -126,27 +126,42 @@ fn what_the_program_sets_is_held_to_the_same_ranges() {
     assert_eq!(config.clone().resolve_in(&nobody).unwrap().min_channels, Some(2));
 }
 
-/// A site's module file sets `NCCL_NET=IB` for all its users.
+/// A site's module file sets `NCCL_NET=AWS` for all its users.
 #[test]
 fn a_network_of_others_is_told_and_sockets_are_used() {
-    let config = resolve(&[("NCCL_NET", "IB")]).unwrap();
-    assert_eq!(config.net, None);
+    let config = resolve(&[("NCCL_NET", "AWS")]).unwrap();
+    assert_eq!(config.net.as_deref(), Some("Socket"), "and not what there is hardware for");
     let told: Vec<_> = config
         .notes()
         .iter()
         .filter_map(|note| if let Note::Mistake(text) = note { Some(&**text) } else { None })
         .collect();
-    let why = "NCCL_NET=\"IB\" (environment): rsccl does not have this network";
+    let why = "NCCL_NET=\"AWS\" (environment): rsccl does not have this network";
     assert_eq!(told, [format!("{why}; ranks of different hosts use Socket (TCP)")]);
     let nobody = Environment::default();
     let config = Config::default().with_net("AWS Libfabric").resolve_in(&nobody).unwrap();
     assert!(config.notes().iter().any(|note| matches!(note, Note::Mistake(text) if text.contains("(program)"))));
 
-    let text = refused(&[("NCCL_NET", "IB"), ("RSCCL_NET_STRICT", "1")]);
+    let text = refused(&[("NCCL_NET", "AWS"), ("RSCCL_NET_STRICT", "1")]);
     assert!(text.starts_with(why) && text.contains("; allowed: Socket"), "{text}");
-    let error = Config::default().with_net("IB").with_net_strict(true).resolve_in(&nobody).unwrap_err().to_string();
-    assert!(error.contains("NCCL_NET=\"IB\" (program)"), "{error}");
+    let error = Config::default().with_net("AWS").with_net_strict(true).resolve_in(&nobody).unwrap_err().to_string();
+    assert!(error.contains("NCCL_NET=\"AWS\" (program)"), "{error}");
     assert_eq!(resolve(&[("NCCL_NET", "SOCKET"), ("RSCCL_NET_STRICT", "1")]).unwrap().net.as_deref(), Some("Socket"));
+}
+
+/// It may be what the plug-in calls its network, which only the plug-in knows.
+#[test]
+fn any_network_goes_where_a_plug_in_is_asked_for() {
+    let theirs = |plug_ins: &str| {
+        let config = resolve(&[("NCCL_NET", " AWS Libfabric "), ("NCCL_NET_PLUGIN", plug_ins)]).unwrap();
+        let is_told = config.notes().iter().any(|note| matches!(note, Note::Mistake(_)));
+        (config.net.clone(), is_told)
+    };
+    assert_eq!(theirs("aws-ofi"), (Some("AWS Libfabric".to_owned()), false));
+    for none in ["none", "NONE", " "] {
+        assert_eq!(theirs(none), (Some("Socket".to_owned()), true), "{none:?}");
+    }
+    assert_eq!(resolve(&[("NCCL_NET", "Plugin")]).unwrap().net.as_deref(), Some("plugin"));
 }
 
 #[test]
@@ -264,6 +279,32 @@ fn a_file_of_topology_or_channels_that_is_absent_is_left_out() {
     assert!(mistakes(&machine).is_empty() && machine.notes().iter().any(is_it), "{:?}", machine.notes());
 }
 
+/// A site's file for NCCL may hold them, and must not end programs that use sockets.
+#[test]
+fn values_of_verbs_that_nccl_takes_for_unset_or_ignores_end_no_program() {
+    let unset = [("NCCL_NET", "IB"), ("NCCL_IB_SL", "-1"), ("NCCL_IB_TC", "-1"), ("NCCL_IB_TIMEOUT", "0")];
+    let config = resolve(&unset).unwrap();
+    assert_eq!((config.ib_sl, config.ib_tc, config.ib_timeout, mistakes(&config).len()), (None, None, 0, 0));
+    for (name, value) in [
+        ("NCCL_IB_DISABLE", "2"),
+        ("NCCL_IB_SL", "16"),
+        ("NCCL_IB_QPS_PER_CONNECTION", "129"),
+        ("NCCL_IB_ADDR_FAMILY", "AF_IB"),
+        ("NCCL_IB_ROCE_VERSION_NUM", "3"),
+    ] {
+        for net in ["Socket", ""] {
+            let config = resolve(&[(name, value), ("NCCL_NET", net)]).unwrap();
+            let [told] = &mistakes(&config)[..] else { panic!("{name}: {:?}", config.notes()) };
+            assert!(
+                told.starts_with(&format!("{name}=\"{value}\" (environment): ")) && told.ends_with(": ignored"),
+                "{told}"
+            );
+        }
+        let error = resolve(&[(name, value), ("NCCL_NET", "ib")]).unwrap_err();
+        assert!(error.message().contains(name), "{error}");
+    }
+}
+
 #[test]
 fn marks_inside_a_list_of_interfaces_are_told() {
     for (list, stray) in [("=a,b,^c", Some("^c")), ("a,=b", Some("=b")), ("^=a,b", None), ("=a", None), ("a,b", None)] {
@@ -296,7 +337,7 @@ fn unknown_names_are_told_and_idle_ones_told_once() {
         ("RSCCL_XYZZY_PLUGH", "1"),
         ("NCCL_BUFSIZE", "1M"),
         ("NCCL_REPRODUCIBLE", "1"),
-        ("NCCL_IB_HCA", "mlx5"),
+        ("NCCL_IB_AR_THRESHOLD", "0"),
         ("RSCCL_RANK", "0"),
         ("RSCCL_CONF_FILE", &path),
     ]);
@@ -307,7 +348,9 @@ fn unknown_names_are_told_and_idle_ones_told_once() {
             "NCCL_REPRODUCIBLE (environment) is not a variable of NCCL; did you mean RSCCL_REPRODUCIBLE?".to_owned(),
         ),
         Note::Warning(format!("PATH ({path}:2) has no effect: only names with NCCL_ or RSCCL_ are read here")),
-        Note::Information("variables of NCCL that have no effect here: NCCL_GDRCOPY_ENABLE, NCCL_IB_HCA".to_owned()),
+        Note::Information(
+            "variables of NCCL that have no effect here: NCCL_GDRCOPY_ENABLE, NCCL_IB_AR_THRESHOLD".to_owned(),
+        ),
     ];
     assert_eq!(config.unwrap().notes(), expected);
     let all = refused(&[("RSCCL_TIMEOUT", "1"), ("RSCCL_SCRATCH", "1")]);

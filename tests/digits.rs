@@ -40,10 +40,11 @@ fn is_built() -> bool {
 }
 
 /// Every feature of the library, and whether this build has it.
-const FEATURES: [(&str, bool); 4] = [
+const FEATURES: [(&str, bool); 5] = [
     ("cli", cfg!(feature = "cli")),
     ("mpi", cfg!(feature = "mpi")),
     ("cpp", cfg!(feature = "cpp")),
+    ("encrypt", cfg!(feature = "encrypt")),
     ("cuda", cfg!(feature = "cuda")),
 ];
 

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use rsccl::config::Encryption;
 use rsccl::internals::bootstrap::address::HostPort;
 use rsccl::internals::bootstrap::auth::{Handshake, Purpose, Terms};
 use rsccl::internals::bootstrap::interface::{AddressFamily, Rules};
@@ -162,7 +163,7 @@ impl Field {
 }
 
 fn terms() -> Terms {
-    Terms { key: [1; 32], purpose: Purpose::Peer, communicator: 7, job: None }
+    Terms { key: [1; 32], purpose: Purpose::Peer, communicator: 7, job: None, encryption: Encryption::Off }
 }
 
 /// Mostly zeros, as lengths and counts are where they make sense.

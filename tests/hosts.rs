@@ -4,7 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod hosts {
+    #[cfg(feature = "encrypt")]
+    mod encrypted;
+    mod fabrics;
+    mod hardware;
+    mod nat;
     mod places;
+    mod plug_ins;
     mod rails;
 }
 
@@ -170,6 +176,23 @@ fn a_firewall_s_ports() {
     }
 }
 
+/// The system may give such a port to a connection that goes out, unless the administrator keeps it.
+#[test]
+fn a_range_of_ports_that_the_system_lends_is_told_once() {
+    let Some(network) = Network::make(1) else { return };
+    network.set_ephemeral_ports(0, 20_000, 21_001);
+    let told = |range| {
+        let mut job = job(&network, &[0, 0], &[("RSCCL_PORT_RANGE", range)]);
+        job.must("split 0");
+        let count = |line: &str| job.ranks.iter().map(|rank| rank.log().matches(line).count()).collect::<Vec<_>>();
+        count(&format!("as root: sysctl net.ipv4.ip_local_reserved_ports={range}"))
+    };
+    assert_eq!(told("21000-21003"), [1, 1]);
+    assert_eq!(told("21002-21005"), [0, 0]);
+    network.set(0, "net.ipv4.ip_local_reserved_ports=21000-21001");
+    assert_eq!(told("21000-21003"), [0, 0]);
+}
+
 #[test]
 fn ports_that_do_not_suffice() {
     let Some(network) = Network::make(1) else { return };
@@ -328,7 +351,7 @@ fn ncclras_is_told_of_ranks_on_other_hosts() {
     assert!(text.contains("2 processes of host host0 with 2 ranks"), "{text}");
     for rank in &job.ranks[2..] {
         let line = text.lines().find(|line| line.starts_with(&format!("rank {} of 4, ", rank.number))).expect(&text);
-        assert!(line.contains(&format!(", pid {}: has told nothing", rank.process())), "{line}");
+        assert!(line.contains(&format!(", host host1, pid {}: has told nothing", rank.process())), "{line}");
     }
     // The ranks of the other host wait: those of this one make no call, and know.
     job.begin("call barrier 0", |rank| rank >= 2);
@@ -337,6 +360,7 @@ fn ncclras_is_told_of_ranks_on_other_hosts() {
     });
     let json = ras_status(&network, 0, "json");
     assert!(json.matches("\"state\":\"waits\",\"words\":\"barrier").count() == 2, "{json}");
+    assert!(json.matches("\"host\":\"host1\",\"host_id\":").count() == 2, "{json}");
     job.kill(3);
     ranks::until("it is told that one has died", || {
         ras_status(&network, 0, "text")

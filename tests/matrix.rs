@@ -24,6 +24,8 @@ mod matrix {
     #[cfg(feature = "cuda")]
     mod gpu_processes;
     #[cfg(feature = "cuda")]
+    mod gpu_traffic;
+    #[cfg(feature = "cuda")]
     mod gpu_traps;
     #[cfg(feature = "cuda")]
     mod gpu_windows;

@@ -1,5 +1,6 @@
 //! `rsccl status` on jobs of `mpirun` whose communicators are made from MPI's: each kind of trouble, and the rank that it
-//! names. The other kinds of jobs are those of `tests/status.rs`. Says `skipped` where there is no `mpirun`.
+//! names. The other kinds of jobs are those of `tests/status.rs`. The launcher is that of the MPI with which this program
+//! is built (`MPICC`); says `skipped` where there is none.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::hint::spin_loop;
@@ -102,18 +103,23 @@ struct Job {
 impl Job {
     /// `None` where there is no `mpirun`.
     fn start(role: &str, size: usize) -> Option<Job> {
-        let version = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output().ok()?;
+        let mpirun = option_env!("MPICC").unwrap_or("mpicc").replace("mpicc", "mpirun");
+        let version = Command::new(&mpirun).arg("--version").stdin(Stdio::null()).output().ok()?;
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new("mpirun");
+        let mut command = Command::new(&mpirun);
         let is_open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
         if is_open_mpi {
             command.args(["--allow-run-as-root", "--oversubscribe"]);
         }
-        if role == "outlives" {
-            // By itself a launcher ends the job with its first rank.
-            command.arg(if is_open_mpi { "--enable-recovery" } else { "-disable-auto-cleanup" });
+        command.args(["-n", &size.to_string()]);
+        // By itself a launcher ends the job with its first rank.
+        match (role == "outlives", is_open_mpi) {
+            (true, true) => drop(command.arg("--enable-recovery")),
+            // MPICH's (4.0.2) kills the others though it is told `-disable-auto-cleanup`: so it sees nobody die.
+            (true, false) => drop(command.args(["sh", "-c", "\"$@\"; exec sleep 100", "outlives"])),
+            (false, _) => {}
         }
-        command.args(["-n", &size.to_string()]).arg(std::env::current_exe().unwrap());
+        command.arg(std::env::current_exe().unwrap());
         command.args(["rank", "--exact", "--ignored", "--test-threads=1"]);
         command.env(ROLE, role).env(FOLDER, folder.path()).env("NCCL_SOCKET_IFNAME", "lo");
         command.env("RSCCL_TIMEOUT_MS", "100000").env("RSCCL_INIT_TIMEOUT_MS", "100000");

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rsccl::comm::Registered;
 use rsccl::error::Kind;
 use rsccl::{Buffer, Communicator, Error, ReduceOp, Result};
 
@@ -36,6 +37,7 @@ fn rank() {
         ("scope", _) => scope_without_thread(),
         ("group", _) => group_without_threads(),
         ("buffers", _) => buffers(),
+        ("moved", _) => moved_where_it_lies(),
         ("space", _) => buffer_without_address_space(),
         ("helpers", of) => with_helpers(of),
         (other, _) => panic!("no role: {other}"),
@@ -230,6 +232,21 @@ fn buffers() -> Result<()> {
     note(&error.to_string());
     let mut small = Buffer::<u8>::new(8 << 20)?;
     small.fill(1);
+    Ok(())
+}
+
+/// Registers where it lies, twice, what there would not be room for a second time.
+fn moved_where_it_lies() -> Result<()> {
+    let value = |at: usize| u8::try_from(at % 251).expect("below 251");
+    let mut vector: Vec<u8> = (0..256 << 20).map(value).collect();
+    for turn in 0..2 {
+        let mut registered = Registered::new(vector);
+        assert_eq!(registered.refusal(), None);
+        assert!(registered.iter().enumerate().all(|(at, byte)| *byte == value(at + turn)));
+        registered.iter_mut().enumerate().for_each(|(at, byte)| *byte = value(at + turn + 1));
+        vector = registered.into_inner();
+    }
+    assert!(vector.iter().enumerate().all(|(at, byte)| *byte == value(at + 2)));
     Ok(())
 }
 
@@ -446,7 +463,7 @@ fn a_buffer_beyond_the_limit_of_address_space_names_it() {
 /// Regression: what a cgroup cannot hold was given, and the first touch ended the process.
 #[test]
 fn what_a_memory_cgroup_cannot_hold_is_an_error_at_once() {
-    let Some(group) = Group::new() else { return };
+    let Some(group) = Group::new(64) else { return };
     let before = format!("echo $$ > {}/cgroup.procs", group.0.display());
     let outcome = Job { ranks: 1, role: "buffers", before: &before, variables: SHM }.run();
     outcome.must_be_fine();
@@ -454,12 +471,20 @@ fn what_a_memory_cgroup_cannot_hold_is_an_error_at_once() {
     assert!(words.iter().all(|word| outcome.notes[0].contains(word)), "{}", outcome.text());
 }
 
-/// A memory cgroup of 64 MiB, where this user may make one.
+/// Pages move in pieces: a cgroup of 300 MiB holds 256 MiB that move, and would end a process that moved them at once.
+#[test]
+fn memory_moves_where_there_is_no_room_for_it_twice() {
+    let Some(group) = Group::new(300) else { return };
+    let before = format!("echo $$ > {}/cgroup.procs", group.0.display());
+    Job { ranks: 1, role: "moved", before: &before, variables: SHM }.run().must_be_fine();
+}
+
+/// A memory cgroup of so many MiB, where this user may make one.
 struct Group(PathBuf);
 
 impl Group {
-    fn new() -> Option<Group> {
-        let name = format!("rsccl-test-{}", std::process::id());
+    fn new(mebibytes: u64) -> Option<Group> {
+        let name = format!("rsccl-test-{}-{mebibytes}", std::process::id());
         let places = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
@@ -469,7 +494,7 @@ impl Group {
             let folder = Path::new(place).join(&name);
             if std::fs::create_dir(&folder).is_ok() {
                 let group = Group(folder);
-                if std::fs::write(group.0.join(limit), "67108864").is_ok() {
+                if std::fs::write(group.0.join(limit), (mebibytes << 20).to_string()).is_ok() {
                     return Some(group);
                 }
             }

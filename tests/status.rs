@@ -376,6 +376,27 @@ fn where_there_is_no_rank_that_is_said() {
 }
 
 #[test]
+fn a_script_knows_an_error_and_a_wrong_command_line_from_a_job_in_trouble() {
+    let codes = [&["--merge", "/no/such/file"][..], &["--watch=0"], &["--no-such-option"], &["--late", "soon"]]
+        .map(|words| status(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()).code);
+    assert_eq!(codes, [Some(1), Some(2), Some(2), Some(2)]);
+}
+
+#[test]
+fn pages_of_another_user_are_not_read() {
+    let job = Job::whole("well", 2);
+    job.goes_well(2);
+    if !sees_all() {
+        return println!("skipped: only root can be another user");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    as_nobody(&mut command, None);
+    let told = status_by(command, &[job.pid(0).to_string()]);
+    assert_eq!(told.code, Some(4), "{}", told.text);
+    assert!(told.text.contains("No process of this user here has a rank of rsccl."), "{}", told.text);
+}
+
+#[test]
 fn a_rank_that_computes_is_named_and_so_are_those_that_wait_for_it() {
     let job = Job::whole("computes", 4);
     let late = format!("pid {}) has not entered all_reduce #1 for ", job.pid(2));

@@ -9,10 +9,13 @@ mod stores {
 }
 
 use std::any::Any;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use rsccl::config::Encryption;
 use rsccl::error::{Error, Kind};
 use rsccl::internals::bootstrap::store::AgentStore;
 use rsccl::internals::bootstrap::{Options, UniqueId};
@@ -309,6 +312,65 @@ fn a_tcp_store_refuses_processes_of_another_job_by_its_name() {
     let client = TcpStore::connect(&place, &of_job("day run", "1")).unwrap();
     client.set("key", b"value", &soon()).unwrap();
     assert_eq!(server.get("key", &soon()).unwrap(), b"value");
+}
+
+/// Hands on all that one end says to the other, and yields it.
+fn overhear(mut from: TcpStream, mut to: TcpStream) -> Vec<u8> {
+    let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
+    from.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        all.extend_from_slice(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    // Either may have left.
+    let _ = to.shutdown(Shutdown::Both);
+    all
+}
+
+/// What goes over the network between a client and the store at `place`, while `talk` has that client.
+fn overheard(place: SocketAddr, config: &StoreConfig, talk: impl FnOnce(TcpStore)) -> Vec<u8> {
+    let listener = TcpListener::bind(loopback()).unwrap();
+    let client = TcpStore::connect(&listener.local_addr().unwrap().to_string(), config).unwrap();
+    std::thread::scope(|scope| {
+        let between = scope.spawn(|| {
+            let (near, far) = (listener.accept().unwrap().0, TcpStream::connect(place).unwrap());
+            let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            let back = scope.spawn(move || overhear(far_too, near_too));
+            let there = overhear(near, far);
+            [there, back.join().unwrap()].concat()
+        });
+        talk(client);
+        between.join().unwrap()
+    })
+}
+
+#[test]
+fn a_tcp_store_is_encrypted_where_its_client_asks() {
+    let server = TcpStore::serve(loopback(), &config()).unwrap();
+    for encrypt in [Encryption::Off, Encryption::On, Encryption::ChaCha20] {
+        let config = match config().with_encrypt(encrypt) {
+            Ok(config) => config,
+            Err(error) => {
+                assert!(!cfg!(feature = "encrypt") && encrypt != Encryption::Off, "{error}");
+                assert!(error.kind() == Kind::InvalidUsage && error.to_string().contains("`encrypt`"), "{error}");
+                continue;
+            }
+        };
+        let words: [&[u8]; 2] = [b"said by the client", b"said by the store"];
+        server.set("back", words[1], &soon()).unwrap();
+        let heard = overheard(server.address().unwrap(), &config, |client| {
+            client.set("there", words[0], &soon()).unwrap();
+            assert_eq!(client.get("back", &soon()).unwrap(), words[1]);
+        });
+        assert_eq!(server.get("there", &soon()).unwrap(), words[0]);
+        assert!(server.delete("there", &soon()).unwrap() && !heard.is_empty());
+        for words in words {
+            let is_heard = heard.windows(words.len()).any(|part| part == words);
+            assert_eq!(is_heard, encrypt == Encryption::Off, "{encrypt:?}");
+        }
+    }
 }
 
 #[test]

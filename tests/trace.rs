@@ -37,6 +37,8 @@ fn play(role: &str) -> Result<()> {
         "work" | "hosts" => 3,
         // Until it is killed.
         "flood" => u64::MAX,
+        "exits" => 20_000,
+        "rounds" => 0,
         _ => 5000,
     };
     for _ in 0..calls {
@@ -48,6 +50,17 @@ fn play(role: &str) -> Result<()> {
     }
     if matches!(role, "work" | "hosts") {
         work(&comm)?;
+    }
+    if role == "rounds" {
+        rounds(&comm)?;
+    }
+    if role == "exits" {
+        // Those of a child are the process's last calls, and its goodbye does not write the trace.
+        let child = comm.by_color(0, 0)?;
+        child.barrier()?;
+        child.finalize()?;
+        // `comm` is open.
+        std::process::exit(0);
     }
     comm.finalize()
 }
@@ -77,6 +90,15 @@ fn work(comm: &Communicator) -> Result<()> {
     })?;
     assert_eq!((received, sum), ([before; 2], [size - 1]));
     pair.finalize()
+}
+
+/// Rounds of a persistent call, as calls and as requests.
+fn rounds(comm: &Communicator) -> Result<()> {
+    let mut sum = comm.prepare(vec![1u64; 8], |calls, values| calls.all_reduce_in_place(values, ReduceOp::Sum))?;
+    sum.run()?;
+    sum.run()?;
+    sum.start()?;
+    sum.wait()
 }
 
 /// Processes that play a role, and the folder of their traces.
@@ -302,6 +324,54 @@ fn steps_of_plans_have_tracks_of_their_own_and_their_messages_arrows() {
     let owners: BTreeSet<u64> = lanes.iter().map(|(rank, _)| *rank).collect();
     // The rank where the ring of its one element begins sends only.
     assert_eq!((owners.len(), ranks.len()), (4, 3), "steps of requests on {lanes:?}");
+}
+
+#[test]
+fn rounds_of_persistent_calls_have_their_steps() {
+    let mut job = Job::start(
+        "rounds",
+        2,
+        &[
+            ("RSCCL_TRACE_STEPS", "1"),
+            ("NCCL_P2P_DISABLE", "1"),
+            ("NCCL_SHM_DISABLE", "1"),
+            ("NCCL_ALGO", "allreduce:ring"),
+        ],
+    );
+    job.end();
+    let (all, _) = job.merged();
+    check(&all);
+    // Two rounds that ran as calls, and one that was started, on each rank.
+    assert_eq!((count(&all, "X", "all_reduce"), count(&all, "b", "all_reduce")), (4, 2));
+    let lanes = |word: &str| -> BTreeSet<Track> {
+        let named = all.iter().filter(|event| event["name"] == "thread_name");
+        named.filter(|event| event["args"]["name"].as_str().unwrap().contains(word)).map(track).collect()
+    };
+    let (of_requests, of_calls) = (lanes(", request lane "), lanes(", lane "));
+    let steps = |rank: u64, tracks: &BTreeSet<Track>| -> Vec<&str> {
+        let steps = all.iter().filter(|event| event["cat"] == "step" && track(event).0 == rank + 1);
+        let mut steps: Vec<&str> =
+            steps.filter(|step| tracks.contains(&track(step))).map(|step| step["name"].as_str().unwrap()).collect();
+        steps.sort_unstable();
+        steps
+    };
+    for rank in 0..2 {
+        let (started, ran) = (steps(rank, &of_requests), steps(rank, &of_calls));
+        assert!(started.iter().any(|step| step.contains("send")), "rank {rank}: {started:?}");
+        let mut twice = [&started[..], &started[..]].concat();
+        twice.sort_unstable();
+        assert_eq!(ran, twice, "rank {rank}: the steps of two rounds");
+    }
+}
+
+#[test]
+fn a_process_that_exits_with_a_communicator_open_leaves_its_trace_whole() {
+    let mut job = Job::start("exits", 1, &[]);
+    job.end();
+    assert!(!PathBuf::from(format!("{}.records", job.file(0).display())).exists(), "{}", job.told(0));
+    let (all, _) = job.merged();
+    check(&all);
+    assert_eq!((count(&all, "X", "all_reduce"), count(&all, "X", "barrier")), (20_000, 1), "{}", job.told(0));
 }
 
 #[test]

@@ -141,7 +141,7 @@ class Rsccl(Contestant):
         return [self.program]
 
     def takes_part(self, mode, collective, ranks, transport):
-        if "registered=1" in self.words and transport != "shm":
+        if any(word.startswith("registered=") for word in self.words) and transport != "shm":
             return False
         return super().takes_part(mode, collective, ranks, transport)
 

@@ -1,8 +1,10 @@
-//! The buffers of a contestant: a program's own arrays, which are the same for all, or registered ones.
+//! The buffers of a contestant: a program's own arrays, which are the same for all, buffers that are registered, or
+//! blocks of the allocator that are registered where they lie.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use rsccl::comm::Registered;
 use rsccl::{Buffer, Communicator, Result};
 
 #[derive(Default)]
@@ -12,6 +14,8 @@ pub(crate) enum Memory {
     Away,
     Ordinary(Private),
     Registered(Buffer<f32>),
+    /// `malloc`'s block, as a `Vec` and a `std::vector` have it: it begins 16 bytes into a page.
+    InPlace(Registered<Vec<f32>>),
 }
 
 impl Memory {
@@ -25,6 +29,14 @@ impl Memory {
         comm.register(&buffer)?;
         Ok(Memory::Registered(buffer))
     }
+
+    /// As `registered`.
+    pub(crate) fn in_place(comm: &Communicator, elements: usize) -> Result<Memory> {
+        let memory = Registered::new(vec![0.0; elements]);
+        assert_eq!(memory.refusal(), None, "not registered where it lies");
+        comm.register(&memory)?;
+        Ok(Memory::InPlace(memory))
+    }
 }
 
 impl Deref for Memory {
@@ -35,6 +47,7 @@ impl Deref for Memory {
             Memory::Away => &[],
             Memory::Ordinary(private) => private,
             Memory::Registered(buffer) => buffer,
+            Memory::InPlace(memory) => memory,
         }
     }
 }
@@ -45,6 +58,7 @@ impl DerefMut for Memory {
             Memory::Away => &mut [],
             Memory::Ordinary(private) => private,
             Memory::Registered(buffer) => buffer,
+            Memory::InPlace(memory) => memory,
         }
     }
 }

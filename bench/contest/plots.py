@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib import pyplot
 
 matplotlib.rcParams["svg.hashsalt"] = "rsccl"
-COLOURS = {"rsccl": "#d62728", "rsccl registered": "#ff7f0e", "openmpi": "#1f77b4", "mpich": "#2ca02c", "impi": "#9467bd",
+COLOURS = {"rsccl": "#d62728", "rsccl registered": "#ff7f0e", "rsccl registered in place": "#bcbd22", "openmpi": "#1f77b4", "mpich": "#2ca02c", "impi": "#9467bd",
            "oneccl": "#8c564b", "memory": "#7f7f7f", "tcp": "#7f7f7f"}
 
 

@@ -20,7 +20,7 @@ IN_USE = {name: (f"<!-- {name} begins -->", f"<!-- {name} ends -->") for name in
 # The most sizes in the README's table, which must be short.
 README_SIZES = 6
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
-OURS = ("rsccl", "rsccl registered", "rsccl, bound", "rsccl, a session each")
+OURS = ("rsccl", "rsccl registered", "rsccl registered in place", "rsccl, bound", "rsccl, a session each")
 # What the names of contestants of an earlier commit begin with.
 BEFORE = "before: "
 # A cell is slower than the baseline's where it is by more than this, and its spread.

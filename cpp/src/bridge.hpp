@@ -150,6 +150,7 @@ struct Access {
     }
     static const std::shared_ptr<State>& state(const Communicator& communicator) { return communicator.state_; }
     static ffi::Memory& memory(SharedBytes& bytes);
+    static ffi::Memory& memory(PoolBytes& bytes);
     static const ffi::GpuMemory& memory(const GpuBytes& bytes);
 };
 

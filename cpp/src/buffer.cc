@@ -1,6 +1,10 @@
 // Memory that ranks can share: of the host, and of GPUs.
 #include <rsccl/buffer.hpp>
+#include <rsccl/pool.hpp>
 
+#include <cstdint>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "bridge.hpp"
@@ -15,6 +19,24 @@ SharedBytes::SharedBytes(std::size_t count, std::size_t element_bytes) : memory_
     check(ffi::allocate(*memory_->memory, count, element_bytes));
     data_ = ffi::place(*memory_->memory);
     count_ = count;
+}
+
+SharedBytes::SharedBytes(void* memory, std::size_t count, std::size_t element_bytes, bool is_unpinned) : memory_(std::make_unique<Memory>()) {
+    std::size_t bytes = 0;
+    if (__builtin_mul_overflow(count, element_bytes, &bytes)) {
+        throw InvalidArgument("memory of " + std::to_string(count) + " elements to register: no memory is as large");
+    }
+    check(ffi::move_in_place(*memory_->memory, static_cast<std::uint8_t*>(memory), bytes, is_unpinned));
+    data_ = memory;
+    count_ = count;
+}
+
+std::string SharedBytes::refusal() const {
+    if (!memory_) {
+        return "it was moved from";
+    }
+    const rust::String told = ffi::refusal(*memory_->memory);
+    return {told.data(), told.size()};
 }
 
 SharedBytes::SharedBytes(SharedBytes&& other) noexcept
@@ -37,6 +59,29 @@ ffi::Memory& Access::memory(SharedBytes& bytes) {
     }
     return *bytes.memory_->memory;
 }
+
+struct PoolBytes::Memory {
+    rust::Box<ffi::Memory> memory = ffi::memory();
+};
+
+PoolBytes::PoolBytes(std::size_t bytes) : memory_(std::make_unique<Memory>()) { check(ffi::make_pool(*memory_->memory, bytes)); }
+
+PoolBytes::~PoolBytes() = default;
+
+void* PoolBytes::take(std::size_t bytes, std::size_t align) {
+    void* const place = ffi::take_block(*memory_->memory, bytes, align);
+    if (place == nullptr) {
+        throw std::bad_alloc();
+    }
+    return place;
+}
+
+void PoolBytes::give(void* place) noexcept { ffi::give_block(*memory_->memory, reinterpret_cast<std::uintptr_t>(place)); }
+std::size_t PoolBytes::capacity() const noexcept { return ffi::pool_use(*memory_->memory)[0]; }
+std::size_t PoolBytes::in_use() const noexcept { return ffi::pool_use(*memory_->memory)[1]; }
+void PoolBytes::trim() noexcept { ffi::trim_pool(*memory_->memory); }
+
+ffi::Memory& Access::memory(PoolBytes& bytes) { return *bytes.memory_->memory; }
 
 struct GpuBytes::Memory {
     rust::Box<ffi::GpuMemory> memory = ffi::gpu_memory();

@@ -391,6 +391,11 @@ void Communicator::register_memory(detail::SharedBytes& memory, bool takes_back)
     detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory), takes_back), *state.thrown);
 }
 
+void Communicator::register_memory(detail::PoolBytes& memory, bool takes_back) const {
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory), takes_back), *state.thrown);
+}
+
 // ---- windows
 
 struct Window::Registered {

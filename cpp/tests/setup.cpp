@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -176,7 +177,14 @@ int process_rank(const std::vector<std::string>&) {
     require(half.rank() == comm.rank() / 2, "half");
     require(comm.on_my_host().size() == comm.size(), "all on this host");
     rsccl::buffer<float> shared(50'000);
+    const std::uint64_t before = comm.memory().registered;
     comm.register_buffer(shared);
+    // Ranks that are alone, or share no memory, have nothing of it to share.
+    const bool shares = comm.size() > 1 && std::getenv("NCCL_SHM_DISABLE") == nullptr;
+    const std::uint64_t more = shares ? shared.size() * sizeof(float) : 0;
+    require(comm.memory().registered >= before + more, "memory of the registered buffer");
+    require(comm.memory().arenas > 0 || !shares, "memory of arenas");
+    require(!comm.memory().gpu_ordinal, "memory of ranks without a GPU");
     std::fill(shared.begin(), shared.end(), 1.0F);
     comm.all_reduce_in_place(shared);
     require(shared[49'999] == static_cast<float>(comm.size()), "registered memory between processes");
@@ -459,7 +467,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 32> fields = {{
+    const std::array<Field, 45> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(0); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(5); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
@@ -475,7 +483,20 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"RSCCL_TUNE_FILE", nullptr, [](Config& c) { c.tune_file = "/no/such/file"; }},
         {"RSCCL_TEAM_RANKS", [](Config& c) { c.team_ranks = 8; }, [](Config& c) { c.team_ranks = 0; }},
         {"RSCCL_NET_STRICT", [](Config& c) { c.net_strict = true; }, nullptr},
+        {"NCCL_NET_PLUGIN", [](Config& c) { c.net_plugin = "aws-ofi"; }, nullptr},
         {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net_strict = true, c.net = "Pigeon"; }},
+        {"NCCL_IB_DISABLE", [](Config& c) { c.ib_disable = true; }, nullptr},
+        {"NCCL_IB_HCA", [](Config& c) { c.ib_hca = "mlx5"; }, nullptr},
+        {"NCCL_IB_GID_INDEX", [](Config& c) { c.ib_gid_index = 3; }, [](Config& c) { c.ib_gid_index = 256; }},
+        {"NCCL_IB_ADDR_FAMILY", [](Config& c) { c.ib_addr_family = "AF_INET6"; }, [](Config& c) { c.ib_addr_family = "AF_UNIX"; }},
+        {"NCCL_IB_ROCE_VERSION_NUM", [](Config& c) { c.ib_roce_version_num = 1; }, [](Config& c) { c.ib_roce_version_num = 3; }},
+        {"NCCL_IB_TIMEOUT", [](Config& c) { c.ib_timeout = 18; }, [](Config& c) { c.ib_timeout = 32; }},
+        {"NCCL_IB_RETRY_CNT", [](Config& c) { c.ib_retry_cnt = 6; }, [](Config& c) { c.ib_retry_cnt = 8; }},
+        {"NCCL_IB_SL", [](Config& c) { c.ib_sl = 3; }, [](Config& c) { c.ib_sl = 16; }},
+        {"NCCL_IB_TC", [](Config& c) { c.ib_tc = 106; }, [](Config& c) { c.ib_tc = 256; }},
+        {"NCCL_IB_PKEY", [](Config& c) { c.ib_pkey = 1; }, [](Config& c) { c.ib_pkey = 65536; }},
+        {"NCCL_IB_QPS_PER_CONNECTION", [](Config& c) { c.ib_qps_per_connection = 2; }, [](Config& c) { c.ib_qps_per_connection = 0; }},
+        {"RSCCL_ENCRYPT", [](Config& c) { c.encrypt = "0"; }, [](Config& c) { c.encrypt = "Enigma"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
         {"RSCCL_RAILS", [](Config& c) { c.rails = "eth0=0"; }, [](Config& c) { c.rails = "eth0"; }},
         {"RSCCL_NIC_TIMEOUT", [](Config& c) { c.nic_timeout = std::chrono::seconds(3); }, [](Config& c) { c.nic_timeout = std::chrono::seconds(1); }},

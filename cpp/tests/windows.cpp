@@ -61,6 +61,10 @@ void work_in_windows(Communicator& comm) {
     const std::size_t shares = ranks * (ranks - 1) / 2;
     require_each(get(in), "sum", [&](std::size_t place) { return static_cast<float>(ranks * place + shares); });
 
+    const rsccl::MemoryUse held = comm.memory();
+    require(held.gpu > 0 && held.gpu_ordinal == static_cast<std::uint32_t>(comm.rank() % Driver::get().gpus), "memory on a GPU");
+    require(!direct || held.windows >= (ranks + 1) * count * sizeof(float), "memory of windows");
+
     Window moved = std::move(of_in);
     require(moved.is_direct() == direct && !of_in.is_direct(), "a moved-from window is empty"); // NOLINT: on purpose
     comm.deregister_window(std::move(moved));

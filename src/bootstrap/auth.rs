@@ -6,8 +6,9 @@
 //!
 //! | message | from | bytes |
 //! |---------|------|-------|
-//! | hello | initiator | mark 4, version 1, purpose 1, zero 2, communicator 8, from 4, to 4, nonce 16, job 16, MAC 16 |
-//! | challenge | responder | 0: 1, nonce 16, MAC 32 of hello and this nonce |
+//! | hello | initiator | mark 4, version 1, purpose 1, flags 2, communicator 8, from 4, to 4, nonce 16, job 16, key 32, MAC 16 |
+//! | challenge | responder | 0: 1, nonce 16, cipher 1, key 32, MAC 32 of hello and these |
+//! | difference | responder | 3: 1, reason 1, MAC 32 of hello and these: encrypted here, and not there |
 //! | refusal | responder | 1: 1, age in ms 4, name of its job 120, MAC 32 of hello and these |
 //! | proof | initiator | MAC 32 of hello, challenge |
 //!
@@ -15,15 +16,24 @@
 //! strangers who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder
 //! answers with a refusal that names its job.
 //!
+//! Flags, keys and cipher are zero unless the connection is to be encrypted: `encryption` says how both sides come to
+//! that.
+//!
 //! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right after the
-//! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed.
+//! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed, unless
+//! both ends want that: see `bootstrap::sealed`.
+
+mod encryption;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Result};
+use self::encryption::{Demand, KeyAnswer, KeyOffer};
+use crate::bootstrap::sealed::{PUBLIC_BYTES, SealedEnds};
+use crate::config::Encryption;
+use crate::error::{Error, Kind, Result, without_controls};
 use crate::sync::Wait;
 use crate::sys::random;
 use crate::types::Rank;
@@ -70,6 +80,8 @@ pub struct Terms {
     pub communicator: u64,
     /// The job of this side; only where ranks meet.
     pub job: Option<JobTag>,
+    /// Whether what follows the handshake is encrypted.
+    pub encryption: Encryption,
 }
 
 /// The identity of a job, for comparison and for messages.
@@ -148,7 +160,7 @@ impl std::fmt::Debug for Terms {
 }
 
 const MARK: [u8; 4] = *b"RSC\x01";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// The bytes of a job's hash.
 pub const JOB_BYTES: usize = 16;
 /// The most bytes of a job's name in a refusal.
@@ -157,13 +169,15 @@ const CHALLENGE: u8 = 0;
 const REFUSAL: u8 = 1;
 /// The whole answer to a hello for a communicator that has ended in this process.
 pub(super) const ENDED: u8 = 2;
+const DIFFERENCE: u8 = 3;
 const NONCE_BYTES: usize = 16;
 const SHORT_MAC_BYTES: usize = 16;
 const MAC_BYTES: usize = 32;
 /// The bytes of a hello that say whom it is for.
 pub(super) const GREETING_BYTES: usize = 4 + 4 + 8 + 4 + 4;
-pub(super) const HELLO_BYTES: usize = GREETING_BYTES + NONCE_BYTES + JOB_BYTES + SHORT_MAC_BYTES;
-const CHALLENGE_BYTES: usize = 1 + NONCE_BYTES + MAC_BYTES;
+pub(super) const HELLO_BYTES: usize = GREETING_BYTES + NONCE_BYTES + JOB_BYTES + PUBLIC_BYTES + SHORT_MAC_BYTES;
+const CHALLENGE_BYTES: usize = 1 + NONCE_BYTES + 1 + PUBLIC_BYTES + MAC_BYTES;
+const DIFFERENCE_BYTES: usize = 1 + 1 + MAC_BYTES;
 const REFUSAL_BYTES: usize = 1 + 4 + NAME_BYTES + MAC_BYTES;
 
 /// One side of a handshake in progress.
@@ -181,6 +195,12 @@ pub struct Handshake {
     /// Of the side that answers: the hash of the job that was refused. Of the side that asks: the refusal.
     stranger: Option<[u8; JOB_BYTES]>,
     refusal: Option<OtherJob>,
+    /// Of the side that asks: its half of the keys.
+    offer: Option<KeyOffer>,
+    /// Of the side that answers: its half, until the other side has proved itself.
+    answer: Option<KeyAnswer>,
+    /// What encrypts once the handshake is done.
+    sealed: Option<SealedEnds>,
 }
 
 /// How far a side that connects has come.
@@ -235,10 +255,7 @@ impl Greeting {
     /// # Errors
     /// [`Kind::Remote`] if that is no hello of this version for a rank.
     pub(super) fn read(said: &[u8]) -> Result<Greeting> {
-        check_mark(said)?;
-        if said.get(MARK.len()).is_some_and(|version| *version != VERSION) {
-            return Err(other_version(said[MARK.len()]));
-        }
+        check_beginning(said)?;
         let Some(said) = said.get(..GREETING_BYTES) else { return Ok(Greeting::Unfinished) };
         let mut reader = Reader::new(&said[MARK.len() + 1..], "a handshake");
         let purpose = reader.u8()?;
@@ -255,12 +272,13 @@ impl Handshake {
     /// The connecting side: this rank is `from`, the wanted peer is `to`.
     ///
     /// # Errors
-    /// [`Kind::System`] if the kernel gives no randomness.
+    /// [`Kind::System`] if the kernel gives no randomness; [`Kind::InvalidUsage`] where this build cannot encrypt.
     pub fn initiate(terms: Terms, from: Rank, to: Rank) -> Result<Handshake> {
+        let offer = KeyOffer::new(terms.encryption)?;
         let mut hello = Writer::with_capacity(HELLO_BYTES);
-        hello.raw(&MARK).u8(VERSION).u8(terms.purpose.code()).u16(0).u64(terms.communicator);
+        hello.raw(&MARK).u8(VERSION).u8(terms.purpose.code()).u16(offer.flags).u64(terms.communicator);
         hello.u32(from.get()).u32(to.get()).raw(&random::bytes::<NONCE_BYTES>()?);
-        hello.raw(&terms.job.as_ref().map_or([0; JOB_BYTES], JobTag::digest));
+        hello.raw(&terms.job.as_ref().map_or([0; JOB_BYTES], JobTag::digest)).raw(&offer.public);
         let mac = mac(&terms.key, "hello", hello.as_slice());
         hello.raw(&mac.as_bytes()[..SHORT_MAC_BYTES]);
         let transcript = hello.finish();
@@ -275,15 +293,31 @@ impl Handshake {
             claimed: Some(to),
             stranger: None,
             refusal: None,
+            offer: Some(offer),
+            answer: None,
+            sealed: None,
         })
     }
 
     /// The accepting side, rank `me`. [`Handshake::peer`] tells who connected once the handshake is done.
     pub fn respond(terms: Terms, me: Rank) -> Handshake {
         let (transcript, partial, output) = (Vec::new(), Vec::new(), Vec::new());
-        let (stranger, refusal) = (None, None);
+        let (stranger, refusal, offer, answer, sealed) = (None, None, None, None, None);
         let state = State::AwaitHello;
-        Handshake { terms, state, transcript, partial, output, to: me, claimed: None, stranger, refusal }
+        Handshake {
+            terms,
+            state,
+            transcript,
+            partial,
+            output,
+            to: me,
+            claimed: None,
+            stranger,
+            refusal,
+            offer,
+            answer,
+            sealed,
+        }
     }
 
     /// Consumes the peer's handshake bytes from the front of `input`; consumes nothing once the handshake is done.
@@ -293,17 +327,21 @@ impl Handshake {
     /// caller must close the connection.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<()> {
         loop {
-            let (taken, rest) = input.split_at(input.len().min(self.bytes_wanted()));
+            // The first byte of an answer tells how long it is, so it is taken alone: an answer may be shorter than
+            // what was wanted before, and what follows it is not part of it.
+            let is_answer_s_first = self.state == State::AwaitChallenge && self.partial.is_empty();
+            let wanted = if is_answer_s_first { 1 } else { self.bytes_wanted() };
+            let (taken, rest) = input.split_at(input.len().min(wanted));
             *input = rest;
             self.partial.extend_from_slice(taken);
             if self.state == State::AwaitHello {
-                check_mark(&self.partial)?;
+                check_beginning(&self.partial)?;
             }
             if self.state == State::AwaitChallenge && self.partial.first() == Some(&ENDED) {
                 self.state = State::Ended;
+                self.partial.clear();
                 return Err(stranger("its rank has left, or its communicator has ended there"));
             }
-            // The first byte of an answer tells how long it is.
             let wanted = self.bytes_wanted();
             if wanted > 0 && !input.is_empty() {
                 continue;
@@ -336,6 +374,7 @@ impl Handshake {
         let message = match self.state {
             State::AwaitHello => HELLO_BYTES,
             State::AwaitChallenge if self.partial.first() == Some(&REFUSAL) => REFUSAL_BYTES,
+            State::AwaitChallenge if self.partial.first() == Some(&DIFFERENCE) => DIFFERENCE_BYTES,
             State::AwaitChallenge => CHALLENGE_BYTES,
             State::AwaitProof => MAC_BYTES,
             State::Refused | State::Ended | State::Done => 0,
@@ -368,6 +407,11 @@ impl Handshake {
         self.state == State::Ended
     }
 
+    /// Of the side that answers: whether it has told the other side that their settings of encryption differ.
+    pub(super) fn has_told_difference(&self) -> bool {
+        self.state == State::Refused && self.claimed.is_none() && self.stranger.is_none()
+    }
+
     /// Prepares the answer for a rank of another job, of which the first one was refused `age` ago.
     pub fn refuse(&mut self, age: Duration) {
         let mut answer = Writer::with_capacity(REFUSAL_BYTES);
@@ -382,6 +426,11 @@ impl Handshake {
         self.output.extend_from_slice(answer.as_slice());
     }
 
+    /// What encrypts the connection once the handshake is done, if it is to be encrypted.
+    pub(crate) fn take_sealed(&mut self) -> Option<SealedEnds> {
+        self.sealed.take()
+    }
+
     /// Whether any byte has arrived from the peer.
     pub fn has_heard(&self) -> bool {
         self.state != State::AwaitHello && self.state != State::AwaitChallenge || !self.partial.is_empty()
@@ -394,17 +443,14 @@ impl Handshake {
 
     fn receive_hello(&mut self, hello: Vec<u8>) -> Result<()> {
         let mut reader = Reader::new(&hello, "a handshake");
-        reader.raw(MARK.len())?;
-        let version = reader.u8()?;
-        if version != VERSION {
-            return Err(other_version(version));
-        }
+        // Mark and version, which were checked as they came.
+        reader.raw(MARK.len() + 1)?;
         let purpose = reader.u8()?;
-        reader.u16()?;
+        let flags = reader.u16()?;
         let communicator = reader.u64()?;
         let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
         reader.raw(NONCE_BYTES)?;
-        let job: [u8; JOB_BYTES] = reader.array()?;
+        let (job, public): ([u8; JOB_BYTES], [u8; PUBLIC_BYTES]) = (reader.array()?, reader.array()?);
         let (signed, signature) = hello.split_at(HELLO_BYTES - SHORT_MAC_BYTES);
         let expected = mac(&self.terms.key, "hello", signed);
         // Hashes are compared, because that takes the same time wherever they differ.
@@ -424,14 +470,40 @@ impl Handshake {
             self.state = State::Refused;
             return Ok(());
         }
-        self.transcript.push(CHALLENGE);
-        self.transcript.extend_from_slice(&random::bytes::<NONCE_BYTES>()?);
-        let mac = mac(&self.terms.key, "challenge", &self.transcript);
-        self.transcript.extend_from_slice(mac.as_bytes());
-        self.output.extend_from_slice(&self.transcript[HELLO_BYTES..]);
+        let follows = matches!(self.terms.purpose, Purpose::Root | Purpose::Store);
+        let answer = match Demand::of((self.terms.encryption, follows), flags, public) {
+            Demand::Plain => KeyAnswer::plain(),
+            Demand::Sealed(cipher, public) => KeyAnswer::sealed(cipher, public)?,
+            Demand::Differs(reason) => {
+                self.tell_difference(reason);
+                return Ok(());
+            }
+        };
+        self.challenge(answer)?;
         self.claimed = Some(from);
         self.state = State::AwaitProof;
         Ok(())
+    }
+
+    fn challenge(&mut self, answer: KeyAnswer) -> Result<()> {
+        self.transcript.push(CHALLENGE);
+        self.transcript.extend_from_slice(&random::bytes::<NONCE_BYTES>()?);
+        self.transcript.push(answer.code);
+        self.transcript.extend_from_slice(&answer.public);
+        let mac = mac(&self.terms.key, "challenge", &self.transcript);
+        self.transcript.extend_from_slice(mac.as_bytes());
+        self.output.extend_from_slice(&self.transcript[HELLO_BYTES..]);
+        self.answer = Some(answer);
+        Ok(())
+    }
+
+    /// Answers a side that wants to encrypt where this side does not, or the other way round.
+    fn tell_difference(&mut self, reason: u8) {
+        self.transcript.extend_from_slice(&[DIFFERENCE, reason]);
+        let mac = mac(&self.terms.key, "difference", &self.transcript);
+        self.output.extend_from_slice(&[DIFFERENCE, reason]);
+        self.output.extend_from_slice(mac.as_bytes());
+        self.state = State::Refused;
     }
 
     fn receive_challenge(&mut self, challenge: &[u8]) -> Result<()> {
@@ -441,8 +513,16 @@ impl Handshake {
             self.verify("refusal", signature)?;
             return self.receive_refusal(signed);
         }
+        if signed.first() == Some(&DIFFERENCE) {
+            self.verify("difference", signature)?;
+            self.state = State::Refused;
+            return Err(encryption::difference(self.terms.encryption, signed[1]));
+        }
         self.verify("challenge", signature)?;
         self.transcript.extend_from_slice(signature);
+        if let Some(offer) = &mut self.offer {
+            self.sealed = offer.agree(&signed[1 + NONCE_BYTES..], (&self.terms.key, &self.transcript))?;
+        }
         let proof = mac(&self.terms.key, "proof", &self.transcript);
         self.output.extend_from_slice(proof.as_bytes());
         self.state = State::Done;
@@ -465,6 +545,10 @@ impl Handshake {
 
     fn receive_proof(&mut self, proof: &[u8]) -> Result<()> {
         self.verify("proof", proof)?;
+        // Only now: whoever repeats a hello that it has seen costs no agreement.
+        if let Some(answer) = self.answer.take() {
+            self.sealed = answer.agree((&self.terms.key, &self.transcript))?;
+        }
         self.state = State::Done;
         Ok(())
     }
@@ -484,23 +568,20 @@ fn mac(key: &[u8; 32], step: &str, transcript: &[u8]) -> blake3::Hash {
     hasher.finalize()
 }
 
-/// A stranger's text, which must not reach a terminal's controls.
-fn without_controls(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
-    }
-    shown
-}
-
-/// Rejects strangers at their first wrong byte: the rest of the hello may never come.
-fn check_mark(said: &[u8]) -> Result<()> {
+/// Rejects strangers, and other versions, at their first wrong byte: the rest of a hello of this version may never
+/// come.
+fn check_beginning(said: &[u8]) -> Result<()> {
     let length = said.len().min(MARK.len());
-    if said[..length] == MARK[..length] { Ok(()) } else { Err(stranger("it does not speak this protocol")) }
-}
-
-fn other_version(version: u8) -> Error {
-    stranger(&format!("it speaks version {version} of the protocol, this rank speaks {VERSION}"))
+    if said[..length] != MARK[..length] {
+        return Err(stranger("it does not speak this protocol"));
+    }
+    match said.get(MARK.len()) {
+        Some(&version) if version != VERSION => {
+            let why = format!("it speaks version {version} of the protocol, this rank speaks {VERSION}");
+            Err(stranger(&why))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn stranger(why: &str) -> Error {
@@ -579,160 +660,4 @@ fn moment(wait: &Wait, mut step: impl FnMut() -> std::io::Result<usize>) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sync::AbortFlag;
-
-    fn terms(key: u8) -> Terms {
-        Terms { key: [key; 32], purpose: Purpose::Peer, communicator: 77, job: None }
-    }
-
-    /// Runs both sides against each other, in pieces of `piece` bytes.
-    fn talk(a: &mut Handshake, b: &mut Handshake, piece: usize) -> Result<()> {
-        for _ in 0..2 {
-            for piece in a.take_output().chunks(piece) {
-                b.receive(&mut &piece[..])?;
-            }
-            for piece in b.take_output().chunks(piece) {
-                a.receive(&mut &piece[..])?;
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn both_sides_learn_who_the_other_is_in_any_cut() {
-        for piece in [1, 3, 71, 72, 73, 1000] {
-            let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
-            let mut b = Handshake::respond(terms(1), Rank::new(5));
-            assert_eq!(b.peer(), None);
-            talk(&mut a, &mut b, piece).unwrap();
-            assert!(a.is_done() && b.is_done());
-            assert_eq!((a.peer(), b.peer()), (Some(Rank::new(5)), Some(Rank::new(3))));
-        }
-    }
-
-    #[test]
-    fn data_behind_the_proof_is_left_alone() {
-        let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
-        let mut b = Handshake::respond(terms(1), Rank::new(5));
-        b.receive(&mut &a.take_output()[..]).unwrap();
-        a.receive(&mut &b.take_output()[..]).unwrap();
-        let mut bytes = a.take_output();
-        bytes.extend_from_slice(b"data");
-        let mut input = &bytes[..];
-        b.receive(&mut input).unwrap();
-        assert!(b.is_done());
-        assert_eq!(input, b"data");
-    }
-
-    #[test]
-    fn another_key_purpose_communicator_or_rank_is_refused_without_an_answer() {
-        let others = [
-            (terms(2), 5),
-            (Terms { purpose: Purpose::Data, ..terms(1) }, 5),
-            (Terms { communicator: 78, ..terms(1) }, 5),
-            (terms(1), 6),
-        ];
-        for (terms_of_b, me) in others {
-            let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
-            let mut b = Handshake::respond(terms_of_b, Rank::new(me));
-            assert_eq!(b.receive(&mut &a.take_output()[..]).unwrap_err().kind(), Kind::Remote);
-            assert!(b.take_output().is_empty() && !b.is_done());
-        }
-    }
-
-    #[test]
-    fn another_job_is_refused_by_name_and_a_side_without_one_is_not() {
-        let of = |job: Option<&str>| Terms { job: job.map(|job| JobTag::new(job, job)), ..terms(1) };
-        for (ours, theirs) in [(None, None), (None, Some("a")), (Some("a"), None), (Some("a"), Some("a"))] {
-            let mut a = Handshake::initiate(of(ours), Rank::new(3), Rank::new(5)).unwrap();
-            let mut b = Handshake::respond(of(theirs), Rank::new(5));
-            talk(&mut a, &mut b, 7).unwrap();
-            assert!(a.is_done() && b.is_done());
-        }
-        // A place that is strict keeps out whoever is of no known job, but not those that cannot know it.
-        let unseen = JobTag::new("unseen", "unseen");
-        let strict = JobTag::new("c", "c").or_unseen(Some(&unseen)).strictly();
-        for (job, admitted) in [(None, false), (Some(unseen), true), (Some(JobTag::new("c", "c")), true)] {
-            let mut a = Handshake::initiate(Terms { job, ..terms(1) }, Rank::new(3), Rank::new(5)).unwrap();
-            let mut b = Handshake::respond(Terms { job: Some(strict.clone()), ..terms(1) }, Rank::new(5));
-            talk(&mut a, &mut b, 1000).unwrap();
-            assert_eq!((b.is_done(), b.stranger().is_none()), (admitted, admitted));
-        }
-        for piece in [1, 50, 1000] {
-            let mut a = Handshake::initiate(of(Some("job A")), Rank::new(3), Rank::new(5)).unwrap();
-            let mut b = Handshake::respond(of(Some("job \u{7}B")), Rank::new(5));
-            for piece in a.take_output().chunks(piece) {
-                b.receive(&mut &piece[..]).unwrap();
-            }
-            assert_eq!(b.stranger(), Some(JobTag::new("", "job A").digest()));
-            assert!(b.take_output().is_empty() && !b.is_done() && b.peer().is_none());
-            b.refuse(Duration::from_millis(1234));
-            let answer = b.take_output();
-            let mut outcome = Ok(());
-            for piece in answer.chunks(piece) {
-                outcome = outcome.and_then(|()| a.receive(&mut &piece[..]));
-            }
-            assert!(outcome.unwrap_err().message().contains("belongs to another job (job \\u{7}B)"));
-            assert_eq!(a.refusal().unwrap().age, Duration::from_millis(1234));
-            // No stranger can make it up: a flipped bit proves nothing.
-            for place in 1..answer.len() {
-                let mut spoilt = answer.clone();
-                spoilt[place] ^= 1;
-                let mut c = Handshake::initiate(of(Some("job A")), Rank::new(3), Rank::new(5)).unwrap();
-                assert!(c.receive(&mut &spoilt[..]).is_err() && c.refusal().is_none(), "byte {place}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_replayed_or_reflected_message_proves_nothing() {
-        let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
-        let mut b = Handshake::respond(terms(1), Rank::new(5));
-        let hello = a.take_output();
-        b.receive(&mut &hello[..]).unwrap();
-        a.receive(&mut &b.take_output()[..]).unwrap();
-        let proof = a.take_output();
-        let mut later = Handshake::respond(terms(1), Rank::new(5));
-        later.receive(&mut &hello[..]).unwrap();
-        assert!(later.receive(&mut &proof[..]).is_err());
-        // The initiator receives its own bytes back.
-        let mut mirror = Handshake::initiate(terms(1), Rank::new(3), Rank::new(3)).unwrap();
-        let words = mirror.take_output();
-        assert!(mirror.receive(&mut &words[..]).is_err());
-    }
-
-    #[test]
-    fn any_flipped_bit_is_noticed() {
-        let hello = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap().take_output();
-        for bit in 0..hello.len() * 8 {
-            let mut bytes = hello.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            let mut b = Handshake::respond(terms(1), Rank::new(5));
-            assert!(b.receive(&mut &bytes[..]).is_err(), "bit {bit}");
-        }
-    }
-
-    #[test]
-    fn garbage_is_told_at_its_first_bytes() {
-        let mut b = Handshake::respond(terms(1), Rank::new(5));
-        assert!(b.receive(&mut &b"GE"[..]).unwrap_err().to_string().contains("does not speak this protocol"));
-    }
-
-    #[test]
-    fn a_blocking_stream_is_driven_to_the_end_or_the_deadline() {
-        let wait = Wait::new(Duration::from_secs(10), &AbortFlag::new());
-        let (mut left, mut right) = UnixStream::pair().unwrap();
-        let a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
-        let b = Handshake::respond(terms(1), Rank::new(5));
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| run(&mut right, b, &wait).unwrap());
-            assert_eq!(run(&mut left, a, &wait).unwrap(), Rank::new(5));
-            assert_eq!(other.join().unwrap(), Rank::new(3));
-        });
-        let short = Wait::new(Duration::from_millis(50), &AbortFlag::new());
-        let b = Handshake::respond(terms(1), Rank::new(5));
-        assert_eq!(run(&mut left, b, &short).unwrap_err().kind(), Kind::Timeout);
-    }
-}
+mod tests;

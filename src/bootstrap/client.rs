@@ -145,6 +145,15 @@ impl ServiceClient {
         (frames, outcome)
     }
 
+    /// Sends a frame over this connection, and over each that takes its place, behind those that are sent at the start.
+    ///
+    /// # Errors
+    /// As [`ServiceClient::send`], if there is a connection.
+    pub(super) fn send_always(&mut self, poller: &Poller, token: u64, (kind, payload): (u8, &[u8])) -> Result<()> {
+        frame::append(&mut self.opening, kind, 0, payload);
+        if self.link.is_some() { self.send(poller, token, (kind, 0, payload)) } else { Ok(()) }
+    }
+
     /// Sends a frame over the existing connection.
     ///
     /// # Errors
@@ -216,6 +225,11 @@ impl ServiceClient {
     /// Plans the next try, or fails if there is none left.
     fn failed(&mut self, end: &End, now: Instant) -> Result<()> {
         self.link = None;
+        if let End::Differs(error) = end {
+            // The next try would say the same.
+            let differs = Error::mismatch(format!("{} does not meet this rank: {}", self.who(), error.message()));
+            return Err(self.to.server.into_iter().fold(differs, Error::about));
+        }
         if self.rotation.failed(end) && !matches!(end, End::Closed(_)) {
             // The next address has its turn at once.
             return Ok(());
@@ -252,7 +266,7 @@ impl ServiceClient {
                 }
                 None => Error::new(Kind::Remote, format!("{who} went away before it answered: {why}; {hint}")),
             },
-            End::Unreachable(_) | End::Rejected(_) => {
+            End::Unreachable(_) | End::Rejected(_) | End::Differs(_) => {
                 self.again = Some(now + self.retries.sleep.saturating_mul(tries).min(MAX_RETRY_SLEEP));
                 return Ok(());
             }
@@ -281,4 +295,55 @@ pub(super) fn taken_by(who: &str, terms: &Terms, other: &OtherJob) -> Error {
          own (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none",
         other.name
     ))
+}
+
+#[cfg(test)]
+#[cfg(feature = "encrypt")]
+#[cfg(not(loom))]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::bootstrap::auth::{HELLO_BYTES, Purpose};
+    use crate::config::Encryption;
+    use crate::sync::{AbortFlag, Wait};
+    use crate::sys::clock;
+    use crate::sys::poller::Ready;
+
+    #[test]
+    fn a_service_whose_encryption_differs_is_asked_once() {
+        // A service follows whom it hears, unless it cannot encrypt: a rank stands for one.
+        let terms = |encryption| Terms { key: [3; 32], purpose: Purpose::Peer, communicator: 9, job: None, encryption };
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let place = ServicePlace::Known(vec![listener.local_addr().unwrap()]);
+        let (name, hint, terms_here) = ("the store", "does it run?", terms(Encryption::On));
+        let service = Service { name, hint, server: Some(Rank::new(0)), place, terms: terms_here, most_bytes: 100 };
+        let mut client = ServiceClient::new(service, Rank::new(1), None, &Options::default());
+        let (poller, mut ready) = (Poller::new().unwrap(), Ready::default());
+        let wait = Wait::new(Duration::from_secs(30), &AbortFlag::new());
+        let answer = || {
+            let mut stream = listener.accept().unwrap().0;
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let (mut there, mut hello) = (Handshake::respond(terms(Encryption::Off), NO_RANK), [0; HELLO_BYTES]);
+            stream.read_exact(&mut hello).unwrap();
+            there.receive(&mut &hello[..]).unwrap();
+            assert!(there.has_told_difference());
+            stream.write_all(&there.take_output()).unwrap();
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(answer);
+            client.dial(&poller, 0, clock::now()).unwrap();
+            let error = loop {
+                wait.check(|| "the answer".to_owned()).unwrap();
+                poller.wait(&mut ready, Duration::from_millis(20)).unwrap();
+                if let (_, Err(error)) = client.serve(&poller, 0, true, &mut [0; 1000], clock::now()) {
+                    break error;
+                }
+            };
+            assert_eq!((error.kind(), error.peer(), client.tries), (Kind::Mismatch, Some(0), 0));
+            let words = "which rank 0 serves, does not meet this rank: RSCCL_ENCRYPT is 1 on this rank and something";
+            assert!(error.message().contains(words), "{error}");
+        });
+    }
 }

@@ -1,13 +1,12 @@
 //! The door of a process: its communicators listen at common ports.
 //!
 //! Communicators of one process share one listener for each address (and for what else tells listeners apart, see
-//! [`Doorway`]). One thread of the process, the doorkeeper, accepts for all of them: so a communicator that is stopped
-//! holds up no other's connections. It reads which communicator and rank a connection is for, which the first bytes of
+//! [`Doorway`]). The doorkeeper, a duty of the service thread, accepts for all of them: so one that is stopped holds up
+//! no other's connections. It reads which communicator and rank a connection is for, which the first bytes of
 //! the handshake say, and hands the connection to the [`Incoming`] of that rank. It takes no byte from the socket: the
 //! handshake, and with it the proof of who has come, is the communicator's.
 //!
-//! Who waits for connections is woken without a descriptor of its own: the poller that the rank sleeps in watches the
-//! handed socket itself, on which the first bytes wait, and chimes are rung.
+//! Who waits for connections is woken without a descriptor of its own: a thread that sleeps has a chime, which is rung.
 //!
 //! A connection that does not say in time whom it is for is closed. One for a communicator that this process does not
 //! know is kept for a while, since ranks of a new communicator do not come to it at the same moment; for one that has
@@ -27,15 +26,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use crate::bootstrap::auth::{Addressee, Terms};
 use crate::bootstrap::door::doorway::NetworkSpace;
-use crate::bootstrap::door::keeper::Doorkeeper;
+use crate::bootstrap::door::keeper::{Doorkeeper, Doorkeeping};
 use crate::bootstrap::door::queue::IncomingQueue;
-use crate::bootstrap::leash::{Leash, LeashedThread};
 use crate::bootstrap::socket;
 use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::service_thread::{self, ServiceSeat};
 use crate::sys::fork::PerProcess;
-use crate::sys::poller::Poller;
 use crate::types::Rank;
 
 pub(crate) use doorway::Doorway;
@@ -63,7 +61,7 @@ static DOORKEEPER: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
 #[derive(Debug)]
 struct Running {
     keeper: Arc<Doorkeeper>,
-    thread: LeashedThread,
+    seat: ServiceSeat,
 }
 
 /// Takes a seat at the listener of `doorway`; `prepare` gives it its options if it is a new one.
@@ -72,9 +70,13 @@ struct Running {
 /// As [`socket::listen_in`]; [`crate::error::Kind::System`] where no thread can be started; of `prepare`.
 pub(crate) fn enter(doorway: &Doorway, prepare: impl FnOnce(&TcpListener) -> Result<()>) -> Result<DoorSeat> {
     let space = NetworkSpace::here();
+    // Before the lock, under which nothing is logged.
+    doorway.ports.into_iter().for_each(socket::warn_of_ephemeral);
+    // Dropped behind the lock: the end of a thread may be waited for.
+    let (_gone, _unused);
     let mut running = DOORKEEPER.get_or_init(Mutex::default).lock();
     // It ends early where the program has closed its descriptors: who comes now gets another one.
-    running.take_if(|running| running.thread.is_finished());
+    _gone = running.take_if(|running| running.seat.is_deaf() || running.keeper.has_ended());
     let known = running.as_ref().and_then(|running| {
         let (token, address) = running.keeper.sit_down(&space, doorway)?;
         Some(DoorSeat { keeper: Arc::clone(&running.keeper), token, address })
@@ -93,7 +95,13 @@ pub(crate) fn enter(doorway: &Doorway, prepare: impl FnOnce(&TcpListener) -> Res
             let new = Running::start()?;
             let keeper = Arc::clone(&new.keeper);
             // Where it cannot listen at its first door nobody needs it.
-            let token = keeper.open(space, doorway, (listener, address))?;
+            let token = match keeper.open(space, doorway, (listener, address)) {
+                Ok(token) => token,
+                Err(error) => {
+                    _unused = new;
+                    return Err(error);
+                }
+            };
             *running = Some(new);
             return Ok(DoorSeat { keeper, token, address });
         }
@@ -104,11 +112,16 @@ pub(crate) fn enter(doorway: &Doorway, prepare: impl FnOnce(&TcpListener) -> Res
 
 impl Running {
     fn start() -> Result<Running> {
-        let leash = Leash::new()?;
-        let keeper = Arc::new(Doorkeeper::new(&leash)?);
-        let (served, order) = (Arc::clone(&keeper), leash.clone());
-        let thread = LeashedThread::start("rsccl door", leash, move || served.run(&order))?;
-        Ok(Running { keeper, thread })
+        let keeper = Arc::new(Doorkeeper::new()?);
+        let seat = service_thread::enter(|_| Box::new(Doorkeeping::of(&keeper)))?;
+        Ok(Running { keeper, seat })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The seat, which is dropped behind this, wakes the thread.
+        self.keeper.end();
     }
 }
 
@@ -119,10 +132,9 @@ impl DoorSeat {
     }
 
     /// The connections for rank `me` of the communicator of `terms`, from now on; those that have come before, too.
-    /// `poller` reports the token beside it while some wait.
-    pub(crate) fn incoming(&self, terms: &Terms, me: Rank, poller: Option<(Arc<Poller>, u64)>) -> Incoming {
+    pub(crate) fn incoming(&self, terms: &Terms, me: Rank) -> Incoming {
         let addressee = Addressee::of(terms, me);
-        let queue = Arc::new(IncomingQueue::new(poller));
+        let queue = Arc::<IncomingQueue>::default();
         self.keeper.expect(addressee, &queue);
         Incoming { keeper: Arc::clone(&self.keeper), addressee, queue }
     }

@@ -225,7 +225,7 @@ impl UniqueId {
         let key = blake3::keyed_hash(&self.field(32), b"rsccl root").into();
         // A random secret keeps other jobs out, wherever the id was made; a fixed address has none of its own.
         let job = options.job.clone().filter(|_| self.is_fixed());
-        Terms { key, purpose: Purpose::Root, communicator: self.number(), job }
+        Terms { key, purpose: Purpose::Root, communicator: self.number(), job, encryption: options.encryption }
     }
 
     /// The bytes that are the same on every rank: ranks may know a fixed host by different addresses.

@@ -8,8 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, JOB_BYTES, OtherJob};
+use crate::bootstrap::sealed::SealedEnds;
 use crate::bootstrap::socket;
-use crate::error::Error;
+use crate::error::{Error, Kind};
+use crate::log;
 use crate::sys::poller::{self, Interest};
 use crate::types::Rank;
 use crate::wire::frame::{self, Frame, FrameReader};
@@ -23,6 +25,9 @@ pub(super) struct Link {
     opening: Outgoing,
     /// Frames to be sent.
     frames: Outgoing,
+    /// What encrypts them, once the handshake has agreed on that; and records that are to be sent.
+    sealed: Option<SealedEnds>,
+    records: Outgoing,
     reader: FrameReader,
     /// The rank at the other end, once it has proved itself.
     peer: Option<Rank>,
@@ -45,6 +50,8 @@ pub(super) enum End {
     Rejected(String),
     /// The other side belongs to another job.
     OtherJob(OtherJob),
+    /// The other side has proved itself, and does not encrypt as it was asked.
+    Differs(Error),
     /// The connection ended after the handshake.
     Closed(String),
 }
@@ -58,6 +65,13 @@ const READS_AT_ONCE: usize = 16;
 /// The longest pause before a connection is retried.
 pub(super) const MAX_RETRY_SLEEP: Duration = Duration::from_secs(4);
 
+/// The most bytes of frames in an encrypted record.
+const RECORD_BYTES: usize = 16 << 10;
+
+/// The most bytes of frames that are kept for another connection, as long as the other side may not have read that this
+/// one is proved: more than ranks say to each other at first.
+const MOST_UNHEARD_BYTES: usize = 64 << 10;
+
 /// The capacity above which an empty output buffer is freed.
 const KEEP_BYTES: usize = 64 << 10;
 
@@ -65,6 +79,8 @@ const KEEP_BYTES: usize = 64 << 10;
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
+    /// Whether what was sent stays, to be sent again on another connection.
+    keeps: bool,
 }
 
 impl Outgoing {
@@ -83,10 +99,24 @@ impl Outgoing {
                 Err(error) => return Err(error),
             }
         }
-        self.sent = 0;
-        self.bytes.clear();
-        self.bytes.shrink_to(KEEP_BYTES);
+        self.note_flushed();
         Ok(true)
+    }
+
+    /// All has been sent, or made a record.
+    fn note_flushed(&mut self) {
+        if !self.keeps || self.sent > MOST_UNHEARD_BYTES {
+            self.forget_sent();
+        }
+    }
+
+    fn forget_sent(&mut self) {
+        self.keeps = false;
+        self.bytes.drain(..self.sent);
+        self.sent = 0;
+        if self.bytes.is_empty() {
+            self.bytes.shrink_to(KEEP_BYTES);
+        }
     }
 }
 
@@ -112,13 +142,15 @@ impl Link {
     }
 
     fn new(stream: TcpStream, address: SocketAddr, mut handshake: Handshake, most_bytes: usize) -> Link {
-        let opening = Outgoing { bytes: handshake.take_output(), sent: 0 };
+        let opening = Outgoing { bytes: handshake.take_output(), ..Outgoing::default() };
         let reader = FrameReader::new(most_bytes);
         Link {
             stream,
             handshake,
             opening,
             frames: Outgoing::default(),
+            sealed: None,
+            records: Outgoing::default(),
             reader,
             peer: None,
             address,
@@ -150,7 +182,7 @@ impl Link {
 
     /// What to poll for.
     pub(super) fn interest(&self) -> Interest {
-        let write = self.opening.left() > 0 || (self.peer.is_some() && self.frames.left() > 0);
+        let write = self.opening.left() > 0 || (self.peer.is_some() && self.frames.left() + self.records.left() > 0);
         match (self.paused, write) {
             (false, false) => Interest::Read,
             (false, true) => Interest::ReadWrite,
@@ -162,7 +194,7 @@ impl Link {
     /// How many bytes the stream has not taken yet, of frames and of a refusal.
     pub(super) fn unsent(&self) -> usize {
         let refusal = if self.stranger().is_some() { self.opening.left() } else { 0 };
-        self.frames.left() + refusal
+        self.frames.left() + self.records.left() + refusal
     }
 
     /// Queues a frame. [`Link::flush`] sends it once the handshake is done.
@@ -175,10 +207,22 @@ impl Link {
         self.frames.bytes.extend_from_slice(frames);
     }
 
-    /// The queued frames of a link that has not sent any of them.
-    pub(super) fn into_frames(self) -> Vec<u8> {
-        debug_assert_eq!(self.frames.sent, 0, "only a link without handshake gives its frames back");
-        self.frames.bytes
+    /// Keeps what is sent until [`Link::note_heard`]: the other side may close before it has read the last bytes of the
+    /// handshake, and then knows nothing of this connection.
+    pub(super) fn keep_unheard(&mut self) {
+        self.frames.keeps = true;
+    }
+
+    /// The other side has taken the handshake for finished: what was sent to it needs no other connection.
+    pub(super) fn note_heard(&mut self) {
+        if self.frames.keeps {
+            self.frames.forget_sent();
+        }
+    }
+
+    /// The frames of a link that the other side may not have taken for proved; `None` if some are not kept any more.
+    pub(super) fn into_frames(self) -> Option<Vec<u8>> {
+        self.frames.keeps.then_some(self.frames.bytes)
     }
 
     /// Sends as much as possible now.
@@ -189,10 +233,25 @@ impl Link {
             )));
         }
         let outcome = match self.opening.flush(&mut self.stream) {
+            Ok(true) if self.peer.is_some() && self.sealed.is_some() => self.flush_sealed(),
             Ok(true) if self.peer.is_some() => self.frames.flush(&mut self.stream).map(|_| ()),
             other => other.map(|_| ()),
         };
         outcome.map_err(|error| self.broken(error))
+    }
+
+    /// Sends frames as records: the next one is made when the last has left.
+    fn flush_sealed(&mut self) -> io::Result<()> {
+        let Some(sealed) = &mut self.sealed else { return Ok(()) };
+        while self.records.flush(&mut self.stream)? && self.frames.left() > 0 {
+            let rest = &self.frames.bytes[self.frames.sent..];
+            let taken = sealed.sealer.seal([rest], RECORD_BYTES, &mut self.records.bytes);
+            self.frames.sent += taken.map_err(io::Error::other)?;
+        }
+        if self.frames.left() == 0 {
+            self.frames.note_flushed();
+        }
+        Ok(())
     }
 
     /// Reads what has arrived, through `scratch`, and appends whole frames to `sink`. Frames that arrived before the
@@ -225,15 +284,48 @@ impl Link {
                 None if self.handshake.has_ended() => {
                     End::Unreachable(io::Error::new(io::ErrorKind::ConnectionRefused, error.message()))
                 }
+                None if error.kind() == Kind::Mismatch => End::Differs(error),
                 None => rejected(error),
             })?;
+            if self.handshake.has_told_difference() {
+                log::warn!(
+                    Bootstrap,
+                    "refused {}: its RSCCL_ENCRYPT is not this process's, or this process's build of rsccl lacks the \
+                     cargo feature `encrypt`",
+                    self.address
+                );
+            }
             self.opening.bytes.extend(self.handshake.take_output());
             self.peer = self.handshake.peer();
+            if self.peer.is_some() {
+                self.sealed = self.handshake.take_sealed();
+            }
             self.flush()?;
+        }
+        if self.peer.is_some() && self.sealed.is_some() {
+            return self.take_in_sealed(input, sink);
         }
         while !input.is_empty() && self.peer.is_some() {
             sink.extend(self.reader.next(&mut input).map_err(|error| End::Closed(error.message().to_owned()))?);
         }
+        Ok(())
+    }
+
+    fn take_in_sealed(&mut self, input: &[u8], sink: &mut Vec<Frame>) -> Result<(), End> {
+        let closed = |error: Error| End::Closed(error.message().to_owned());
+        let Some(SealedEnds { opener, .. }) = &mut self.sealed else { return Ok(()) };
+        // The room is for what is behind records that are opened first.
+        opener.room(input.len())[..input.len()].copy_from_slice(input);
+        opener.filled(input.len());
+        while opener.open(RECORD_BYTES).map_err(closed)? {
+            let mut content = opener.content();
+            let bytes = content.len();
+            while !content.is_empty() {
+                sink.extend(self.reader.next(&mut content).map_err(closed)?);
+            }
+            opener.take(bytes);
+        }
+        opener.rest();
         Ok(())
     }
 
@@ -298,6 +390,7 @@ impl std::fmt::Display for End {
         match self {
             End::Unreachable(error) => f.write_str(&socket::explain(error)),
             End::Rejected(why) | End::Closed(why) => f.write_str(why),
+            End::Differs(error) => f.write_str(error.message()),
             End::OtherJob(other) => write!(f, "it belongs to another job ({})", other.name),
         }
     }

@@ -8,11 +8,14 @@
 //! thread moves bytes: a waiting call moves those of all connections, and [`Bootstrap::poll`] moves them without
 //! waiting.
 //!
+//! An address may lead nowhere, as behind NAT or a firewall: `control::call_back` says who connects then.
+//!
 //! A connection that ends without goodbye means a death. Deaths, goodbyes and published notes are gossip: each rank
 //! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops, or in a few more if
 //! some ranks are gone. `control::parting` says what becomes of the graph when ranks leave.
 
 mod absent;
+mod call_backs;
 mod children;
 mod control;
 mod gossip;
@@ -42,7 +45,6 @@ use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering};
 use crate::sync::{Chime, Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::limits::OpenFiles;
-use crate::sys::poller::Poller;
 use crate::types::{Rank, World};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 pub(crate) use children::{in_child, in_parent};
@@ -122,10 +124,10 @@ impl NetBootstrap {
         let started = clock::now();
         let key = id::communicator_key(ids, &joined.welcome.session);
         let world = World { rank, size };
-        let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
-        bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied());
+        let bootstrap = NetBootstrap::open(world, key, joined.own, options);
+        bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied(), |_| false);
         if let Err(error) = bootstrap.gather_addresses(&wait.clone().with_notes(Some(cause::failure_reader()))) {
-            let error = error.at(rank).during("init");
+            let error = bootstrap.with_neither_way(error).at(rank).during("init");
             bootstrap.give_up(&error);
             return Err(error.into());
         }
@@ -137,8 +139,9 @@ impl NetBootstrap {
         Ok(bootstrap)
     }
 
-    fn open(world: World, key: [u8; 32], own: Own, options: &Options, poller: Poller) -> Result<NetBootstrap> {
-        let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key), job: None };
+    fn open(world: World, key: [u8; 32], own: Own, options: &Options) -> NetBootstrap {
+        let communicator = collective::id_of(&key);
+        let terms = Terms { key, purpose: Purpose::Peer, communicator, job: None, encryption: options.encryption };
         let interface = own.interface;
         let files = OpenFiles::need(FILES + FILES_PER_RANK * u64::from(world.size));
         if let Some((found, set)) = files.raised() {
@@ -147,8 +150,8 @@ impl NetBootstrap {
                 "the limit of open files is raised from {found} to {set} until the last communicator has ended"
             );
         }
-        let control = ControlPlane::new(world, terms.clone(), own, options, poller)?;
-        Ok(NetBootstrap {
+        let control = ControlPlane::new(world, terms.clone(), own, options);
+        NetBootstrap {
             world,
             terms,
             interface,
@@ -159,7 +162,7 @@ impl NetBootstrap {
             options: options.clone(),
             _files: files,
             held: None,
-        })
+        }
     }
 
     /// Keeps `what` for as long as this lives.
@@ -167,12 +170,27 @@ impl NetBootstrap {
         self.held = Some(Box::new(what));
     }
 
-    /// Begins to connect to the neighbours, which listen at `addresses`.
-    fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>) {
+    /// The `error` of an init. It may come from a rank that only waits for others: this one says what it knows of ranks
+    /// that are reached in neither direction.
+    fn with_neither_way(&self, error: Error) -> Error {
+        let words = self.control.lock().neither_way();
+        match words.filter(|words| !error.message().contains(words)) {
+            Some(words) => error.advising(&words),
+            None => error,
+        }
+    }
+
+    /// Begins to connect to the neighbours, which listen at `addresses`. Those that `cannot_dial` names do not reach
+    /// this rank.
+    fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>, cannot_dial: impl Fn(Rank) -> bool) {
         let mut control = self.control.lock();
         for (neighbour, address) in graph::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
             control.set_address(neighbour.rank, address);
-            if neighbour.dial { control.dial(neighbour.rank) } else { control.await_from(neighbour.rank) }
+            match neighbour.dial {
+                true => control.dial(neighbour.rank),
+                false if cannot_dial(neighbour.rank) => control.call(neighbour.rank),
+                false => control.await_from(neighbour.rank),
+            }
         }
     }
 
@@ -547,7 +565,8 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn publish(&self, note: &[u8]) {
-        self.control.lock().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
+        // The service thread does this too, and never waits.
+        self.control.leave(note[..note.len().min(MAX_NOTE_BYTES)].to_vec());
     }
 
     fn poll(&self) -> Vec<Event> {

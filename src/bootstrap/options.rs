@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::interface::{AddressFamily, Rules};
-use crate::config::PortRange;
+use crate::config::{Encryption, PortRange};
 use crate::error::{Error, Result};
 
 /// How ids are made and how ranks find each other. The default equals NCCL's behaviour with no variable set.
@@ -30,6 +30,8 @@ pub struct Options {
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the pause before the k-th retry is k times this.
     pub retry_sleep: Duration,
+    /// How many ranks check in with one root at most, where the world has one id: it has further roots then.
+    pub root_ranks: u32,
     /// How long a root waits for the last rank after the first has come; a rank with less time left shortens it.
     pub check_in_timeout: Duration,
     /// How long a root waits for the first rank.
@@ -39,6 +41,8 @@ pub struct Options {
     /// The job, as its launcher names it: ranks of two jobs that are given one address refuse each other. `None` where
     /// nothing is known of the job: such a rank may join any.
     pub job: Option<JobTag>,
+    /// `RSCCL_ENCRYPT`: whether connections with roots, stores and ranks are encrypted.
+    pub encryption: Encryption,
 }
 
 impl Default for Options {
@@ -53,15 +57,22 @@ impl Default for Options {
             first_serves: false,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
+            root_ranks: ROOT_RANKS,
             check_in_timeout: Duration::from_secs(120),
             root_lifetime: Duration::from_secs(1800),
             handshake_timeout: Duration::from_secs(10),
             job: None,
+            encryption: Encryption::Off,
         }
     }
 }
 
 impl Options {
+    /// How many roots a world of this size has by one id.
+    pub(crate) fn roots(&self, world: u32) -> u32 {
+        world.div_ceil(self.root_ranks.max(1))
+    }
+
     /// Whether ranks of other jobs are kept out: by a secret, or by the job's identity.
     pub(crate) fn is_guarded(&self) -> bool {
         self.secret.is_some() || self.job.is_some()
@@ -72,6 +83,9 @@ impl Options {
         (self.check_in_timeout / 4).min(OTHER_JOB_PATIENCE)
     }
 }
+
+/// The most ranks of one root: each takes a descriptor of its process until all have come.
+const ROOT_RANKS: u32 = 1024;
 
 /// The longest time that ranks wait for another job to leave their meeting place.
 const OTHER_JOB_PATIENCE: Duration = Duration::from_secs(5);

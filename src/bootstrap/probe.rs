@@ -59,6 +59,7 @@ pub(super) fn state_of_root(id: &UniqueId, wait: &Wait) -> Result<RootState> {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     let mut is_reached = false;
     for address in localise(id.address(), any, &interfaces::list()?) {
+        // Not encrypted: what is asked and answered is no secret, and a root does as it is asked.
         let (answer, frames) = ask(address, &id.terms(&Options::default()), Some(checkin::ASK), wait)?;
         if answer == Answer::Service {
             return Ok(match frames.first() {
@@ -167,6 +168,7 @@ fn advance(
     match read.and_then(|()| link.flush()) {
         Ok(()) => {}
         Err(End::OtherJob(other)) => return Ok(Some(Answer::OtherJob(other))),
+        Err(End::Differs(_)) => return Ok(Some(Answer::Service)),
         Err(_) if link.peer().is_some() => return Ok(Some(Answer::Service)),
         Err(end) => return Ok(Some(without_service(&end))),
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
 use crate::bootstrap::address::HostPort;
-use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, RankBlock};
+use crate::bootstrap::checkin::{self, AddressTable, CheckIn, FurtherRoot, MAX_ROOT_FRAME_BYTES, RankBlock};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::leash::LooseLeash;
 use crate::bootstrap::link::End;
@@ -88,6 +88,13 @@ impl Root {
         Ok((Root::start(*id, listeners, Some(words), options)?, near))
     }
 
+    /// Serves a further root of the world of `id`, on this interface, until all its ranks are served; yields where.
+    pub(super) fn serve_further(id: &UniqueId, interface: SocketAddr, options: &Options) -> Result<SocketAddr> {
+        let (listener, address) = socket::listen_in(interface, options.ports)?;
+        Root::start(*id, ServiceListeners::one(listener, address), None, options)?.detach();
+        Ok(address)
+    }
+
     /// `place` says in words where it listens, for the message of a time-out.
     fn start(id: UniqueId, listeners: ServiceListeners, place: Option<String>, options: &Options) -> Result<Root> {
         let now = clock::now();
@@ -96,8 +103,9 @@ impl Root {
         let rules = Requirements { terms: id.terms(options), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
         let is_fixed = id.is_fixed();
         let run = move |acceptor| {
-            let (phase, guests) = (Phase::Gather, HashMap::new());
-            Service { acceptor, is_fixed, roster, place, phase, guests, first_at: None, settled_at: None }.run();
+            let (phase, guests, places) = (Phase::Gather, HashMap::new(), HashMap::new());
+            Service { acceptor, is_fixed, roster, place, phase, guests, places, first_at: None, settled_at: None }
+                .run();
         };
         let thread = ServiceThread::start("rsccl root", listeners, rules, run)?;
         Ok(Root { thread, number: id.number() })
@@ -132,6 +140,8 @@ struct Service {
     place: Option<String>,
     phase: Phase,
     guests: HashMap<u64, Guest>,
+    /// At root 0: where the further roots serve, as far as they do.
+    places: HashMap<u32, SocketAddr>,
     /// When the first rank checked in.
     first_at: Option<Instant>,
     /// When all ranks had checked in, or one had failed.
@@ -144,7 +154,9 @@ enum Guest {
     /// A rank.
     Rank(Rank),
     /// The first rank of another root's block, which brings that block.
-    Leader(u32),
+    Leader(Rank),
+    /// A rank of another root's block, which looks for that root.
+    Looking { rank: Rank, root: u32 },
 }
 
 #[derive(Debug)]
@@ -185,12 +197,15 @@ impl Service {
                 self.fail(Error::new(Kind::Remote, GIVEN_UP), now);
             }
             if matches!(self.phase, Phase::Gather | Phase::AwaitTable)
-                && !self.roster.is_empty()
+                && self.has_ranks()
                 && now >= self.roster.deadline()
             {
                 let mut message = self.roster.overdue(now).message().to_owned();
                 if let Some(why) = self.acceptor.trouble() {
                     message += &format!("; the root could not accept every connection: {why}");
+                }
+                if let Some(words) = self.who_looks() {
+                    message += &format!("; {words}");
                 }
                 if let Some(place) = &self.place {
                     message += &format!("; {place}");
@@ -214,9 +229,30 @@ impl Service {
         );
     }
 
+    /// Whether ranks wait for an answer.
+    fn has_ranks(&self) -> bool {
+        !self.roster.is_empty() || !self.guests.is_empty()
+    }
+
+    /// Who waits for a further root to serve, in words.
+    fn who_looks(&self) -> Option<String> {
+        let shape = self.roster.shape()?;
+        let looked = |guest: &Guest| match guest {
+            Guest::Looking { root, .. } => Some(*root),
+            Guest::Rank(_) | Guest::Leader(_) => None,
+        };
+        let root = self.guests.values().filter_map(looked).min()?;
+        let (first, count) =
+            (shape.first(root), self.guests.values().filter(|guest| looked(guest) == Some(root)).count());
+        Some(match count {
+            1 => format!("1 rank waits for rank {first}, in whose process it checks in"),
+            _ => format!("{count} ranks wait for rank {first}, in whose process they check in"),
+        })
+    }
+
     fn is_over(&self, now: Instant) -> bool {
         match &self.phase {
-            Phase::Gather => self.roster.is_empty() && now >= self.roster.deadline(),
+            Phase::Gather => !self.has_ranks() && now >= self.roster.deadline(),
             Phase::AwaitTable => false,
             Phase::Failed(_, until) => now >= *until || self.is_fixed && !self.acceptor.has_leaving(),
             Phase::Answered(until) => now >= *until || !self.acceptor.has_leaving(),
@@ -233,13 +269,9 @@ impl Service {
     fn end(&mut self, token: u64, end: &End, now: Instant) {
         let Some(guest) = self.guests.remove(&token) else { return };
         if matches!(self.phase, Phase::Gather | Phase::AwaitTable) {
-            let rank = match guest {
-                Guest::Rank(rank) => Some(rank),
-                Guest::Leader(root) => self.roster.shape().map(|shape| shape.first(root)),
-            };
-            if let Some(rank) = rank {
-                self.fail(self.roster.lost(rank, &end.to_string()), now);
-            }
+            // Also of another block before any rank has checked in here: others may have heard where its root serves.
+            let (Guest::Rank(rank) | Guest::Leader(rank) | Guest::Looking { rank, .. }) = guest;
+            self.fail(self.roster.lost(rank, &end.to_string()), now);
         }
     }
 
@@ -247,14 +279,20 @@ impl Service {
         let first = self.roster.first().map(Guest::Rank);
         let outcome = match (self.guests.get(&token).copied(), frame.kind) {
             (None, checkin::CHECK_IN) => self.check_in(token, frame, now),
-            (None, checkin::BLOCK) => self.block(token, frame, now),
+            (Some(Guest::Leader(leader)), checkin::BLOCK) => self.block(leader, frame, now),
+            (None, checkin::SERVE | checkin::FIND) => self.further_root(token, frame, now),
             (None, checkin::ASK) => {
                 self.tell_state(token);
                 Ok(())
             }
             (Some(guest), checkin::TABLE) if first == Some(guest) => self.table(frame, now),
-            (Some(guest), checkin::REFUSAL) if first == Some(guest) => {
-                self.fail(checkin::decode_refusal(&frame.payload), now);
+            // Of the first rank of this block, what root 0 has said; of another's, why the root of that has failed.
+            (Some(guest), checkin::REFUSAL) if first == Some(guest) || matches!(guest, Guest::Leader(_)) => {
+                let said = checkin::decode_refusal(&frame.payload);
+                // Where root 0 has waited in vain, it may be for this block: who is missing here is known better here.
+                let is_missing_here =
+                    first == Some(guest) && said.kind() == Kind::Timeout && self.roster.misses_ranks();
+                self.fail(if is_missing_here { self.roster.overdue(now) } else { said }, now);
                 Ok(())
             }
             _ => Err(checkin::unexpected(frame)),
@@ -295,14 +333,57 @@ impl Service {
         }
     }
 
-    fn block(&mut self, token: u64, frame: &Frame, now: Instant) -> Result<()> {
+    fn block(&mut self, leader: Rank, frame: &Frame, now: Instant) -> Result<()> {
         let block = RankBlock::decode(&frame.payload)?;
         self.check_phase()?;
-        let root = block.root;
+        if block.shape.first(block.root) != leader {
+            return Err(
+                Error::mismatch(format!("rank {leader} has sent the block of root {}", block.root)).about(leader)
+            );
+        }
         let step = self.roster.block(block, now)?;
-        self.seat(token, Guest::Leader(root));
         self.take_step(step, now);
         Ok(())
+    }
+
+    /// A rank serves a further root, or looks for one.
+    fn further_root(&mut self, token: u64, frame: &Frame, now: Instant) -> Result<()> {
+        let further = FurtherRoot::decode(frame)?;
+        let FurtherRoot { rank, root, at, .. } = further;
+        self.check_phase()?;
+        let Some(from) = self.acceptor.from(token) else { return Ok(()) };
+        let is_sound = self.roster.check_further(&further).and_then(|()| self.check_number(&further, from));
+        is_sound.map_err(|error| self.roster.turn_away(error, from))?;
+        self.roster.hear_of(&further, now);
+        let Some(at) = at else {
+            match self.places.get(&root).map(checkin::encode_place) {
+                Some(place) => self.acceptor.send_last(token, checkin::PLACE, &place),
+                None => self.seat(token, Guest::Looking { rank, root }),
+            }
+            return Ok(());
+        };
+        self.places.insert(root, at);
+        self.seat(token, Guest::Leader(rank));
+        let looks = |guest: &Guest| matches!(guest, Guest::Looking { root: looked, .. } if *looked == root);
+        for (token, _) in self.guests.extract_if(|_, guest| looks(guest)).collect::<Vec<_>>() {
+            self.acceptor.send_last(token, checkin::PLACE, &checkin::encode_place(&at));
+        }
+        Ok(())
+    }
+
+    /// Fails where another rank of this number serves the same block, or looks for the same root.
+    fn check_number(&self, further: &FurtherRoot, from: SocketAddr) -> Result<()> {
+        let FurtherRoot { rank, root, at, .. } = *further;
+        let does = if at.is_some() { Guest::Leader(rank) } else { Guest::Looking { rank, root } };
+        let Some((other, _)) = self.guests.iter().find(|(_, guest)| **guest == does) else { return Ok(()) };
+        let other = self.acceptor.from(*other).map_or_else(String::new, |other| other.to_string());
+        let words = match (self.places.get(&root), at) {
+            (Some(there), Some(at)) => {
+                format!("one, from {other}, serves its block at {there}, the other, from {from}, at {at}")
+            }
+            _ => format!("one comes from {other}, the other from {from}"),
+        };
+        Err(Error::mismatch(format!("two ranks have the number {rank}: {words}")).about(rank))
     }
 
     /// Fails if the root has finished: a rank that comes too late is told how it ended.
@@ -310,9 +391,7 @@ impl Service {
         match &self.phase {
             Phase::Gather => Ok(()),
             Phase::Failed(error, _) => Err(error.duplicate()),
-            Phase::AwaitTable | Phase::Answered(_) => {
-                Err(Error::mismatch("all ranks of this id have checked in already: one id makes one communicator"))
-            }
+            Phase::AwaitTable | Phase::Answered(_) => Err(all_have_come()),
         }
     }
 
@@ -332,7 +411,10 @@ impl Service {
                     self.acceptor.send(token, checkin::BLOCK, 0, &block.encode());
                 }
             }
-            NextStep::Answer(table) => self.answer(&table, now),
+            NextStep::Answer(table) => match self.roster.difference() {
+                None => self.answer(&table, now),
+                Some(error) => self.fail(error, now),
+            },
         }
     }
 
@@ -359,7 +441,10 @@ impl Service {
                     self.acceptor.send_last(token, checkin::WELCOME, &roster::welcome(table, rank).encode());
                 }
                 (Guest::Leader(_), Some(whole)) => self.acceptor.send_last(token, checkin::TABLE, whole),
-                (Guest::Leader(_), None) => {}
+                // Nobody looks any more: a block comes from a rank that has said where its root serves.
+                (Guest::Leader(_), None) | (Guest::Looking { .. }, _) => {
+                    self.acceptor.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&all_have_come()));
+                }
             }
         }
     }
@@ -375,122 +460,10 @@ impl Service {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
-
-    use super::*;
-    use crate::bootstrap::auth::{self, Handshake, NO_RANK};
-    use crate::bootstrap::checkin::WorldShape;
-    use crate::wire::frame::{self, FrameReader};
-
-    fn soon() -> Wait {
-        Wait::new(Duration::from_secs(30), &AbortFlag::new())
-    }
-
-    fn root() -> (UniqueId, Root) {
-        Root::serve(&Options { interfaces: "=lo".parse().unwrap(), ..Options::default() }).unwrap()
-    }
-
-    /// A check-in made by hand, so that the test can kill the rank in the middle.
-    fn come(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
-        let mut stream = TcpStream::connect(id.address()).unwrap();
-        stream.set_nodelay(true).unwrap();
-        let handshake = Handshake::initiate(id.terms(&Options::default()), Rank::new(rank), NO_RANK).unwrap();
-        auth::run(&mut stream, handshake, &soon()).unwrap();
-        let address = "127.0.0.1:9".parse().unwrap();
-        let shape = WorldShape { world, roots: 1 };
-        let check_in = CheckIn { rank: Rank::new(rank), shape, root: 0, left_ms: 30_000, address };
-        let mut bytes = Vec::new();
-        frame::append(&mut bytes, checkin::CHECK_IN, 0, &check_in.encode());
-        stream.write_all(&bytes).unwrap();
-        stream
-    }
-
-    fn hear(stream: &mut TcpStream) -> Frame {
-        let mut reader = FrameReader::new(MAX_ROOT_FRAME_BYTES);
-        let wait = soon();
-        loop {
-            let mut byte = [0; 1];
-            match stream.read(&mut byte) {
-                Ok(0) => panic!("the root closed without a word"),
-                Ok(_) => {
-                    if let Some(frame) = reader.next(&mut &byte[..]).unwrap() {
-                        return frame;
-                    }
-                }
-                Err(_) => wait.check(|| "the root said nothing".to_owned()).unwrap(),
-            }
-        }
-    }
-
-    /// Checks a rank in, and proves that by a second one with the same number, which is rejected.
-    fn seat(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
-        let stream = come(id, rank, world);
-        let error = checkin::decode_refusal(&hear(&mut come(id, rank, world)).payload);
-        assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(rank)));
-        assert!(error.message().contains(&format!("two ranks have the number {rank}")), "{error}");
-        stream
-    }
-
-    #[test]
-    fn a_rank_that_dies_after_its_check_in_is_named_to_all_who_come() {
-        let (id, root) = root();
-        let mut first = seat(&id, 0, 3);
-        drop(seat(&id, 1, 3));
-        let told = |stream: &mut TcpStream| {
-            let error = checkin::decode_refusal(&hear(stream).payload);
-            assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(1)));
-            assert!(error.message().contains("rank 1 has died while the others came"), "{error}");
-        };
-        told(&mut first);
-        // A late rank is told too.
-        told(&mut come(&id, 2, 3));
-        drop(root);
-    }
-
-    #[test]
-    fn another_world_is_answered_with_both_sizes_and_harms_nobody() {
-        let (id, root) = root();
-        let mut first = seat(&id, 0, 2);
-        let error = checkin::decode_refusal(&hear(&mut come(&id, 1, 3)).payload);
-        assert_eq!(error.kind(), Kind::Mismatch);
-        assert!(error.message().contains("3 ranks, rank 0 reported 2"), "{error}");
-        let mut second = come(&id, 1, 2);
-        for stream in [&mut first, &mut second] {
-            let frame = hear(stream);
-            assert_eq!(frame.kind, checkin::WELCOME);
-            assert_eq!(AddressTable::decode(&frame.payload, 1).unwrap().addresses[0].port(), 9);
-        }
-        // The root ends by itself once it has sent all answers.
-        while !root.is_finished() {
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn a_frame_out_of_turn_is_answered_and_closed() {
-        let (id, _root) = root();
-        let mut stream = seat(&id, 0, 2);
-        let mut bytes = Vec::new();
-        frame::append(&mut bytes, checkin::TABLE, 0, &[1, 2, 3]);
-        stream.write_all(&bytes).unwrap();
-        assert!(checkin::decode_refusal(&hear(&mut stream).payload).message().contains("malformed"));
-    }
-
-    #[test]
-    fn a_root_that_nobody_visits_ends_by_its_lifetime() {
-        let options = Options {
-            interfaces: "=lo".parse().unwrap(),
-            root_lifetime: Duration::from_millis(50),
-            ..Options::default()
-        };
-        let (_, root) = Root::serve(&options).unwrap();
-        let wait = soon();
-        while !root.is_finished() {
-            wait.check(|| "the root does not end".to_owned()).unwrap();
-            std::thread::yield_now();
-        }
-    }
+/// The error for a rank that comes once all have checked in.
+fn all_have_come() -> Error {
+    Error::mismatch("all ranks of this id have checked in already: one id makes one communicator")
 }
+
+#[cfg(test)]
+mod tests;

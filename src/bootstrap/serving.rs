@@ -238,6 +238,7 @@ impl ServiceListeners {
 mod tests {
     use super::*;
     use crate::bootstrap::auth::Purpose;
+    use crate::config::Encryption;
     use crate::sync::AbortFlag;
 
     #[test]
@@ -251,7 +252,8 @@ mod tests {
     }
 
     fn alone() -> ListenRules {
-        let terms = Terms { key: [1; 32], purpose: Purpose::Store, communicator: 0, job: None };
+        let terms =
+            Terms { key: [1; 32], purpose: Purpose::Store, communicator: 0, job: None, encryption: Encryption::Off };
         ListenRules { terms, guarded: true, listener_patience: Duration::ZERO }
     }
 

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Once;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive};
@@ -11,6 +10,7 @@ use crate::bootstrap::interface::AddressFamily;
 use crate::config::PortRange;
 use crate::error::{Error, Kind, Result};
 use crate::log;
+use crate::sync::primitive::{Ordering, statics};
 use crate::sys::{interfaces, limits, open, poller, ports};
 
 /// How many connections may wait to be accepted; the kernel may allow fewer (`somaxconn`).
@@ -72,22 +72,28 @@ pub(crate) fn listen_as(
 
 /// Warns once if the system may give a port of `range` to a connection that goes out: then that port cannot be listened
 /// at while the connection lives, and for a minute after.
-fn warn_of_ephemeral(range: PortRange) {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
-        let (first, last) = ports::ephemeral();
-        let mut lent = range.ports().filter(|port| (first..=last).contains(port) && !ports::is_reserved(*port));
-        if let Some(port) = lent.next() {
-            log::warn!(
-                Bootstrap,
-                "RSCCL_PORT_RANGE={range}: the system gives port {port} and {} others of it to connections that go out \
-                 (net.ipv4.ip_local_port_range is {first} to {last}); as root: \
-                 sysctl net.ipv4.ip_local_reserved_ports={range}",
-                lent.count()
-            );
-        }
-    });
+///
+/// The program's own code may hear it, and open communicators: so callers have no lock.
+pub(super) fn warn_of_ephemeral(range: PortRange) {
+    // Relaxed: one thread tells it, and nothing else is ordered.
+    if TOLD_OF_EPHEMERAL.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let (first, last) = ports::ephemeral();
+    let mut lent = range.ports().filter(|port| (first..=last).contains(port) && !ports::is_reserved(*port));
+    if let Some(port) = lent.next() {
+        log::warn!(
+            Bootstrap,
+            "RSCCL_PORT_RANGE={range}: the system gives port {port} and {} others of it to connections that go out \
+             (net.ipv4.ip_local_port_range is {first} to {last}); as root: \
+             sysctl net.ipv4.ip_local_reserved_ports={range}",
+            lent.count()
+        );
+    }
 }
+
+/// Whether it was told.
+static TOLD_OF_EPHEMERAL: statics::AtomicU64 = statics::AtomicU64::new(0);
 
 /// Listens at `port` of every address that this machine has or gets, of both families if it has IPv6.
 ///

@@ -10,9 +10,10 @@ use crate::comm::on_stream::OnStream;
 use crate::comm::request::Request;
 use crate::comm::scope::Scope;
 use crate::comm::typed::{self, Typed};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::exec::{Call, DeviceSlice, DeviceSliceMut, Message};
-use crate::types::{Collective, Element, NO_RANK, ReduceOp, World};
+use crate::types::{Collective, Element, NO_RANK, Rank, ReduceOp, World};
 
 /// Takes described calls. A communicator runs them at once, a scope begins them, and a group keeps them until it runs.
 pub(super) trait Submit<'a>: Sized {
@@ -650,7 +651,7 @@ macro_rules! collectives {
                 if peer == NO_RANK {
                     return self.submit_messages(Vec::new());
                 }
-                self.submit_message(typed::send(buffer, peer))
+                self.submit_message(Message::sending(buffer, Rank::new(peer)))
             }
 
             /// Receives into `buffer` from rank `peer`, which calls [`Self::send`] with a buffer of the same type and
@@ -662,7 +663,7 @@ macro_rules! collectives {
                 if peer == NO_RANK {
                     return self.submit_messages(Vec::new());
                 }
-                self.submit_message(typed::recv(buffer, peer))
+                self.submit_message(Message::receiving(buffer, Rank::new(peer)))
             }
 
             /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side: ranks that all
@@ -690,7 +691,7 @@ macro_rules! collectives {
                 recv: slice_mut!($memory $a T),
                 source: u32,
             ) -> Result<$output> {
-                self.submit_send_recv(typed::send_recv((send, target), (recv, source)))
+                self.submit_send_recv(Message::pair((send, target), (recv, source)))
             }
         }
     };
@@ -715,6 +716,17 @@ impl<'a> Submit<'a> for &Communicator {
         self.run(&call)
     }
 
+    /// Runs the call where its description lies: it is a hundred bytes, and moving them as soon as they are written
+    /// costs as much as the rest of the description.
+    #[inline]
+    fn submit_typed(self, call: Typed, with: impl FnOnce(Typed, World) -> Result<Call<'a>>) -> Result<()> {
+        let (name, world) = (call.name(), Communicator::world(self)?);
+        match with(call, world) {
+            Ok(ref call) => self.run(call),
+            Err(error) => Err(error.during(name).at(world.rank)),
+        }
+    }
+
     #[inline]
     fn submit_message(self, message: Message<'a>) -> Result<()> {
         self.message(message)
@@ -734,5 +746,42 @@ impl<'a> Submit<'a> for &Communicator {
 
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
         self.exchange(messages)
+    }
+}
+
+/// Messages that are described at run time.
+impl Communicator {
+    /// Runs a message. Messages between two ranks keep their order: beside requests this one goes behind theirs, as a
+    /// request that is waited for.
+    #[inline]
+    pub(crate) fn message(&self, mut message: Message<'_>) -> Result<()> {
+        let beside = |message: &mut Message<'_>| {
+            let message = message.reborrow();
+            self.scope(|scope| scope.submit_messages(vec![message])?.wait())
+        };
+        self.with_engine_or(&mut message, Engine::message, beside)
+    }
+
+    /// Runs messages side by side; beside requests as [`Communicator::message`] does.
+    pub(crate) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        let beside = |messages: Vec<Message<'_>>| match messages.is_empty() {
+            // To and from nobody: what is under way is not waited for.
+            true => Ok(()),
+            false => self.scope(|scope| scope.submit_messages(messages)?.wait()),
+        };
+        self.with_engine_or(messages, Engine::messages, beside)
+    }
+
+    /// Runs a send and a receive side by side; beside requests as [`Communicator::message`] does.
+    #[inline]
+    fn send_and_receive(&self, sent: Message<'_>, received: Message<'_>) -> Result<()> {
+        let beside = |both: [Message<'_>; 2]| self.scope(|scope| scope.submit_messages(both.into())?.wait());
+        self.with_engine_or([sent, received], Engine::send_and_receive, beside)
+    }
+
+    /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
+    pub(crate) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        let beside = |messages| self.scope(|scope| scope.submit_exchange(messages)?.wait());
+        self.with_engine_or(messages, Engine::exchange, beside)
     }
 }

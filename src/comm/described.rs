@@ -1,11 +1,9 @@
 //! Calls that are described at run time, how they are run, and the buffers that are registered for them.
 
-use crate::comm::collectives::Submit as _;
 use crate::comm::{Chosen, Communicator};
-use crate::engine::Engine;
 use crate::engine::choose::Question;
 use crate::error::Result;
-use crate::exec::{Call, CallCount, Message, NoBackground, Registrable, wrong_counts};
+use crate::exec::{Call, CallCount, NoBackground, Registrable, wrong_counts};
 use crate::types::{Collective, DataType};
 
 impl Communicator {
@@ -72,10 +70,12 @@ impl Communicator {
     }
 
     /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies: a
-    /// [`Buffer`](crate::Buffer), or memory that was [`Registered`](crate::comm::Registered) where it lies. Both have
-    /// an example. Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
-    /// unregistered buffers works all the same, through scratch, and so does every call of a communicator over several
-    /// hosts or of more than 64 ranks, where registering does nothing.
+    /// [`Buffer`](crate::Buffer), a [`SharedPool`](crate::comm::SharedPool), or memory that was
+    /// [`Registered`](crate::comm::Registered) where it lies. All have an example. Collective: all ranks register, in
+    /// the same order; lengths may differ. A call whose ranks use unregistered buffers works all the same, through
+    /// scratch, and so does every call of a communicator over several hosts or of more than 64 ranks, where registering
+    /// does nothing. A message of 8 KiB and more out of such memory is copied once, by its receiver, if that one comes
+    /// soon or the message is longer than a connection has room for; else twice.
     ///
     /// The memory stays mapped, here and by the other ranks, until [`Communicator::deregister`], or the end of the
     /// communicator. Buffers that all ranks have dropped are given back when they next register or deregister one.
@@ -98,36 +98,5 @@ impl Communicator {
         self.with_engine(|engine| {
             engine.deregister(&known, &mut NoBackground).map_err(|error| error.during("deregister"))
         })
-    }
-
-    /// Runs a message that is described at run time. Messages between two ranks keep their order: beside requests this
-    /// one goes behind theirs, as a request that is waited for.
-    #[inline]
-    pub(crate) fn message(&self, message: Message<'_>) -> Result<()> {
-        let beside = |message| self.scope(|scope| scope.submit_messages(vec![message])?.wait());
-        self.with_engine_or(message, Engine::message, beside)
-    }
-
-    /// Runs messages side by side; beside requests as [`Communicator::message`] does.
-    pub(crate) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
-        let beside = |messages: Vec<Message<'_>>| match messages.is_empty() {
-            // To and from nobody: what is under way is not waited for.
-            true => Ok(()),
-            false => self.scope(|scope| scope.submit_messages(messages)?.wait()),
-        };
-        self.with_engine_or(messages, Engine::messages, beside)
-    }
-
-    /// Runs a send and a receive side by side; beside requests as [`Communicator::message`] does.
-    #[inline]
-    pub(super) fn send_and_receive(&self, sent: Message<'_>, received: Message<'_>) -> Result<()> {
-        let beside = |both: [Message<'_>; 2]| self.scope(|scope| scope.submit_messages(both.into())?.wait());
-        self.with_engine_or([sent, received], Engine::send_and_receive, beside)
-    }
-
-    /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
-    pub(crate) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
-        let beside = |messages| self.scope(|scope| scope.submit_exchange(messages)?.wait());
-        self.with_engine_or(messages, Engine::exchange, beside)
     }
 }

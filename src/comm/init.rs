@@ -20,6 +20,7 @@ use crate::plan::Layout;
 use crate::session::Session;
 use crate::session::clocks;
 use crate::session::flight_record;
+use crate::session::host_names::{self, HostNames};
 use crate::session::page::{OwnPage, Phase};
 use crate::session::ras;
 use crate::session::seats::{self, HostSeats};
@@ -32,7 +33,9 @@ use crate::sync::{AbortFlag, Patience, TimeLimit, Wait};
 use crate::sys::{clock, cpu, futex, limits, ranges};
 use crate::topo::search::between::CrossNic;
 use crate::transport::nics::{self, ToldNics};
-use crate::transport::{Crossing, Fabric, NicTable, PeerInfo, host_id, process_space, process_token};
+use crate::transport::{
+    Agreement, Crossing, Fabric, Network, NetworkSeeker, NicTable, PeerInfo, host_id, process_space, process_token,
+};
 use crate::types::{Rank, World};
 
 impl Communicator {
@@ -279,12 +282,14 @@ fn assemble(
     let world = bootstrap.world();
     let met = meet(&*bootstrap, &settings, seats, limit.wait(abort)).map_err(limits::with_remedy);
     let met = met.inspect_err(|error| bootstrap.give_up(error));
-    let (peers, seats, nics) = met?;
+    let Met { peers, seats, nics, network, names } = met?;
     let mine = &peers[world.rank.index()];
     times.allgathers = times.lap();
     futex::register_barrier();
     let nics = NicTable::new(world.rank, &peers, nics, crossing(settings.searching.cross));
-    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes).with_nics(nics, &settings.dead_routes);
+    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
+    let fabric = fabric.with_nics(nics, &settings.dead_routes).with_network(&network);
+    let host_mbit = network.least_host_mbit(&peers);
     let layout = Layout::of_topology(fabric.topology(), peers.iter().map(standing::place).collect());
     // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
@@ -292,12 +297,12 @@ fn assemble(
     let early = !settings.connect_late;
     // The smallest number of any rank, so that all ranks choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
-    page.know((bootstrap.id(), settings.timeout.time), mine, &peers);
+    page.know((bootstrap.id(), settings.timeout.time), mine, (&peers, &names));
     page.begins(Phase::Connecting);
     let mut session = Session::on(page, bootstrap, settings, abort.clone());
-    session.watch_processes(mine, &peers);
+    session.watch_processes(mine, (&peers, names));
     session.seats = seats;
-    let mut engine = Engine::new(session, fabric, (layout, patience, cores));
+    let mut engine = Engine::new(session, fabric, (layout, patience, cores), host_mbit);
     engine.session.make_known();
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early(limit) {
@@ -319,18 +324,24 @@ fn crossing(cross: CrossNic) -> Crossing {
     }
 }
 
-/// What all ranks tell of themselves and of their NICs; their seats too, where those are not known from a parent.
+/// What ranks have told each other.
+struct Met {
+    peers: Vec<PeerInfo>,
+    seats: HostSeats,
+    nics: ToldNics,
+    network: Network,
+    names: HostNames,
+}
+
+/// What all ranks tell of themselves, of their NICs and of their hosts' names; their seats too, where those are not
+/// known from a parent.
 ///
 /// # Errors
 /// Of the exchange; [`crate::error::Kind::Mismatch`] where settings differ that must be equal.
-fn meet(
-    bootstrap: &dyn Bootstrap,
-    settings: &Settings,
-    known: Option<HostSeats>,
-    wait: Wait,
-) -> Result<(Vec<PeerInfo>, HostSeats, ToldNics)> {
+fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, known: Option<HostSeats>, wait: Wait) -> Result<Met> {
     let world = bootstrap.world();
     let wait = wait.with_progress(settings.progress.clone());
+    let root = Path::new("/");
     let mine = PeerInfo {
         rank: world.rank,
         host: host_id(settings.host_id.as_deref(), settings.sizes.sockets.folder)?,
@@ -340,7 +351,7 @@ fn meet(
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.equal.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),
-        home: settings.standing.home(Path::new("/")),
+        home: settings.standing.home(root),
         switches: settings.standing.switches(settings.host_id.as_deref())?,
         is_traced: spans::is_on(),
     };
@@ -348,12 +359,18 @@ fn meet(
     let seat =
         if known.is_none() { seats::encode(&placement::seat_of_thread(&settings.visible_devices)) } else { Vec::new() };
     let own = nics::encode(&settings.data_interfaces.nics(bootstrap.interface().ip(), world.rank)?);
-    let gathered = bootstrap.all_gather(&[&mine.encode()[..], &own, &seat].concat(), &reading)?;
+    let (interface, verbs) = (bootstrap.interface().ip(), &settings.verbs);
+    let seeker = NetworkSeeker { me: world.rank, node: mine.home.node, interface, verbs };
+    let network = settings.find_network(world, seeker, root);
+    let mine_told = [&mine.encode()[..], &own, &network.told(), &host_names::told(), &seat].concat();
+    let gathered = bootstrap.all_gather(&mine_told, &reading)?;
     let parts = gathered.iter().map(|bytes| bytes.split_at(PeerInfo::BYTES.min(bytes.len())));
     let (peers, told): (Vec<_>, Vec<_>) =
         world.ranks().zip(parts).map(|(rank, (peer, told))| (PeerInfo::decode(rank, peer), (rank, told))).unzip();
     let peers: Vec<PeerInfo> = peers.into_iter().collect::<Result<_>>()?;
     let (nics, told) = nics::decode(told)?;
+    let (network, told) = network.agree(world.rank, world.ranks().zip(told))?;
+    let (names, told) = HostNames::gathered(peers.iter().zip(told))?;
     let is_first = known.is_none();
     let seats = match known {
         // Where the seats are known nobody tells one.
@@ -368,9 +385,37 @@ fn meet(
         if is_first && clocks::differ(&peers) {
             clocks::align(bootstrap, (world, &peers), &wait)?;
         }
-        return Ok((peers, seats, nics));
+        let network = match network {
+            Agreement::Made(network) => network,
+            Agreement::Hardware => look_for_hardware((bootstrap, &wait), &peers, seeker)?,
+        };
+        return Ok(Met { peers, seats, nics, network, names });
     };
     Err(other_settings(settings, other.rank, &bootstrap.all_gather(&settings.equal.told(), &wait)?))
+}
+
+/// The network of ranks that all have hardware, and have not been asked for it: sockets on one host, or where a rank
+/// does not get it.
+///
+/// # Errors
+/// Of the exchange.
+fn look_for_hardware(
+    (bootstrap, wait): (&dyn Bootstrap, &Wait),
+    peers: &[PeerInfo],
+    seeker: NetworkSeeker<'_>,
+) -> Result<Network> {
+    if peers.iter().all(|peer| peer.host == peers[0].host) {
+        return Ok(Network::default());
+    }
+    let here = peers[seeker.me.index()].host;
+    let far_ranks = peers.iter().filter(|peer| peer.host != here).count();
+    let own = seeker.hardware(Path::new("/"), far_ranks);
+    let told = bootstrap.all_gather(&own.told(), wait)?;
+    let told = bootstrap.world().ranks().zip(told.iter().map(Vec::as_slice));
+    match own.agree(seeker.me, told)?.0 {
+        Agreement::Made(network) => Ok(network),
+        Agreement::Hardware => Err(Error::internal("ranks that have looked for hardware have not looked")),
+    }
 }
 
 /// The error of a rank whose settings are not those of `other`. Every rank finds one that differs from it, and no rank

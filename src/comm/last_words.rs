@@ -24,6 +24,7 @@ pub(super) fn leave(engine: &mut Engine) {
 pub(super) fn leave_failed(engine: &mut Engine, error: Error) {
     // Its launches have been told to end; their error is this one.
     let _same = engine.leave();
+    engine.fabric().links().forsake();
     if !engine.session.abort.is_known() {
         tell(engine, Err(error));
     }

@@ -80,9 +80,9 @@ impl LongRest {
 
     fn await_work(&mut self, (session, fabric): (&Session, &mut Fabric), only_pushes: bool) -> Option<Duration> {
         let chime = Arc::clone(&self.chime);
-        let mut listen = |descriptor: BorrowedFd<'_>| self.add(descriptor);
+        let mut listen = |descriptor: BorrowedFd<'_>, interest| self.add(descriptor, interest);
         let at_most = match only_pushes {
-            true => fabric.await_pumps(&mut listen).map(|is_quiet| is_quiet.then_some(Duration::MAX)),
+            true => fabric.await_pumps(&mut listen),
             false => fabric.await_work(&*session.bootstrap, &chime, &mut listen),
         };
         at_most.unwrap_or_else(|error| {
@@ -91,7 +91,7 @@ impl LongRest {
         })
     }
 
-    fn add(&mut self, descriptor: BorrowedFd<'_>) -> Result<()> {
+    fn add(&mut self, descriptor: BorrowedFd<'_>, interest: Interest) -> Result<()> {
         // Communicators may share one.
         if self.is_deaf || !self.known.insert(descriptor.as_raw_fd()) {
             return Ok(());
@@ -100,6 +100,6 @@ impl LongRest {
             Some(poller) => poller,
             none => none.insert(Poller::new()?),
         };
-        poller.add(descriptor, 0, Interest::Read)
+        poller.add(descriptor, 0, interest)
     }
 }

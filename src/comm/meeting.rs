@@ -11,7 +11,7 @@ use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
 use crate::bootstrap::{pmi, pmix};
-use crate::comm::meeting_place::{MeetingPlace, StorePlace, unguarded};
+use crate::comm::meeting_place::{MeetingPlace, StorePlace, roots_in_words, unguarded};
 use crate::config::launch::{FirstNode, JobIdentity, Launch};
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -123,7 +123,8 @@ impl LaunchMeeting {
     /// As [`NetBootstrap::join`]; [`Kind::InvalidArgument`] if there is no place to meet, [`Kind::InvalidUsage`] if
     /// another job has it.
     pub(super) fn join(&self, wait: &Wait) -> Result<NetBootstrap> {
-        log::info!(Bootstrap @ self.world.rank, "ranks meet {}", self.place);
+        let roots = roots_in_words(self.world.size, &self.options);
+        log::info!(Bootstrap @ self.world.rank, "ranks meet {}{roots}", self.place);
         let outcome = match &self.place {
             MeetingPlace::None(why) => Err(Error::invalid_argument(why.clone())),
             MeetingPlace::Alone => {

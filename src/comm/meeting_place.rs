@@ -188,9 +188,18 @@ impl std::fmt::Display for MeetingPlace {
 /// # Errors
 /// The reason why there is no place.
 pub fn place_in_words(launch: &Launch, config: &Config) -> Result<String> {
-    match MeetingPlace::of(launch, &bootstrap_options(config)?, 0)? {
+    let options = bootstrap_options(config)?;
+    match MeetingPlace::of(launch, &options, 0)? {
         MeetingPlace::None(why) => Err(Error::invalid_argument(why)),
-        place => Ok(format!("ranks meet {place}")),
+        place => Ok(format!("ranks meet {place}{}", roots_in_words(launch.world.size, &options))),
+    }
+}
+
+/// By how many roots so many ranks check in, where that is not one.
+pub(super) fn roots_in_words(world: u32, options: &Options) -> String {
+    match options.roots(world) {
+        0 | 1 => String::new(),
+        roots => format!(", by {roots} roots of at most {} ranks", options.root_ranks),
     }
 }
 

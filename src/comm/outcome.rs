@@ -290,6 +290,11 @@ fn leave(due: Due) {
     }
 }
 
+/// Whether something is due of this thread's.
+pub(super) fn is_due() -> bool {
+    LEFT.try_with(|kept| !kept.borrow().is_empty()).unwrap_or(false)
+}
+
 /// What is due of this thread's, for another one to run: this one has an engine in hand still.
 pub(super) fn take() -> LeftOver {
     LeftOver(LEFT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default())

@@ -14,7 +14,7 @@ use crate::comm::job::Job;
 use crate::comm::outcome::{Outcome, Promise, Promised};
 use crate::comm::owned::{OwnedPlace, job_of};
 use crate::comm::request::Pending;
-use crate::comm::{Buffer, Communicator, Message, OwnedElements, Registered};
+use crate::comm::{Buffer, Communicator, Message, OwnedElements, Registered, SharedVec};
 use crate::device::Home;
 use crate::engine::{Engine, Prepared};
 use crate::error::{Error, Result};
@@ -321,7 +321,7 @@ fn again(calls: &Calls<'static>) -> Calls<'static> {
 fn run_once(engine: &mut Engine, calls: &Calls<'static>) -> Result<()> {
     let mut calls = again(calls);
     match (calls.steps.is_empty(), calls.messages.len()) {
-        (true, 1) => calls.messages.pop().map_or(Ok(()), |message| engine.message(message)),
+        (true, 1) => calls.messages.pop().map_or(Ok(()), |mut message| engine.message(&mut message)),
         (true, _) => engine.messages(calls.messages),
         (false, _) => run_part(engine, calls, Order::Caller),
     }
@@ -420,6 +420,7 @@ fn under_way() -> Error {
 impl CallBuffers for () {}
 impl<T: Element> CallBuffers for Vec<T> {}
 impl<T: Element> CallBuffers for Buffer<T> {}
+impl<T: Element> CallBuffers for SharedVec<T> {}
 impl<C: OwnedElements + 'static> CallBuffers for Registered<C> {}
 impl<B: CallBuffers, const N: usize> CallBuffers for [B; N] {}
 
@@ -448,6 +449,18 @@ impl<T: Element> private::Settled for Buffer<T> {
 
     fn expose(&mut self) {
         self.base().expose_provenance();
+    }
+
+    fn slices(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> private::Settled for SharedVec<T> {
+    type Slices<'a> = &'a mut [T];
+
+    fn expose(&mut self) {
+        self.as_mut_ptr().expose_provenance();
     }
 
     fn slices(&mut self) -> &mut [T] {

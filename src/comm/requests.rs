@@ -22,13 +22,13 @@ use crate::comm::panics::as_error;
 use crate::comm::queued::Queued;
 use crate::comm::under_way::{Told, UnderWay};
 use crate::comm::{Call, Message};
-use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, beginning};
+use crate::engine::{Announce, AnnouncedCall, Engine, LONG_REQUEST_NAP, REQUEST_NAP, Waiter, host_messages};
 use crate::error::{Error, Result};
-use crate::exec::{AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
+use crate::exec::{Asides, AwaitedFlags, Background, MessageRun, NoBackground, Resumable};
 use crate::log::spans;
 use crate::session::Session;
 use crate::sync::primitive::Arc;
-use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, aside, progress};
+use crate::sync::{Backoff, Chime, Patience, Turned, Waiting, Watch, progress};
 use crate::sys::coroutine::{self, Switch};
 use crate::sys::float_mode::{self, OtherMode};
 use crate::sys::{clock, futex};
@@ -118,7 +118,7 @@ impl Requests {
                 if let Err(error) = self.connect(&[need], Receivers::AreAsked) {
                     return self.refuse(error, &beginner.promise());
                 }
-                let run = beginning::begin_message(&self.session, message);
+                let run = host_messages::begin_message(&self.session, message);
                 if self.add((run, need), || Told::Alone(beginner.promise()))? {
                     beginner.ended();
                 }
@@ -332,7 +332,7 @@ impl Requests {
     pub(super) fn finish_first(&mut self) -> Result<()> {
         self.check()?;
         // Hooks, and requests of other communicators, need the turns.
-        let stays = self.waiter.hook.is_none() && !aside::is_any();
+        let stays = self.waiter.hook.is_none() && !Asides::is_any();
         if !self.spin_on_announced()? {
             self.await_announced()?;
         }
@@ -398,7 +398,7 @@ impl Requests {
             return match (fabric.links().pump()?, driver) {
                 (true, _) => Ok(Turned::Moved),
                 (false, Driver::Waits) if backoff.spin() => Ok(Turned::Awake),
-                (false, Driver::Waits) if aside::turn() == Some(true) => Ok(Turned::Moved),
+                (false, Driver::Waits) if Asides::turn() == Some(true) => Ok(Turned::Moved),
                 (false, _) => {
                     progress::turn(waiter.hook.as_ref())?;
                     Ok(Turned::Tired(progress::rest(waiter.hook.as_ref(), LONG_REQUEST_NAP)))
@@ -651,11 +651,11 @@ impl Requests {
 
     fn begin_messages(&mut self, messages: Vec<Message<'static>>, promise: &Arc<Promise>) -> Result<()> {
         // Copied here and not when they were queued, for the reason that `begin_exchange` gives.
-        let others = beginning::copy_to_self(&self.session, messages)?;
+        let others = host_messages::copy_to_self(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         self.connect(&needs, Receivers::AreAsked)?;
         for (message, need) in others.into_iter().zip(needs) {
-            let run = beginning::begin_message(&self.session, message);
+            let run = host_messages::begin_message(&self.session, message);
             self.add((run, need), || Told::Together(Arc::clone(promise)))?;
         }
         Ok(())
@@ -664,10 +664,10 @@ impl Requests {
     fn begin_exchange(&mut self, messages: Vec<Message<'static>>, promise: &Arc<Promise>) -> Result<()> {
         // Copied here and not when it was queued: an earlier collective of the same group may have written what is
         // copied.
-        let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
+        let (others, data_type) = host_messages::open_exchange(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         self.connect(&needs, Receivers::Come)?;
-        let (_, runs) = beginning::begin_exchange(&self.session, others, data_type);
+        let (_, runs) = host_messages::begin_exchange(&self.session, others, data_type);
         for (run, need) in runs.into_iter().zip(needs) {
             self.add((run, need), || Told::Together(Arc::clone(promise)))?;
         }

@@ -13,6 +13,8 @@ mod persistent;
 mod places;
 mod progress;
 mod registrations;
+mod request_nics;
 mod requests;
+mod shared_pool;
 mod traffic;
 mod transports;

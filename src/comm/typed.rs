@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
-use crate::types::{Collective, Counted, Element, Holding, InPlace, NO_RANK, Rank, ReduceOp, RootSide, World};
+use crate::types::{Collective, Counted, Element, Holding, InPlace, Rank, ReduceOp, RootSide, World};
 
 /// A collective call but for its buffers. What these have to hold, and which of them tells the count, follows from the
 /// collective's definition; where the collective is known while compiling, nothing of that is left at run time.
@@ -128,29 +128,6 @@ impl Typed {
         let count = CallCount::Each((count * T::VALUES) as u64);
         Call { collective: self.collective, data_type: T::DATA_TYPE, op: self.op, root: self.root, count, buffers }
     }
-}
-
-/// The sending end of a message.
-#[inline]
-pub(super) fn send<'a, T: Element>(send: impl ReadBuffer<'a, T>, peer: u32) -> Message<'a> {
-    Message::sending(send, Rank::new(peer))
-}
-
-/// The receiving end of a message.
-#[inline]
-pub(super) fn recv<'a, T: Element>(recv: impl WriteBuffer<'a, T>, peer: u32) -> Message<'a> {
-    Message::receiving(recv, Rank::new(peer))
-}
-
-/// The two messages of a `send_recv`; to or from nobody there is none.
-#[inline]
-pub(super) fn send_recv<'a, T: Element>(
-    (send, target): (impl ReadBuffer<'a, T>, u32),
-    (recv, source): (impl WriteBuffer<'a, T>, u32),
-) -> (Option<Message<'a>>, Option<Message<'a>>) {
-    let sent = (target != NO_RANK).then(|| self::send(send, target));
-    let received = (source != NO_RANK).then(|| self::recv(recv, source));
-    (sent, received)
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.

@@ -3,6 +3,7 @@
 use crate::comm::Home;
 use crate::comm::engine_home::EngineHome;
 use crate::comm::long_rest::{LongRest, Wakes};
+use crate::comm::outcome;
 use crate::sync::KeptVisit;
 use crate::sync::primitive::Arc;
 use crate::sys::cpu;
@@ -52,7 +53,12 @@ impl Visit {
             }
             if shared.drive_once(home) {
                 (has_moved, dry) = (true, 0);
-                continue;
+                // Who waits for what has ended is told before anything else is looked for.
+                match (shared.is_left(home), outcome::is_due()) {
+                    (false, _) => return Drove::Over,
+                    (true, true) => return Drove::GoesOn,
+                    (true, false) => continue,
+                }
             }
             dry += 1;
             if has_moved && dry < DRY_LOOKS {

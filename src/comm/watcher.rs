@@ -27,6 +27,7 @@ use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Orderi
 use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat};
 use crate::sync::{Chime, RestEnds};
 use crate::sys::fork::PerProcess;
+use crate::sys::poller::{Interest, Poller};
 use crate::sys::{clock, thread};
 
 /// The watcher of this process.
@@ -166,6 +167,9 @@ struct Rounds {
     /// Rounds in a row in which some visits were not driven.
     partial: u32,
     pace: Pace,
+    /// The poller of the last sleep. It is closed when the next sleep is prepared: otherwise whoever woke the thread
+    /// would wait for that.
+    slept_on: Option<Poller>,
 }
 
 /// When the watcher looks.
@@ -181,6 +185,18 @@ struct Pace {
     /// How often the chime, and this watcher, had been rung for before the last round.
     heard: u64,
     rings: u64,
+    /// When the last look ended, how long visits may wait behind it, and whether the thread has rested since.
+    looked: Instant,
+    pause: Duration,
+    has_rested: bool,
+}
+
+impl Pace {
+    /// While another duty keeps the thread awake, as kernels do, visits are driven now and then, so that a thousand of
+    /// them take a small part of its time.
+    fn is_early(&self, now: Instant, has_visits: bool) -> bool {
+        now < self.due && (!has_visits || (!self.has_rested && now < self.looked + self.pause))
+    }
 }
 
 #[derive(Debug)]
@@ -209,15 +225,33 @@ struct Round {
 impl Rounds {
     fn new(post: Arc<Post>, chime: &Arc<Chime>) -> Rounds {
         let due = clock::now();
-        let pace = Pace { quiet: 0, vain: 0, due, is_long: false, heard: 0, rings: u64::MAX };
-        Rounds { post, chime: Arc::clone(chime), known: BTreeMap::new(), changes: u64::MAX, partial: 0, pace }
+        let (looked, pause) = (due, Duration::ZERO);
+        let pace = Pace {
+            quiet: 0,
+            vain: 0,
+            due,
+            is_long: false,
+            heard: 0,
+            rings: u64::MAX,
+            looked,
+            pause,
+            has_rested: false,
+        };
+        Rounds {
+            post,
+            chime: Arc::clone(chime),
+            known: BTreeMap::new(),
+            changes: u64::MAX,
+            partial: 0,
+            pace,
+            slept_on: None,
+        }
     }
 
-    /// Whether the thread has come for something else: nothing is visited, and the next look is not due.
-    fn is_early(&self) -> bool {
-        self.post.rings.load(Ordering::Relaxed) == self.pace.rings
-            && self.known.values().all(|known| known.visit.is_none())
-            && clock::now() < self.pace.due
+    /// Whether the thread has come for something else: the next look is not due.
+    fn is_early(&self, now: Instant) -> bool {
+        let has_visits = self.known.values().any(|known| known.visit.is_some());
+        self.post.rings.load(Ordering::Relaxed) == self.pace.rings && self.pace.is_early(now, has_visits)
     }
 
     /// `homes` are all that there are.
@@ -284,6 +318,8 @@ impl Rounds {
         let quiet = if round.is_outstanding { 0 } else { quiet + 1 };
         let vain = if round.has_moved || self.chime.count() != heard { 0 } else { vain + u32::from(is_tick) };
         (self.pace.quiet, self.pace.vain) = (quiet, vain);
+        let visits = self.known.values().filter(|known| known.visit.is_some()).count();
+        (self.pace.looked, self.pace.pause, self.pace.has_rested) = (now, LOOK_AT_ONE * count_of(visits), false);
         if round.goes_on {
             // What is run of the program's ends the visits: the next round is due, and begins them anew.
             (self.pace.is_long, self.pace.due) = (false, now);
@@ -340,7 +376,7 @@ impl ProgressDuty for Rounds {
             run_due(due);
             return AfterRound::Over;
         }
-        if self.is_early() {
+        if self.is_early(clock::now()) {
             return AfterRound::Rests;
         }
         self.post.is_parked.store(false, Ordering::Relaxed);
@@ -358,7 +394,9 @@ impl ProgressDuty for Rounds {
     /// Sleeps beside the visits, until the next tick, or without an end. Where one of them has to be driven soon, or
     /// the system cannot, until the tick.
     fn rest(&mut self, ends: RestEnds<'_>, sleep: &mut dyn FnMut(&RestEnds<'_>) -> bool) -> bool {
-        let Rounds { known, partial, chime, pace: Pace { due, is_long, heard, .. }, .. } = self;
+        let Rounds { known, partial, chime, pace, slept_on, .. } = self;
+        let Pace { due, is_long, heard, has_rested, .. } = pace;
+        *has_rested = true;
         let tick = due.saturating_duration_since(clock::now());
         // What comes by sockets between two ticks waits for the second one.
         let mut long = LongRest::new(chime, *is_long);
@@ -375,12 +413,12 @@ impl ProgressDuty for Rounds {
         }
         let limit = if *is_long { LONG } else { tick.max(LOOK_AT_ONE * count_of(wakes.len())) };
         let limit = wakes.iter().map(|wakes| wakes.at_most).fold(limit, Duration::min);
-        let poller = long.descriptors();
+        *slept_on = long.descriptors();
         let has_slept = !is_restless && {
             let mut all = ends.clone();
             all.limit = all.limit.min(limit);
             all.flags.extend(wakes.iter().flat_map(|wakes| &wakes.flags).copied());
-            all.descriptors.extend(poller.as_ref().map(AsFd::as_fd));
+            all.descriptors.extend(slept_on.as_ref().map(|poller| (poller.as_fd(), Interest::Read)));
             sleep(&all)
         };
         // Flags tell of their own visits alone; all else, as deadlines, has to be looked for.
@@ -469,7 +507,8 @@ const MOST_TICKS: u32 = 5;
 const QUIET_TICKS: u32 = 20;
 /// After so many rounds in which only some visits were driven comes one in which all are.
 const MOST_PARTIAL: u32 = 64;
-/// How much longer ticks are for each visit beside them, where these have to be looked at: a small part of the time.
+/// How much longer ticks are for each visit beside them, where these have to be looked at, and how long a visit waits
+/// for its next turn while another duty keeps the thread awake: turns take a small part of the time.
 const LOOK_AT_ONE: Duration = Duration::from_micros(20);
 /// No duty depends on it.
 const LONG: Duration = Duration::from_secs(3600);
@@ -488,12 +527,27 @@ mod tests {
         rounds.pace.rings = 0;
         let dry = Round { is_outstanding: true, ..Round::default() };
         rounds.set_pace(&dry, clock::now() + LONG);
-        assert!(rounds.pace.is_long && rounds.is_early(), "it sleeps beside all its visits");
+        assert!(rounds.pace.is_long && rounds.is_early(clock::now()), "it sleeps beside all its visits");
         rounds.set_pace(&Round { has_moved: true, goes_on: true, ..dry }, clock::now());
-        assert!(!rounds.is_early(), "nobody looks at what is left");
+        assert!(!rounds.is_early(clock::now()), "nobody looks at what is left");
         let mut limit = None;
         rounds.rest(RestEnds::at(LONG), &mut |ends| limit.replace(ends.limit).is_none());
         assert!(limit.is_some_and(|limit| limit < LONG), "{limit:?}");
+    }
+
+    /// Regression: while kernels kept the thread awake, it drove all visits in each of its rounds.
+    #[test]
+    fn visits_wait_a_moment_while_another_duty_keeps_the_thread_awake() {
+        let mut rounds = Rounds::new(Arc::default(), &Arc::default());
+        let now = clock::now();
+        rounds.set_pace(&Round { is_outstanding: true, ..Round::default() }, now);
+        rounds.pace.pause = LOOK_AT_ONE;
+        let soon = now + LOOK_AT_ONE / 2;
+        assert!(rounds.pace.is_early(soon, true) && !rounds.pace.is_early(now + LOOK_AT_ONE, true));
+        assert!(!rounds.pace.is_early(rounds.pace.due, false), "a look is due");
+        rounds.rest(RestEnds::at(LONG), &mut |_| true);
+        assert!(!rounds.pace.is_early(soon, true), "something may have come for them in the sleep");
+        assert!(rounds.pace.is_early(soon, false));
     }
 
     /// Regression: rounds for which kernels kept the thread awake counted as ticks, and ticks came late.

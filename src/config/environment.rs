@@ -4,9 +4,54 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ancestors::{self, Ancestor};
 use crate::error::{Error, Result};
+
+/// The right to read the variables of this process: one thread has it at a time. A library that may set some while it
+/// starts is started with it in hand, so that nobody reads what is put back behind it.
+#[derive(Debug)]
+pub(crate) struct VariablesTurn {
+    /// Whether it was free, and not taken after a long wait.
+    is_own: bool,
+}
+
+/// A yield takes half a microsecond, and more on a busy machine; plug-ins start within a tenth of a second.
+const MOST_YIELDS: u32 = 10_000_000;
+/// The process whose thread has the turn; 0 for none.
+static TAKEN_BY: AtomicU32 = AtomicU32::new(0);
+
+impl VariablesTurn {
+    /// Waits for the turn, for some seconds at most: a library that hangs while it starts holds up no other rank of the
+    /// process for ever. A forked child takes it from a thread of its parent, which it does not have.
+    pub(crate) fn take() -> VariablesTurn {
+        let me = std::process::id();
+        let mut seen = 0;
+        for _ in 0..MOST_YIELDS {
+            // Acquire: pairs with the release in `drop`.
+            match TAKEN_BY.compare_exchange(seen, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return VariablesTurn { is_own: true },
+                Err(now) => seen = if now == me { 0 } else { now },
+            }
+            std::thread::yield_now();
+        }
+        VariablesTurn { is_own: false }
+    }
+
+    /// All of them.
+    pub(crate) fn variables(&self) -> BTreeMap<OsString, OsString> {
+        std::env::vars_os().collect()
+    }
+}
+
+impl Drop for VariablesTurn {
+    fn drop(&mut self) {
+        if self.is_own {
+            TAKEN_BY.store(0, Ordering::Release);
+        }
+    }
+}
 
 /// The variables of a process, the places of its configuration files, and the processes above it.
 ///
@@ -24,7 +69,7 @@ impl Environment {
     /// The environment of this process, its user's home, and `/etc/nccl.conf`. No other function reads them.
     pub fn capture() -> Environment {
         Environment {
-            variables: std::env::vars_os().collect(),
+            variables: VariablesTurn::take().variables(),
             home: std::env::home_dir().filter(|home| !home.as_os_str().is_empty()),
             system_file: Some(PathBuf::from(SYSTEM_FILE)),
             is_of_this_process: true,

@@ -5,7 +5,7 @@
 
 use super::Config;
 use super::debug::DebugLevel;
-use super::socket::SocketFamily;
+use super::socket::{Encryption, SocketFamily};
 use super::value::{Field, Kind, TimeUnit, Value};
 
 /// A variable: one line of the table.
@@ -64,6 +64,11 @@ impl Variable {
     /// Whether the variable chooses what is logged, and how: a bad value of those ends no program, as in NCCL.
     pub(super) fn is_of_log(&self) -> bool {
         self.name.starts_with("DEBUG")
+    }
+
+    /// Whether the variable counts only where data go by verbs: a site may set it for NCCL.
+    pub(super) fn is_of_verbs(&self) -> bool {
+        self.name.starts_with("IB_")
     }
 
     /// Whether a file that is named and cannot be opened ends no program, as in NCCL.
@@ -208,16 +213,43 @@ pub static VARIABLES: &[Variable] = &[
         "a graph file in place of a search for channels between one host's GPUs"),
     variable!(Nccl "GRAPH_DUMP_FILE" => graph_dump_file: Kind::Path,
         "where rank 0, or rsccl topo, writes the channels as a graph file"),
-    // Before the network that it judges.
+    // These two before the network that they judge, and those of verbs after it.
+    variable!(Nccl "NET_PLUGIN" => net_plugin: Kind::Text,
+        "network plug-ins made for NCCL: files, or NAME for libnccl-net-NAME.so; none"),
     variable!(Own "NET_STRICT" => net_strict: Kind::Flag,
-        "1: NCCL_NET with a network that rsccl does not have is an error"),
-    variable!(Nccl "NET" => net: Kind::Text, "the network to use: Socket, also in place of others, with a warning"),
+        "1: NCCL_NET with a network that is not to be had is an error"),
+    variable!(Nccl "NET" => net: Kind::Text,
+        "Socket, libfabric, IB, plugin or a plug-in's; unset: what the hosts have"),
+    variable!(Nccl "IB_DISABLE" => ib_disable: Kind::Flag,
+        "1: NCCL_NET=IB uses no device, and without NCCL_NET sockets are used"),
+    variable!(Nccl "IB_HCA" => ib_hca: Kind::Text,
+        "devices and ports of verbs: prefixes, =names, ^excluded, each with :port"),
+    variable!(Nccl "IB_GID_INDEX" => ib_gid_index: count(0, 255),
+        "the place in the port's table of GIDs; unset: the best"),
+    variable!(Nccl "IB_ADDR_FAMILY" => ib_addr_family: Kind::Choice(SocketFamily::NAMES),
+        "of which family a GID is taken first"),
+    variable!(Nccl "IB_ROCE_VERSION_NUM" => ib_roce_version_num: count(1, 2),
+        "of which version of RoCE a GID is taken first"),
+    variable!(Nccl "IB_TIMEOUT" => ib_timeout: count(0, 31),
+        "a lost packet is sent again after 4.096 us times 2 to this"),
+    variable!(Nccl "IB_RETRY_CNT" => ib_retry_cnt: count(0, 7),
+        "how often it is sent again before the connection fails"),
+    variable!(Nccl "IB_SL" => ib_sl: count(0, 15),
+        "the service level of messages by verbs"),
+    variable!(Nccl "IB_TC" => ib_tc: count(0, 255),
+        "the traffic class of messages by verbs, four times the DSCP"),
+    variable!(Nccl "IB_PKEY" => ib_pkey: count(0, 65_535),
+        "the place in the port's table of partition keys"),
+    variable!(Nccl "IB_QPS_PER_CONNECTION" => ib_qps_per_connection: count(1, 128),
+        "queue pairs that a connection's messages take in turn"),
     variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag,
         "0: one host maps its memory at set-up; the rest connects when needed"),
     variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
     variable!(Nccl "COMM_ID" => comm_id: Kind::Text, "a fixed address of the root: host:port or [ipv6]:port"),
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
     variable!(Own "SECRET_FILE" => secret_file: Kind::Path, "a file that holds the secret, mode 600"),
+    variable!(Own "ENCRYPT" => encrypt: Kind::Choice(Encryption::NAMES),
+        "1: connections are encrypted, by AES-128-GCM or ChaCha20-Poly1305; on all ranks"),
     variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
     variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text,
         "interfaces: prefixes, =names, ^excluded; data take all, set-up the first"),

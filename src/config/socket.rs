@@ -31,6 +31,48 @@ impl SocketFamily {
     }
 }
 
+/// Whether connections are encrypted, and how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Encryption {
+    /// They are not.
+    #[default]
+    Off,
+    /// By AES-128-GCM where both processors have instructions for it, else by ChaCha20-Poly1305.
+    On,
+    /// By ChaCha20-Poly1305, whatever the processors have.
+    ChaCha20,
+}
+
+impl Encryption {
+    /// The names that `RSCCL_ENCRYPT` takes.
+    pub const NAMES: &'static [&'static str] = &["0", "1", "ChaCha20"];
+    const ALL: [Encryption; 3] = [Encryption::Off, Encryption::On, Encryption::ChaCha20];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        Encryption::NAMES[self.code() as usize]
+    }
+
+    /// The value with this name, in any case.
+    pub fn from_name(name: &str) -> Option<Encryption> {
+        Encryption::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The value as a number, for messages between ranks.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Encryption::Off => 0,
+            Encryption::On => 1,
+            Encryption::ChaCha20 => 2,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Encryption> {
+        Encryption::ALL.get(usize::from(code)).copied()
+    }
+}
+
 /// The ports where ranks listen, from the first to the last.
 ///
 /// ```

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::debug::{DebugLevel, DebugLevels, SubsystemSet};
 use super::launch::StoreAddress;
 use super::secret::{MAX_SECRET_BYTES, REDACTED, Secret};
-use super::socket::{PortRange, SocketFamily};
+use super::socket::{Encryption, PortRange, SocketFamily};
 
 /// The type of a variable, with its range or its list of values.
 #[derive(Debug, Clone, Copy)]
@@ -315,6 +315,7 @@ field!(String, |this| Value::Text(this.clone()), Value::Text(text) => Some(text.
 field!(PathBuf, |this| Value::Text(this.display().to_string()), Value::Text(text) => Some(PathBuf::from(text)));
 field!(Secret, |this| Value::Secret(this.clone()), Value::Secret(secret) => Some(secret.clone()));
 field!(SocketFamily, |this| Value::Text(this.name().to_owned()), Value::Text(text) => SocketFamily::from_name(text));
+field!(Encryption, |this| Value::Text(this.name().to_owned()), Value::Text(text) => Encryption::from_name(text));
 field!(DebugLevel, |this| Value::Text(this.name().to_owned()), Value::Text(text) => DebugLevel::from_name(text));
 field!(DebugLevels, |this| Value::Text(this.to_string()), Value::Text(text) => DebugLevels::parse(text).ok());
 field!(SubsystemSet, |this| Value::Text(this.to_string()), Value::Text(text) => SubsystemSet::parse(text).ok());

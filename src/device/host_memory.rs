@@ -28,12 +28,29 @@ impl HostMemory {
         Ok(memory.into_region())
     }
 
+    /// Memory of this process that a NIC reads and writes by itself. It lies on pages of its own, and a forked child
+    /// has none of it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where there is no memory.
+    pub fn allocate_for_nic(self, bytes: usize) -> Result<crate::device::HostRegion> {
+        SharedMemory::for_device(bytes).map(SharedMemory::into_region)
+    }
+
     /// A program's buffer, which other processes of this host can map.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory, or limits leave no room for it.
     pub fn buffer(self, bytes: usize) -> Result<crate::device::HostRegion> {
         SharedMemory::for_program(bytes).map(SharedMemory::into_region)
+    }
+
+    /// A program's pool of such memory, nothing of which is in use yet.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the system refuses.
+    pub fn pool(self, bytes: usize) -> Result<crate::device::HostRegion> {
+        SharedMemory::for_pool(bytes).map(SharedMemory::into_region)
     }
 
     /// [`DeviceMemory::import`], as memory that the processor can touch.

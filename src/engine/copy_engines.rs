@@ -13,10 +13,12 @@ use crate::engine::device_call::{DeviceCall, Putting};
 use crate::engine::device_windows::Placed;
 use crate::engine::launches::Launched;
 use crate::error::{Error, Result};
+use crate::exec::peer_traffic::PeerTraffic;
 use crate::exec::{Begun, Buffers, Call, CallCount, WindowCopy, put_copies};
 use crate::log;
 use crate::plan::{Pattern, RankBuffer, Windows};
-use crate::types::{Collective, DataType, World};
+use crate::transport::Way;
+use crate::types::{Collective, DataType, Rank, World};
 
 /// Runs a call in windows by copies, where the user wants that and the call only moves data; false where not.
 pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: Option<&Placed>) -> Result<bool> {
@@ -27,15 +29,19 @@ pub(super) fn launch(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: Option<
     let (input, output) = call.buffers.places();
     let mine = [input, output].map(|place| place.addr() as u64);
     let bases = on.side.windows.bases(placed, world);
-    let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
+    let Some(Moves { way, copies }) = moves(call, world, mine, &bases)? else { return Ok(false) };
     let (Some(enter), Some(leave)) = (barrier_part(on, begun, placed)?, barrier_part(on, begun, placed)?) else {
         return Ok(false);
     };
-    log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
+    log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, copies.len());
     let home = on.side.home;
+    for (peer, copy) in &copies {
+        on.count(&[PeerTraffic { peer: *peer, way, messages: 1, elements: copy.bytes }], 1);
+    }
+    let copies: Vec<WindowCopy> = copies.into_iter().map(|(_, copy)| copy).collect();
     on.launch(&Launched::Collective(*operation), |side, Putting { stream, captured, turn }| {
         side.launch_one(world.rank, (enter, stream, captured), turn)?;
-        put_copies(stream, home, &moves)?;
+        put_copies(stream, home, &copies)?;
         side.launch_one(world.rank, (leave, stream, captured), turn)
     })?;
     Ok(true)
@@ -61,17 +67,23 @@ fn barrier_part(on: &mut DeviceCall<'_>, begun: &Begun<'_>, placed: &Placed) -> 
     Ok(Some(part))
 }
 
+/// The copies of a rank, each to or from a peer, and which of the two.
+struct Moves {
+    way: Way,
+    copies: Vec<(Rank, WindowCopy)>,
+}
+
 /// What this rank copies: beginning with the rank behind it, so that not all work on the same one at once. `None` where
 /// the call is not made of copies. `mine` has this rank's input and output, `bases` those of each rank in which peers
 /// work.
-fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result<Option<Vec<WindowCopy>>> {
+fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result<Option<Moves>> {
     let (me, blocks, size) = (world.rank, call.blocks(world), u64::from(call.data_type.size()));
     let Some(pattern) = Pattern::of(call.collective).filter(|_| call.collective.definition().only_moves()) else {
         return Ok(None);
     };
     // Peers' outputs are known, or their inputs are: to the first a rank gives, from the others it takes.
     let gives = pattern.symmetric_buffers().contains(&RankBuffer::Output);
-    let mut moves = Vec::new();
+    let mut copies = Vec::new();
     for peer in (1..=world.size).map(|step| me.after(step, world.size)) {
         let Some(block) = (if gives { blocks.between(me, peer) } else { blocks.between(peer, me) }) else { continue };
         let place = 2 * peer.index();
@@ -81,17 +93,16 @@ fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result
             let (from, to) = (from.checked_add(bytes(block.from)?)?, to.checked_add(bytes(block.to)?)?);
             Some(WindowCopy { from, to, bytes: bytes(block.elements)? })
         };
-        moves.push(copy().ok_or_else(|| Error::internal("blocks that no address space holds"))?);
+        copies.push((peer, copy().ok_or_else(|| Error::internal("blocks that no address space holds"))?));
     }
-    moves.retain(|copy| copy.from != copy.to && copy.bytes > 0);
-    Ok(Some(moves))
+    copies.retain(|(_, copy)| copy.from != copy.to && copy.bytes > 0);
+    Ok(Some(Moves { way: if gives { Way::Send } else { Way::Receive }, copies }))
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::types::Rank;
 
     fn call(collective: Collective, count: u64) -> Call<'static> {
         let (root, count) = (collective.rooted().then(|| Rank::new(2)), CallCount::Each(count));
@@ -109,7 +120,7 @@ mod tests {
         let kinds = [RankBuffer::Input, RankBuffer::Output].into_iter().cycle();
         let bases = bases.iter().zip(kinds).map(|(base, kind)| if known.contains(&kind) { *base } else { 0 });
         let moves = moves(call, world, mine, &bases.collect::<Vec<_>>()).unwrap();
-        moves.map(|moves| moves.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect())
+        moves.map(|moves| moves.copies.iter().map(|(_, copy)| (copy.from, copy.to, copy.bytes)).collect())
     }
 
     #[test]

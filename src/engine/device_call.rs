@@ -9,6 +9,7 @@ use crate::engine::given::{Awaited, Given};
 use crate::engine::launches::{self, DeviceWait, Launched};
 use crate::error::{Error, Result};
 use crate::exec::lower::{self, Lowered};
+use crate::exec::peer_traffic::PeerTraffic;
 use crate::exec::{Background, Call, DeviceStream, Operation, Order};
 use crate::log;
 use crate::plan::{self, Windows};
@@ -93,6 +94,15 @@ impl DeviceCall<'_> {
             })?;
         }
         ends.iter().map(|end| self.side.end(&mut self.given, *end)).collect()
+    }
+
+    /// Counts on the rank's page what a launch moves to and from the other ranks, of elements of so many bytes.
+    pub(super) fn count(&self, traffic: &[PeerTraffic], element_bytes: u64) {
+        let session = self.given.session;
+        for moved in traffic.iter().filter(|moved| moved.peer != session.world.rank) {
+            let (end, bytes) = ((moved.peer, moved.way), moved.elements.saturating_mul(element_bytes));
+            session.page.count_on_device(end, self.side.meeting.route(moved.peer), (moved.messages, bytes));
+        }
     }
 
     /// Launches this rank's part of a collective together with those of its cohort.

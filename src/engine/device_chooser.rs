@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::lower::MessageWay;
 use crate::exec::{Call, Message, Program};
 use crate::plan::{self, Layout, Windows};
-use crate::reach::channel_search::{JoinedGpus, OnChannels};
+use crate::reach::channel_search::{JoinedGpus, JoinedLinks, OnChannels};
 use crate::reach::line_ways::LineWays;
 use crate::sync::primitive::Arc;
 use crate::tune::{self, Choice, Filters, Query};
@@ -24,8 +24,8 @@ pub(super) struct DeviceChooser {
     programs: Programs,
     /// Which long calls follow the channels that were searched for, which pass along links.
     on_channels: OnChannels,
-    /// Whether an exchange of all with all crowds their links.
-    is_crowded: bool,
+    /// What their links are like.
+    links: JoinedLinks,
     /// The protocols by which ranks can send to each other.
     line_ways: LineWays,
     /// Of the ranks for which this one launches, by rank.
@@ -43,7 +43,7 @@ impl DeviceChooser {
         on_channels: OnChannels,
         line_ways: LineWays,
     ) -> Result<DeviceChooser> {
-        let is_crowded = found.as_ref().is_some_and(|found| found.is_crowded);
+        let links = found.as_ref().map_or_else(JoinedLinks::default, |found| found.links);
         let layout = match found {
             Some(JoinedGpus { rails, orders, .. }) => {
                 Arc::new(Layout::clone(&grounds.layout).with_rails(&rails).with_channels(orders)?)
@@ -51,7 +51,7 @@ impl DeviceChooser {
             None => Arc::clone(&grounds.layout),
         };
         let (grounds, programs, led) = (Arc::clone(grounds), Programs::default(), HashMap::new());
-        Ok(DeviceChooser { grounds, layout, programs, on_channels, is_crowded, line_ways, led })
+        Ok(DeviceChooser { grounds, layout, programs, on_channels, links, line_ways, led })
     }
 
     /// The program of a call. Unless the user's filters forbid it, ranks of a host send small calls as lines
@@ -96,28 +96,29 @@ impl DeviceChooser {
     /// The choice of a long call that follows the channels; `None` for other calls, where no channels were found, and
     /// where the collective or the user's filters leave no algorithm that follows them. Costs are not asked: those of a
     /// communicator are of processors, their memory and TCP. By them all ranks would send to all, over links that other
-    /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of so many ranks is deeper than
-    /// its connections have slots. Where all reach each other, three kinds follow them too: all, where an exchange of
-    /// all with all crowds links that pairs share; those from or to one rank, where that one's link carries each block
-    /// twice; those in scratch, which has two lanes, whose pieces fit a processor's cache, and leaves two thirds of the
-    /// links of eight GPUs idle. Others send from all to all.
+    /// pairs use too, or rails would join the hosts. A ring comes first, because a tree of many ranks is deeper than
+    /// its connections have slots; a long all-reduce of few ranks takes a tree where the links give trees more. Where
+    /// all reach each other, three kinds follow them too: all, where an exchange of all with all crowds links that
+    /// pairs share; those from or to one rank, where that one's link carries each block twice; those in scratch, which
+    /// has two lanes, whose pieces fit a processor's cache, and leaves two thirds of the links of eight GPUs idle.
+    /// Others send from all to all.
     fn along_channels(&self, asked: Question<'_>, met: Windows) -> Option<Choice> {
         let (grounds, collective) = (&self.grounds, asked.collective);
         let ranks = u64::from(grounds.world.size);
         let blocks = if plan::each_has_blocks(collective) { ranks } else { 1 };
         let bytes = grounds.longest_block_bytes(asked).saturating_mul(blocks);
         let is_ordered = grounds.settings.reproducible && collective.reduces();
-        let lanes = |algorithm| self.layout.lanes_of(algorithm).unwrap_or(0);
+        let rings = self.layout.channels().rings().len();
         let most = match self.on_channels {
             OnChannels::All => MOST_RANK_BYTES_OFF_CHANNELS,
             OnChannels::Reached if !grounds.one_host() => return None,
-            OnChannels::Reached if self.is_crowded => MOST_RANK_BYTES_IN_CROWDS,
+            OnChannels::Reached if self.links.is_crowded => MOST_RANK_BYTES_IN_CROWDS,
             OnChannels::Reached if collective.rooted() && ranks > 2 => match met {
                 Windows::Scratch => MOST_RANK_BYTES_OFF_CHANNELS,
                 _ => MOST_RANK_BYTES_OF_ROOT,
             },
             OnChannels::Reached
-                if met == Windows::Scratch && lanes(Algorithm::Ring) > tune::channels(grounds.settings.channels) =>
+                if met == Windows::Scratch && rings > tune::channels(grounds.settings.channels) as usize =>
             {
                 MOST_RANK_BYTES_IN_SCRATCH
             }
@@ -131,7 +132,13 @@ impl DeviceChooser {
                 && plan::algorithms(collective).contains(algorithm)
                 && grounds.settings.algorithms.allows(collective, *algorithm)
         };
-        let algorithm = [Algorithm::Ring, Algorithm::Tree].into_iter().find(follows)?;
+        let prefers_trees = self.links.are_trees_wider
+            && collective == Collective::AllReduce
+            && bytes > ranks * MOST_RANK_BYTES_OFF_TREES
+            && ranks <= u64::from(grounds.settings.sizes.shape.slots);
+        let in_order =
+            if prefers_trees { [Algorithm::Tree, Algorithm::Ring] } else { [Algorithm::Ring, Algorithm::Tree] };
+        let algorithm = in_order.into_iter().find(follows)?;
         Some(Choice { algorithm, protocol: Protocol::Simple, channels: tune::channels(grounds.settings.channels) })
     }
 
@@ -278,6 +285,9 @@ const MOST_STAGED_BYTES: u64 = 64 << 10;
 const MOST_RANK_BYTES_OFF_CHANNELS: u64 = 128 << 10;
 /// The same where ways of many pairs share links: by simulations of 8 GPUs on PCI Express.
 const MOST_RANK_BYTES_IN_CROWDS: u64 = 64 << 10;
+/// The same up to which an all-reduce follows rings, though trees have more of the links: by simulations of 8 GPUs that
+/// two sockets share, a tree is as fast as a ring at 4 MiB.
+const MOST_RANK_BYTES_OFF_TREES: u64 = 512 << 10;
 /// The same where all reach each other and a call has a root and registered buffers: by simulations of 4 GPUs with
 /// links and 8 at a switch.
 const MOST_RANK_BYTES_OF_ROOT: u64 = 512 << 10;

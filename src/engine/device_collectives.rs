@@ -47,5 +47,6 @@ pub(super) fn run(on: &mut DeviceCall<'_>, begun: &Begun<'_>) -> Result<()> {
     }
     part.keep.extend(call.buffers.kept());
     part.queues = queues;
+    on.count(&lowered.traffic, call.data_type.size().into());
     on.launch_collective(part, operation)
 }

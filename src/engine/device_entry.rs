@@ -140,10 +140,10 @@ fn make(
     } else {
         meeting.status_page(session, (home, ready), &wait)?
     };
-    let has_wires = session.world.ranks().any(|rank| meeting.is_wired(rank));
+    let wired = session.world.ranks().filter(|rank| meeting.is_wired(*rank)).count();
     let mut side = Box::new(DeviceSide::new(session, (meeting, chooser, staging), brought, (home, status))?);
-    if has_wires {
-        side.far.prepare(home)?;
+    if wired > 0 {
+        side.far.prepare(home, (wired, sizes.shape))?;
     }
     times.lap("memory");
     times.tell(session);

@@ -4,14 +4,15 @@
 
 use crate::device::Home;
 use crate::device::records::{self, LaunchPart, Reduction};
-use crate::engine::beginning;
 use crate::engine::call_log::LineOfWay;
 use crate::engine::device_call::{DeviceCall, Putting};
 use crate::engine::device_entry::DeviceEntry;
 use crate::engine::given::Given;
+use crate::engine::host_messages;
 use crate::engine::launches::Launched;
 use crate::error::{Error, Result};
 use crate::exec::lower::{self, MessageWay};
+use crate::exec::peer_traffic::PeerTraffic;
 use crate::exec::{self, Background, Keeper, Message, Operation, Order};
 use crate::log;
 use crate::sync::AwaitedMessage;
@@ -73,7 +74,7 @@ fn launch_singles(on: &mut DeviceCall<'_>, messages: Vec<Message<'_>>) -> Result
     let me = on.given.session.world.rank;
     exec::check_to_self(me, &messages)?;
     let numbers: Vec<u64> =
-        messages.iter().map(|message| beginning::number_message(on.given.session, message)).collect();
+        messages.iter().map(|message| host_messages::number_message(on.given.session, message)).collect();
     let awaited = |(message, number): (&Message<'_>, &u64)| {
         let (peer, sends) = (message.peer(), message.sends());
         let call = if sends { Collective::Send } else { Collective::Recv };
@@ -89,6 +90,9 @@ fn launch_singles(on: &mut DeviceCall<'_>, messages: Vec<Message<'_>>) -> Result
     let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
     for (message, label) in messages.into_iter().zip(labels) {
         if on.side.shares_device(message.peer()) {
+            let (peer, elements) = (message.peer(), message.count());
+            let moved = PeerTraffic { peer, way: message.need().way, messages: 1, elements };
+            on.count(&[moved], message.data_type().size().into());
             ends.push(message.end(label));
         } else {
             others.push(message);
@@ -133,6 +137,7 @@ fn message_part(
     let ways = ways_of(on, messages, launched);
     let lowered = lower::messages(messages, &ways, me, (channel, u64::from(shape.slot_bytes)));
     let queues = on.open_queues(&lowered.steps.ends, launched)?;
+    on.count(&lowered.traffic, 1);
     let mut part = on.side.part(me, &lowered, (folding, labels));
     part.bases =
         [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();

@@ -6,17 +6,16 @@ use crate::engine::device_entry::DeviceEntry;
 use crate::engine::device_windows::RegisteredWindow;
 use crate::engine::given::{Awaited, Beside, CallMover, Given};
 use crate::engine::heard::{HeardCall, NumberedEnd};
-use crate::engine::host_chooser::{HostChooser, Path};
-use crate::engine::host_side::{self, CallWay, HostSide};
-use crate::engine::prepared::{Announce, AnnouncedCall, Prepared, PreparedWay};
+use crate::engine::host_chooser::HostChooser;
+use crate::engine::host_side::HostSide;
+use crate::engine::prepared::{self, Announce, AnnouncedCall, Prepared, SettledCall, SettledWay};
 use crate::engine::{
-    beginning, call_log, device_collectives, device_messages, memory, registrations, window_registration,
+    call_log, device_collectives, device_messages, host_messages, memory, registrations, window_registration,
 };
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
-use crate::exec::flat_call::SlotReads;
 use crate::exec::{
-    self, Accepted, Background, Begun, Call, LastCall, Message, MessageRun, NoBackground, Operation, Order,
+    self, Accepted, Background, Begun, Call, LastCalls, Message, MessageRun, NoBackground, Operation, Order,
 };
 use crate::log;
 use crate::plan::Layout;
@@ -38,7 +37,7 @@ pub(crate) struct Engine {
     /// What this rank knows. Other threads may look at it while a call runs.
     pub(crate) session: Arc<Session>,
     mover: CallMover,
-    last_call: LastCall,
+    last_calls: LastCalls<SettledCall>,
     /// What this rank has for calls on host memory.
     host: HostSide,
     /// What this rank has on its device, since the first call there.
@@ -48,20 +47,26 @@ pub(crate) struct Engine {
 impl Engine {
     /// The engine of a rank that knows its peers and the `layout` of all. `cores` is the least number of processors
     /// that a rank of the world may use.
-    pub(crate) fn new(session: Session, fabric: Fabric, (layout, patience, cores): (Layout, Patience, u32)) -> Engine {
+    pub(crate) fn new(
+        session: Session,
+        fabric: Fabric,
+        (layout, patience, cores): (Layout, Patience, u32),
+        host_mbit: Option<u64>,
+    ) -> Engine {
         let mut session = session;
         let mut fabric = fabric;
         fabric.links().count_on(session.page.memory());
         session.spans_hosts = fabric.hosts().hosts().len() > 1;
         let settings = &session.settings;
-        let grounds = Arc::new(Grounds::new(session.world, (layout, fabric.near(), cores), settings));
+        let grounds = Grounds::new(session.world, (layout, fabric.near(), cores), settings).over_nics_of(host_mbit);
+        let grounds = Arc::new(grounds);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
-        let last_call = LastCall::new(settings.reproducible);
+        let last_calls = LastCalls::new(settings.reproducible);
         Engine {
             session: Arc::new(session),
             mover: CallMover::new(fabric, patience, progress),
-            last_call,
+            last_calls,
             host: HostSide::new(HostChooser::new(&grounds), flat),
             device: DeviceEntry::new(&grounds),
         }
@@ -121,23 +126,41 @@ impl Engine {
         (call, order, background): (&Call<'_>, Order<'_>, &mut dyn Background),
         end: impl FnOnce(&Session, Label),
     ) -> Result<()> {
+        let is_on_host = call.buffers.home() == Home::Host && matches!(order, Order::Caller);
+        if !is_on_host || self.device.side().is_some() {
+            return self.collective_beside_device::<HEARD>((call, order, background), end);
+        }
+        let Engine { session, mover, host, last_calls, .. } = self;
+        let world = session.world;
+        let settled = last_calls.settled(call, world, |accepted| SettledCall::of(call, world, host, accepted))?;
+        call.buffers.check_order(order)?;
+        run_settled::<HEARD>((host, Given { session, mover }), (call, settled), background, end)
+    }
+
+    /// A collective of a rank that works on its device, or is about to.
+    fn collective_beside_device<const HEARD: bool>(
+        &mut self,
+        (call, order, background): (&Call<'_>, Order<'_>, &mut dyn Background),
+        end: impl FnOnce(&Session, Label),
+    ) -> Result<()> {
         let session = &*self.session;
         session.begin_call();
-        let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
+        let Accepted { extent, kernel } = self.last_calls.check(call, session.world)?;
         call.buffers.check_order(order)?;
         let windows = self.device.side().map_or(Ok(0), |side| side.window_label(call, session.world))?;
         let on_device = call.buffers.home() != Home::Host || matches!(order, Order::Stream(_));
         let operation = Operation {
             sequence: session.next_collective(),
             past: session.history.past(),
-            ..operation_of(call, on_device, windows)
+            ..prepared::operation_of(call, on_device, windows)
         };
         if HEARD {
             call_log::of_collective(session, &self.host.chooser, (call, &operation));
         }
         let label = operation.label();
         self.session.history.begin_as(label, windows);
-        let begun = Begun { call, operation: &operation, label, kernel, world: self.session.world, lengths };
+        let begun =
+            Begun { call, operation: &operation, label, kernel: &kernel, world: self.session.world, extent: &extent };
         let ended = self.route(&begun, order, background);
         call.buffers.note_call();
         end(&self.session, label);
@@ -156,7 +179,6 @@ impl Engine {
         }
     }
 
-    #[inline]
     fn route(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
         if begun.operation.on_device {
             return self.run_on_device(begun, order, background);
@@ -172,13 +194,8 @@ impl Engine {
     /// As the call's, where this rank alone can see it.
     pub(crate) fn prepare(&mut self, call: Call<'static>) -> Result<Prepared> {
         let world = self.session.world;
-        let Accepted { lengths, kernel } = *self.last_call.check(&call, world)?;
-        let way = match self.host.way(&call, world)? {
-            CallWay::Path(Path::Flat) => PreparedWay::Flat(SlotReads::of(&call, world, lengths)),
-            other => PreparedWay::Other(other),
-        };
-        let operation = operation_of(&call, false, 0);
-        Ok(Prepared { call, operation, label: operation.label(), kernel, lengths, way })
+        let settled = SettledCall::of(&call, world, &self.host, self.last_calls.check(&call, world)?)?;
+        Ok(Prepared { call, settled })
     }
 
     /// Runs a prepared collective to its end.
@@ -207,32 +224,8 @@ impl Engine {
         end: impl FnOnce(&Session, Label),
     ) -> Result<()> {
         let Engine { session, mover, host, .. } = self;
-        let Prepared { call, kernel, lengths, way, .. } = prepared;
-        let (sequence, past) = (session.next_collective(), session.history.past());
-        let operation = &Operation { sequence, past, ..prepared.operation };
-        if HEARD {
-            call_log::of_collective(session, &host.chooser, (call, operation));
-        }
-        session.begin_call();
-        let label = exec::relabelled(prepared.label, sequence, past);
-        let begun = &Begun { call, operation, label, kernel: *kernel, world: session.world, lengths: *lengths };
-        let ended = match way {
-            // What the others do not wait for comes once they have what they wait for.
-            PreparedWay::Flat(reads) if host.has_room() => {
-                session.page.goes(CallWayShown::Flat.code());
-                let reads = || {
-                    session.history.begin_as(label, 0);
-                    reads
-                };
-                host.run_flat(Given { session, mover }, begun, reads, background)
-            }
-            PreparedWay::Flat(_) | PreparedWay::Other(_) => {
-                session.history.begin_as(label, 0);
-                host.collective(Given { session, mover }, (begun, way.call_way()), background)
-            }
-        };
-        end(session, label);
-        ended.map_err(|error| error.during(operation.to_string()))
+        let Prepared { call, settled } = prepared;
+        run_settled::<HEARD>((host, Given { session, mover }), (call, settled), background, end)
     }
 
     /// Announces a collective of a request, if it goes by flat slots, and ends it if the others have announced it by
@@ -244,21 +237,26 @@ impl Engine {
         if call.buffers.home() != Home::Host || self.device.side().is_some() || !self.host.can_announce() {
             return Ok(Announce::No(call));
         }
-        let Prepared { call, operation, kernel, lengths, way, .. } = self.prepare(call)?;
-        let PreparedWay::Flat(reads) = way else { return Ok(Announce::No(call)) };
-        let (host, _, given) = self.parts();
+        let Engine { session, mover, host, last_calls, .. } = self;
+        let world = session.world;
+        let settled = last_calls.settled(&call, world, |accepted| SettledCall::of(&call, world, host, accepted))?;
+        let SettledCall { operation, label, kernel, extent, way: SettledWay::Flat(reads) } = settled else {
+            return Ok(Announce::No(call));
+        };
+        let (kernel, extent, reads) = (*kernel, *extent, reads.clone());
+        let given = Given { session, mover };
         let session = given.session;
         session.begin_call();
         let (sequence, past) = (session.next_collective(), session.history.past());
-        let operation = Operation { sequence, past, ..operation };
-        let label = operation.label();
+        let operation = Operation { sequence, past, ..*operation };
+        let label = exec::relabelled(*label, sequence, past);
         if log::hears_calls() {
             call_log::of_collective(session, &host.chooser, (&call, &operation));
         }
         session.history.begin_as(label, 0);
         session.page.goes(CallWayShown::Flat.code());
         let mut announced =
-            AnnouncedCall { call, operation, label, kernel, lengths, reads, number: 0, has_waited: false };
+            AnnouncedCall { call, operation, label, kernel, extent, reads, number: 0, has_waited: false };
         announced.number = host.announce(given, &announced.begun(session.world))?;
         if self.awaited(&announced).is_some() {
             announced.has_waited = true;
@@ -295,7 +293,7 @@ impl Engine {
         }
         let (_, device, given) = self.parts();
         given.session.page.goes(CallWayShown::Device.code());
-        given.session.page.count(CallWayShown::Device, begun.bytes());
+        given.session.page.count(CallWayShown::Device, begun.extent.longest_bytes);
         let of = (begun.call.buffers.home(), begun.operation.sequence);
         let ran = device_collectives::run(&mut device.enter(given, of, (order, background))?, begun);
         // The first calls open what later ones use.
@@ -340,15 +338,15 @@ impl Engine {
         }
         let heard = log::hears_calls().then(|| HeardCall::begin(MESSAGES));
         let others =
-            beginning::copy_to_self(&self.session, messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
+            host_messages::copy_to_self(&self.session, messages).map_err(|error| error.during(GROUP_OF_MESSAGES))?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> =
-            others.into_iter().map(|message| beginning::begin_message(&self.session, message)).collect();
+            others.into_iter().map(|message| host_messages::begin_message(&self.session, message)).collect();
         let ends = heard.iter().flat_map(|_| runs.iter().map(NumberedEnd::of)).collect::<Vec<_>>();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| GROUP_OF_MESSAGES.to_owned());
         let needs = (&needs[..], Receivers::AreAsked);
-        let ended = host_side::drive_messages(&mut self.given(), needs, (&mut runs, None), &mut NoBackground);
+        let ended = host_messages::drive_all(&mut self.given(), needs, (&mut runs, None), &mut NoBackground);
         heard.iter().for_each(|heard| heard.end_messages(&self.session, &ends));
         ended.map_err(|error| error.during(name))
     }
@@ -384,16 +382,18 @@ impl Engine {
         sent.check(world)?;
         received.check(world)?;
         let needs = [sent.need(), received.need()];
-        let mut runs = [sent, received].map(|message| beginning::begin_message_as::<HEARD>(&self.session, message));
-        let ended = host_side::drive_pair(self.given(), needs, &mut runs);
+        // Each made in its place: an array that is mapped moves what it has just written.
+        let begin = |message| host_messages::begin_message_as::<HEARD>(&self.session, message);
+        let mut runs = [begin(sent), begin(received)];
+        let ended = host_messages::drive_pair(self.given(), needs, &mut runs);
         end(&self.session, [&runs[0], &runs[1]]);
         ended.map_err(|error| error.during(GROUP_OF_MESSAGES))
     }
 
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
-    pub(crate) fn message(&mut self, message: Message<'_>) -> Result<()> {
+    pub(crate) fn message(&mut self, message: &mut Message<'_>) -> Result<()> {
         if message.peer() == self.session.world.rank || message.home() != Home::Host {
-            return self.messages(vec![message]);
+            return self.messages(vec![message.reborrow()]);
         }
         match log::hears_calls() {
             true => self.message_heard(message),
@@ -403,7 +403,7 @@ impl Engine {
 
     /// The same, of which somebody hears.
     #[cold]
-    fn message_heard(&mut self, message: Message<'_>) -> Result<()> {
+    fn message_heard(&mut self, message: &mut Message<'_>) -> Result<()> {
         let heard = HeardCall::begin(if message.sends() { "send" } else { "recv" });
         self.message_as::<true>(message, |session, run| heard.end_messages(session, &[NumberedEnd::of(run)]))
     }
@@ -411,14 +411,14 @@ impl Engine {
     #[inline(always)]
     fn message_as<const HEARD: bool>(
         &mut self,
-        message: Message<'_>,
+        message: &mut Message<'_>,
         end: impl FnOnce(&Session, &MessageRun<'_>),
     ) -> Result<()> {
         self.session.begin_call();
         message.check(self.session.world)?;
         let need = message.need();
-        let mut run = beginning::begin_message_as::<HEARD>(&self.session, message);
-        let result = host_side::drive_message(self.given(), need, &mut run);
+        let mut run = host_messages::begin_message_as::<HEARD>(&self.session, message.reborrow());
+        let result = host_messages::drive_one(self.given(), need, &mut run);
         end(&self.session, &run);
         result.map_err(|error| error.during(run.name()))
     }
@@ -451,19 +451,19 @@ impl Engine {
         }
         if on_a_device(&messages, order) {
             let data_type = messages.first().map_or(DataType::U8, Message::data_type);
-            let operation = beginning::next_exchange(&self.session, data_type, true);
+            let operation = host_messages::next_exchange(&self.session, data_type, true);
             let result = self.run_messages_on_device((messages, Some(operation)), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
         let heard = log::hears_calls().then(|| HeardCall::begin(Collective::AllToAllV.name()));
-        let (others, data_type) = beginning::open_exchange(&self.session, messages)?;
+        let (others, data_type) = host_messages::open_exchange(&self.session, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let bytes = others.iter().map(|message| message.bytes() as u64).sum();
         self.session.page.count(CallWayShown::Messages, bytes);
-        let (operation, mut runs) = beginning::begin_exchange(&self.session, others, data_type);
+        let (operation, mut runs) = host_messages::begin_exchange(&self.session, others, data_type);
         let needs = (&needs[..], Receivers::Come);
         let result =
-            host_side::drive_messages(&mut self.given(), needs, (&mut runs, Some(&operation)), &mut NoBackground);
+            host_messages::drive_all(&mut self.given(), needs, (&mut runs, Some(&operation)), &mut NoBackground);
         heard.iter().for_each(|heard| heard.end_collective(&self.session, operation.label()));
         result.map_err(|error| error.during(operation.to_string()))
     }
@@ -697,12 +697,42 @@ impl Engine {
 #[cfg(not(loom))]
 pub(crate) type SentTo = (Rank, u8, (u64, u64));
 
-/// What ranks must agree on of a call, but for its number and the calls before it.
-#[inline]
-fn operation_of(call: &Call<'_>, on_device: bool, windows: u64) -> Operation {
-    let &Call { collective, data_type, op, root, .. } = call;
-    let count = call.count_label();
-    Operation { collective, data_type, op, root, count, sequence: 0, past: 0, on_device, windows }
+/// Runs a settled collective on host memory to its end.
+#[inline(always)]
+fn run_settled<const HEARD: bool>(
+    (host, given): (&mut HostSide, Given<'_>),
+    (call, settled): (&Call<'_>, &SettledCall),
+    background: &mut dyn Background,
+    end: impl FnOnce(&Session, Label),
+) -> Result<()> {
+    let session = given.session;
+    let SettledCall { kernel, extent, way, .. } = settled;
+    let (sequence, past) = (session.next_collective(), session.history.past());
+    let operation = &Operation { sequence, past, ..settled.operation };
+    if HEARD {
+        call_log::of_collective(session, &host.chooser, (call, operation));
+    }
+    session.begin_call();
+    let label = exec::relabelled(settled.label, sequence, past);
+    let begun = &Begun { call, operation, label, kernel, world: session.world, extent };
+    let ended = match way {
+        // What the others do not wait for comes once they have what they wait for.
+        SettledWay::Flat(reads) if host.has_room() => {
+            session.page.goes(CallWayShown::Flat.code());
+            let reads = || {
+                session.history.begin_as(label, 0);
+                reads
+            };
+            host.run_flat(given, begun, reads, background)
+        }
+        SettledWay::Flat(_) | SettledWay::Other(_) => {
+            session.history.begin_as(label, 0);
+            host.collective(given, (begun, way.call_way()), background)
+        }
+    };
+    call.buffers.note_call();
+    end(session, label);
+    ended.map_err(|error| error.during(operation.to_string()))
 }
 
 /// Whether messages are a device's to move.

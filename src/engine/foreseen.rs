@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::exec::CallCount;
 use crate::plan::{Layout, Spec, Windows};
 use crate::reach::channel_search::JoinedGpus;
-pub use crate::reach::channel_search::OnChannels;
+pub use crate::reach::channel_search::{JoinedLinks, OnChannels};
 use crate::reach::line_ways::LineWays;
 use crate::session::settings::Settings;
 use crate::sync::primitive::Arc;
@@ -56,8 +56,8 @@ pub struct ForeseenGpus {
     pub rails: Vec<Option<u32>>,
     /// Which long calls follow the channels.
     pub on_channels: OnChannels,
-    /// Whether an exchange of all with all crowds their links.
-    pub is_crowded: bool,
+    /// What their links are like.
+    pub links: JoinedLinks,
     /// The protocols by which all can send to all.
     pub protocols: Vec<Protocol>,
 }
@@ -107,9 +107,9 @@ impl Foreseen {
     /// # Errors
     /// As [`Foreseen::on_processors`]; for channels of other ranks.
     pub fn on_gpus(ranks: ForeseenRanks<'_>, gpus: ForeseenGpus) -> Result<Foreseen> {
-        let ForeseenGpus { orders, rails, on_channels, is_crowded, protocols } = gpus;
+        let ForeseenGpus { orders, rails, on_channels, links, protocols } = gpus;
         let grounds = grounds(ranks)?;
-        let found = orders.map(|orders| JoinedGpus::described(orders, rails, is_crowded));
+        let found = orders.map(|orders| JoinedGpus::described(orders, rails, links));
         let line_ways = LineWays { all: protocols, ..LineWays::simple(grounds.world.size) };
         let side = ForeseenSide::Device(DeviceChooser::new(&grounds, found, on_channels, line_ways)?);
         Ok(Foreseen { grounds, side, registered: ranks.registered })

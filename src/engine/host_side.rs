@@ -6,15 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::engine::choose::{PlanPath, Question, SMALL_SCRATCH};
 use crate::engine::given::{Awaited, Given};
 use crate::engine::host_chooser::{HostChooser, Path};
+use crate::engine::host_messages;
 use crate::error::{Error, Kind, Result};
 use crate::exec::composed;
 use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
 use crate::exec::flat_call::SlotReads;
 use crate::exec::run::{RunContext, ScratchTurns};
-use crate::exec::{
-    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Program, StepOwner, Task,
-};
+use crate::exec::{self, Background, Begun, Call, Message, MessageRun, NoBackground, Operation, Program, StepOwner};
 use crate::plan::Windows;
 use crate::session::Session;
 use crate::session::failure_watch::FailureWatch;
@@ -69,7 +68,7 @@ fn count(session: &Session, begun: &Begun<'_>, way: CallWay) {
         CallWay::Path(Path::Plan(PlanPath::Windows(_))) => CallWayShown::Windows,
         CallWay::Path(Path::Plan(PlanPath::Slots(_))) => CallWayShown::Slots,
     };
-    session.page.count(way, begun.bytes());
+    session.page.count(way, begun.extent.longest_bytes);
 }
 
 /// How a rank's page shows it.
@@ -119,7 +118,7 @@ impl HostSide {
             CallWay::Messages => run_messages(given, begun, background),
             CallWay::Alone => exec::alone::run(begun),
             CallWay::Path(Path::Flat) => {
-                let reads = || SlotReads::of(begun.call, begun.world, begun.lengths);
+                let reads = || SlotReads::of(begun.call, begun.world, *begun.extent);
                 self.run_flat(given, begun, reads, background)
             }
             CallWay::Path(Path::Plan(PlanPath::Windows(choice))) => self.run_windows(given, begun, choice, background),
@@ -150,7 +149,7 @@ impl HostSide {
             self.make_room(&mut given, waiting_for, background)?;
         }
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
-        given.session.page.count_flat(begun.bytes());
+        given.session.page.count_flat(begun.extent.longest_bytes);
         let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
         let reads = reads();
         let mut watch = FailureWatch::of_call(given.session, waiting_for);
@@ -169,7 +168,7 @@ impl HostSide {
     /// Where it cannot be announced.
     pub(super) fn announce(&mut self, given: Given<'_>, begun: &Begun<'_>) -> Result<u64> {
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
-        given.session.page.count_flat(begun.bytes());
+        given.session.page.count_flat(begun.extent.longest_bytes);
         let exchange = exec::flat_call::announce(begun, windows, flat, &mut given.mover.fabric.links().staging);
         Ok(exchange.number())
     }
@@ -190,7 +189,7 @@ impl HostSide {
         background: &mut dyn Background,
     ) -> Result<()> {
         let HostSide { windows: Some(windows), flat, .. } = self else { return Err(no_windows()) };
-        let bytes = begun.lengths.0.index() * begun.call.data_type.size() as usize;
+        let bytes = begun.extent.input.index() * begun.extent.element_bytes;
         let exchange = flat.exchange(windows, (begun.operation, begun.label), (bytes, number));
         if has_waited {
             exchange.note_wait();
@@ -407,8 +406,13 @@ impl HostSide {
             return Err(difference);
         }
         let links = mover.fabric.links();
-        // A peer that has left may have closed its connections: that ends nothing here.
-        let _closed = links.pump();
+        // A turn in which something moves does not ask all connections. A peer that has left may have closed its own:
+        // that ends nothing here.
+        for _ in 0..LAST_TURNS {
+            if !matches!(links.pump(), Ok(true)) {
+                break;
+            }
+        }
         let differs = |(peer, label): (Rank, Label)| {
             let mine = session.history.at(exec::sequence(label))?;
             (!exec::same_call(mine, label)).then(|| exec::mismatch(mine, peer, label))
@@ -417,13 +421,16 @@ impl HostSide {
     }
 }
 
+/// Turns in which a rank that ends looks for messages that nobody has received: more than its connections have slots.
+const LAST_TURNS: u32 = 10_000;
+
 /// A collective that is made of messages.
 fn run_messages(mut given: Given<'_>, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
     let (call, world) = (begun.call, begun.world);
     if call.collective.definition().folded == Folded::No {
         return deliver(&mut given, composed::blocks(call, world), begun.operation, background);
     }
-    let mut scan = composed::Scan::new(call, &begun.kernel, world, given.session.settings.reproducible)?;
+    let mut scan = composed::Scan::new(call, begun.kernel, world, given.session.settings.reproducible)?;
     while let Some(messages) = scan.round() {
         deliver(&mut given, messages, begun.operation, background)?;
         scan.end_round();
@@ -444,58 +451,12 @@ fn deliver(
     let run = |message| MessageRun::of_collective(message, operation, whole);
     let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
     let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-    let result = drive_messages(given, (&needs, Receivers::Come), (&mut runs, Some(operation)), background);
+    let result = host_messages::drive_all(given, (&needs, Receivers::Come), (&mut runs, Some(operation)), background);
     if result.is_err() {
         // Dropping them waits for the same, and cannot stop.
         while !exec::leave_all(&mut runs) && background.stop_for_peers(&mut given.mover.fabric) {}
     }
     result
-}
-
-/// Runs messages side by side: those of a collective, or of their own.
-pub(super) fn drive_messages(
-    given: &mut Given<'_>,
-    needs: (&[Need], Receivers),
-    (runs, collective): (&mut [MessageRun<'_>], Option<&Operation>),
-    background: &mut dyn Background,
-) -> Result<()> {
-    let all = || runs.iter().map(MessageRun::awaited).collect::<Vec<_>>();
-    given.connect(needs, collective.map_or(WaitingFor::Messages(&all), WaitingFor::Collective), background)?;
-    // The tasks know better which of them have not ended.
-    let unknown = Vec::new;
-    let waiting_for = collective.map_or(WaitingFor::Messages(&unknown), WaitingFor::Collective);
-    let mut watch = FailureWatch::of_call(given.session, waiting_for);
-    let mut wait_context = given.wait_context(Awaited::Ranks, &mut watch, background);
-    let mut queues = MessageQueue::by_connection(runs);
-    let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-    exec::drive(&mut tasks, &mut wait_context)
-}
-
-/// Runs one message. What [`drive_messages`] does for several, with nothing allocated on the way.
-pub(super) fn drive_message(mut given: Given<'_>, need: Need, run: &mut MessageRun<'_>) -> Result<()> {
-    let awaited = run.awaited();
-    let open = || vec![awaited];
-    given.connect((&[need], Receivers::AreAsked), WaitingFor::Messages(&open), &mut NoBackground)?;
-    let mut watch = FailureWatch::of_call(given.session, WaitingFor::Messages(&open));
-    let mut nothing = NoBackground;
-    let mut wait_context = given.wait_context(Awaited::OneRank, &mut watch, &mut nothing);
-    exec::drive_one(run, &mut wait_context)
-}
-
-/// Runs a message to a rank and one from a rank. What [`drive_messages`] does for several, with nothing allocated on
-/// the way.
-pub(super) fn drive_pair(mut given: Given<'_>, needs: [Need; 2], runs: &mut [MessageRun<'_>; 2]) -> Result<()> {
-    let awaited = [runs[0].awaited(), runs[1].awaited()];
-    let both = || awaited.to_vec();
-    given.connect((&needs, Receivers::AreAsked), WaitingFor::Messages(&both), &mut NoBackground)?;
-    // The tasks know better which of them has not ended.
-    let unknown = Vec::new;
-    let mut watch = FailureWatch::of_call(given.session, WaitingFor::Messages(&unknown));
-    let waits_for = if awaited[0].peer == awaited[1].peer { Awaited::OneRank } else { Awaited::Ranks };
-    let mut nothing = NoBackground;
-    let mut wait_context = given.wait_context(waits_for, &mut watch, &mut nothing);
-    let [first, second] = runs;
-    exec::drive_pair([first, second], &mut wait_context)
 }
 
 /// What came of a call in the host's buffers that no peer has to hear of.

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Event, LaunchFault, StatusPage};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{Operation, REASON_PATIENCE, WaitContext};
+use crate::exec::{Asides, Operation, REASON_PATIENCE, WaitContext};
 use crate::session::Session;
 use crate::session::peer_status::WaitingFor;
-use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting, aside};
+use crate::sync::{AwaitedMessage, Backoff, Deadline, Waiting};
 use crate::sys::{clock, futex};
 use crate::types::{Collective, Rank};
 
@@ -122,7 +122,7 @@ impl<'a> DeviceWait<'a> {
     pub(super) fn turn(&mut self, what: &dyn Waiting) -> Result<()> {
         match self.is_captured {
             true => {
-                let _none = aside::none();
+                let _none = Asides::none();
                 self.context.without_hook().turn_or_nap(&mut self.backoff, what, LAUNCH_NAP)
             }
             false => self.context.turn_or_nap(&mut self.backoff, what, LAUNCH_NAP),

@@ -1,13 +1,12 @@
 //! What looks after launches for which no call waits: deadlines, deaths, mismatches.
 //!
-//! One thread of the process, the service thread, does it for all communicators. It starts with the first launch on a
-//! stream and ends with the last communicator that has had one. It never waits for a launch, only looks at it, so that a
-//! launch that does not end holds up no other communicator; and it asks the driver nothing that blocks.
+//! A duty of the service thread does it for all communicators, from the first launch on a stream on until the last
+//! communicator ends that has had one. It never waits for a launch, only looks at it, so that a launch that does not end
+//! holds up no other communicator; and it asks the driver nothing that blocks.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::{DeviceIdentity, Event, StatusPage};
 use crate::engine::launches::{self, Launched, ToldEnd};
@@ -15,10 +14,11 @@ use crate::error::{Error, Result};
 use crate::reach::proxy::Attention;
 use crate::session::Session;
 use crate::session::failure_watch::{FailureWatch, PausedWatch};
-use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, fence};
-use crate::sync::{Deadline, Ending, Waiting, Watch};
+use crate::sync::primitive::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::service_thread::{self, Served, ServiceDuty, ServiceSeat};
+use crate::sync::{Chime, Deadline, Ending, Waiting, Watch};
 use crate::sys::fork::PerProcess;
-use crate::sys::{gpus, thread};
+use crate::sys::{clock, gpus};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
 /// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
@@ -54,23 +54,34 @@ struct Launch {
     _attention: Option<Attention>,
 }
 
-/// The service thread of this process, while there are monitors.
+/// What looks after all monitors of this process, while there are any.
 static SERVICE: PerProcess<Mutex<Option<Running>>> = PerProcess::new();
 
 #[derive(Debug)]
 struct Running {
     service: Arc<Service>,
-    thread: JoinHandle<()>,
+    seat: ServiceSeat,
     monitors: usize,
 }
 
 /// What the thread is told by.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Service {
     told: Mutex<Told>,
-    changed: Condvar,
-    /// The thread sleeps until something is added, which then wakes it.
+    chime: Arc<Chime>,
+    /// Nothing is looked at until something is added, which then wakes the thread.
     is_idle: AtomicBool,
+}
+
+/// What the thread has of it.
+#[derive(Debug)]
+struct Rounds {
+    service: Arc<Service>,
+    all: Vec<(Arc<Watched>, Looks)>,
+    /// When the next look is due; `None` while nothing is looked at.
+    due: Option<Instant>,
+    /// Near which the thread is to run, once.
+    near: Option<DeviceIdentity>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +91,8 @@ struct Told {
     /// A monitor ends, and is waited for.
     is_urgent: bool,
     ends: bool,
+    /// The thread looks at nothing any more.
+    is_lost: bool,
 }
 
 /// What the thread knows of a communicator between two looks.
@@ -112,6 +125,7 @@ impl Monitor {
     /// [`crate::error::Kind::System`] where no thread can be started.
     pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Monitor> {
         let mut running = SERVICE.get_or_init(Mutex::default).lock();
+        let _lost = running.take_if(|running| running.service.told.lock().is_lost);
         let running = match &mut *running {
             Some(running) => running,
             none => none.insert(Running::start(device)?),
@@ -162,22 +176,23 @@ impl Drop for Monitor {
 
 impl Running {
     fn start(device: DeviceIdentity) -> Result<Running> {
-        let service = Arc::<Service>::default();
-        let served = Arc::clone(&service);
-        let thread = thread::spawn("rsccl service", move || {
-            gpus::settle_near(device.0);
-            served.run();
+        let mut made = None;
+        let seat = service_thread::enter(|chime| {
+            let (told, chime, is_idle) = (Mutex::default(), Arc::clone(chime), AtomicBool::new(false));
+            let service = made.insert(Arc::new(Service { told, chime, is_idle }));
+            Box::new(Rounds { service: Arc::clone(service), all: Vec::new(), due: None, near: Some(device) })
         })?;
-        Ok(Running { service, thread, monitors: 0 })
+        let service = made.expect("the duty was made");
+        Ok(Running { service, seat, monitors: 0 })
     }
 }
 
 impl Service {
+    /// The thread looks at what it is told.
     fn wake(&self) {
-        // Under the lock, under which the thread looks before it sleeps.
-        let _told = self.told.lock();
+        // Relaxed: published by the chime.
         self.is_idle.store(false, Ordering::Relaxed);
-        self.changed.notify_one();
+        self.chime.ring();
     }
 
     /// A launch was added.
@@ -189,7 +204,7 @@ impl Service {
         }
     }
 
-    /// A monitor has gone. The last one ends the thread.
+    /// A monitor has gone. The last one ends the duty.
     fn leave(self: &Arc<Service>) {
         let Some(running) = SERVICE.get() else { return };
         let mut running = running.lock();
@@ -199,62 +214,93 @@ impl Service {
         });
         let last = running.take_if(|_| is_last);
         drop(running);
-        if let Some(Running { service, thread, .. }) = last {
+        if let Some(Running { service, seat, .. }) = last {
             service.told.lock().ends = true;
             service.wake();
-            // It has nothing left to look at.
-            let _ended = thread.join();
+            drop(seat);
         }
     }
+}
 
-    fn run(&self) {
-        let mut all: Vec<(Arc<Watched>, Looks)> = Vec::new();
-        loop {
-            let mut told = self.told.lock();
-            all.extend(told.joining.drain(..).map(|watched| (watched, Looks::default())));
-            told.is_urgent = false;
-            let ends = told.ends;
-            drop(told);
-            if ends && all.is_empty() {
-                return;
-            }
-            let (mut has_launches, mut over) = (false, Vec::new());
-            all.retain_mut(|(watched, looks)| {
-                let found = catch_unwind(AssertUnwindSafe(|| watched.look(looks))).unwrap_or_else(|panic| {
-                    watched.session.abort.raise(Error::of_panic("the monitor", &*panic));
-                    Found::End
-                });
-                has_launches |= found == Found::Launches;
-                if found == Found::End {
-                    watched.leave_launches();
-                    over.push(Arc::clone(&watched.ending));
-                }
-                found != Found::End
+impl Drop for Rounds {
+    /// Where a defect of ours ends it before its monitors have ended, nobody waits for it.
+    fn drop(&mut self) {
+        let mut told = self.service.told.lock();
+        told.is_lost = true;
+        let joining = std::mem::take(&mut told.joining);
+        drop(told);
+        for watched in self.all.drain(..).map(|(watched, _)| watched).chain(joining) {
+            watched.leave_launches();
+            watched.ending.tell();
+        }
+    }
+}
+
+impl ServiceDuty for Rounds {
+    fn serve(&mut self, _: bool) -> Served {
+        if let Some(device) = self.near.take() {
+            gpus::settle_near(device.0);
+        }
+        let mut told = self.service.told.lock();
+        let joining = std::mem::take(&mut told.joining);
+        let is_urgent = std::mem::take(&mut told.is_urgent) || !joining.is_empty() || told.ends;
+        let ends = told.ends;
+        drop(told);
+        self.all.extend(joining.into_iter().map(|watched| (watched, Looks::default())));
+        if !is_urgent && !self.is_due() {
+            return Served::Until(self.due);
+        }
+        let has_launches = self.look();
+        if ends && self.all.is_empty() {
+            return Served::Over;
+        }
+        self.rest(has_launches);
+        Served::Until(self.due)
+    }
+}
+
+impl Rounds {
+    /// Whether it is time for a look. A launch after a pause is given time to end, and the program time for more of
+    /// them, before anyone looks: waking this thread costs the call that does it more than all else that it does.
+    fn is_due(&mut self) -> bool {
+        let now = clock::now();
+        if self.due.is_none() && !self.service.is_idle.load(Ordering::Relaxed) {
+            self.due = Some(now + LOOK_EVERY);
+        }
+        self.due.is_some_and(|due| now >= due)
+    }
+
+    /// Looks at all. Whether there are launches.
+    fn look(&mut self) -> bool {
+        let (mut has_launches, mut over) = (false, Vec::new());
+        self.all.retain_mut(|(watched, looks)| {
+            let found = catch_unwind(AssertUnwindSafe(|| watched.look(looks))).unwrap_or_else(|panic| {
+                watched.session.abort.raise(Error::of_panic("the monitor", &*panic));
+                Found::End
             });
-            // This thread has dropped what it had of them: whoever has waited is the last to have the session.
-            over.iter().for_each(|ending| ending.tell());
-            self.rest(&all, has_launches);
-        }
+            has_launches |= found == Found::Launches;
+            if found == Found::End {
+                watched.leave_launches();
+                over.push(Arc::clone(&watched.ending));
+            }
+            found != Found::End
+        });
+        // This thread has dropped what it had of them: whoever has waited is the last to have the session.
+        over.iter().for_each(|ending| ending.tell());
+        has_launches
     }
 
-    /// Sleeps until the next look. A launch after a pause is given time to end, and the program time for more of them,
-    /// before anyone looks: waking this thread costs the call that does it more than all else that it does.
-    fn rest(&self, all: &[(Arc<Watched>, Looks)], has_launches: bool) {
-        let mut told = self.told.lock();
-        if !has_launches && told.joining.is_empty() && !told.is_urgent && !told.ends {
-            self.is_idle.store(true, Ordering::Relaxed);
+    /// When to look next.
+    fn rest(&mut self, has_launches: bool) {
+        self.due = Some(clock::now() + LOOK_EVERY);
+        if !has_launches {
+            self.service.is_idle.store(true, Ordering::Relaxed);
             // Partner of the fence in `note_work`.
             fence(Ordering::SeqCst);
-            if !all.iter().any(|(watched, _)| watched.has_work()) {
-                while self.is_idle.load(Ordering::Relaxed) {
-                    told = self.changed.wait(told);
-                }
+            match self.all.iter().any(|(watched, _)| watched.has_work()) {
+                true => self.service.is_idle.store(false, Ordering::Relaxed),
+                false => self.due = None,
             }
-            self.is_idle.store(false, Ordering::Relaxed);
-        }
-        if !told.is_urgent && !told.ends && told.joining.is_empty() {
-            // `note_work` wakes a thread that is idle only, so that nothing but a new or ending monitor cuts this short.
-            drop(self.changed.wait_timeout(told, LOOK_EVERY));
         }
     }
 }
@@ -352,7 +398,6 @@ mod tests {
     use crate::config::Config;
     use crate::session::settings::Settings;
     use crate::sync::AbortFlag;
-    use crate::sys::clock;
 
     #[derive(Debug, Default)]
     struct Done(AtomicBool);

@@ -3,38 +3,69 @@
 
 use crate::device::Kernel;
 use crate::engine::host_chooser::Path;
-use crate::engine::host_side::CallWay;
+use crate::engine::host_side::{CallWay, HostSide};
+use crate::error::Result;
 use crate::exec::flat_call::SlotReads;
-use crate::exec::{Begun, Call, Operation};
+use crate::exec::{Accepted, Begun, Call, CallExtent, Operation};
 use crate::sync::ring::Label;
-use crate::types::{Elements, World};
+use crate::types::World;
 
-/// A collective on host memory that was checked. Whoever keeps it sees to it that its buffers live as long.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    pub(super) call: Call<'static>,
+/// What is settled of a collective on host memory before it runs: its checks, its arithmetic and its way.
+#[derive(Debug, Clone)]
+pub(super) struct SettledCall {
     /// But for its number and the calls before it.
     pub(super) operation: Operation,
     /// The operation's.
     pub(super) label: Label,
     pub(super) kernel: Kernel,
-    pub(super) lengths: (Elements, Elements),
-    pub(super) way: PreparedWay,
+    pub(super) extent: CallExtent,
+    pub(super) way: SettledWay,
+}
+
+impl SettledCall {
+    /// What is settled of a call that has been accepted.
+    ///
+    /// # Errors
+    /// As [`HostSide::way`].
+    pub(super) fn of(call: &Call<'_>, world: World, host: &HostSide, accepted: Accepted) -> Result<SettledCall> {
+        let Accepted { extent, kernel } = accepted;
+        let way = match host.way(call, world)? {
+            CallWay::Path(Path::Flat) => SettledWay::Flat(SlotReads::of(call, world, extent)),
+            other => SettledWay::Other(other),
+        };
+        let operation = operation_of(call, false, 0);
+        Ok(SettledCall { operation, label: operation.label(), kernel, extent, way })
+    }
+}
+
+/// What ranks must agree on of a call, but for its number and the calls before it.
+pub(super) fn operation_of(call: &Call<'_>, on_device: bool, windows: u64) -> Operation {
+    let &Call { collective, data_type, op, root, .. } = call;
+    let count = call.count_label();
+    Operation { collective, data_type, op, root, count, sequence: 0, past: 0, on_device, windows }
+}
+
+/// A collective on host memory that may run any number of times. Whoever keeps it sees to it that its buffers live as
+/// long.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(super) call: Call<'static>,
+    pub(super) settled: SettledCall,
 }
 
 /// How it goes.
-#[derive(Debug)]
-pub(super) enum PreparedWay {
+#[derive(Debug, Clone)]
+pub(super) enum SettledWay {
     /// By flat slots.
     Flat(SlotReads),
     Other(CallWay),
 }
 
-impl PreparedWay {
+impl SettledWay {
     pub(super) fn call_way(&self) -> CallWay {
         match self {
-            PreparedWay::Flat(_) => CallWay::Path(Path::Flat),
-            PreparedWay::Other(way) => *way,
+            SettledWay::Flat(_) => CallWay::Path(Path::Flat),
+            SettledWay::Other(way) => *way,
         }
     }
 }
@@ -64,7 +95,7 @@ pub(crate) struct AnnouncedCall {
     pub(super) operation: Operation,
     pub(super) label: Label,
     pub(super) kernel: Kernel,
-    pub(super) lengths: (Elements, Elements),
+    pub(super) extent: CallExtent,
     pub(super) reads: SlotReads,
     /// Among the flat operations.
     pub(super) number: u64,
@@ -74,7 +105,7 @@ pub(crate) struct AnnouncedCall {
 
 impl AnnouncedCall {
     pub(super) fn begun(&self, world: World) -> Begun<'_> {
-        let AnnouncedCall { call, operation, label, kernel, lengths, .. } = self;
-        Begun { call, operation, label: *label, kernel: *kernel, world, lengths: *lengths }
+        let AnnouncedCall { call, operation, label, kernel, extent, .. } = self;
+        Begun { call, operation, label: *label, kernel, world, extent }
     }
 }

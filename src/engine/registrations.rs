@@ -42,7 +42,7 @@ pub(super) fn deregister(
         return Ok(());
     }
     let met = given.meet("deregister", background)?;
-    given.mover.fabric.let_go(&buffer.memory);
+    given.mover.fabric.let_go(buffer);
     give_back((host, given), &met)
 }
 

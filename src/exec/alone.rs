@@ -2,11 +2,11 @@
 
 use crate::device::{Average, Pass, Store};
 use crate::error::Result;
-use crate::exec::call::Begun;
+use crate::exec::call::{Begun, CallExtent};
 
 /// A world of one: output is input, scaled where the operator says so.
 pub fn run(begun: &Begun<'_>) -> Result<()> {
-    let Begun { call, kernel, lengths: (input, output), .. } = *begun;
+    let Begun { call, kernel, extent: &CallExtent { input, output, .. }, .. } = *begun;
     let count = input.index().min(output.index());
     let (source, target) = (call.buffers.source(), call.buffers.target());
     if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true, Average::Whole)) {

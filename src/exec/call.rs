@@ -75,19 +75,32 @@ pub struct Begun<'a> {
     /// [`Operation::label`].
     pub label: Label,
     /// Copies or reduces elements of the call's type.
-    pub kernel: Kernel,
+    pub kernel: &'a Kernel,
     /// Who I am.
     pub world: World,
-    /// Elements of my input and output: [`Call::lengths`].
-    pub lengths: (Elements, Elements),
+    /// How much memory it works in.
+    pub extent: &'a CallExtent,
 }
 
-impl Begun<'_> {
+/// How much of a rank's memory a call works in: found once, with its checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallExtent {
+    /// Elements of the input: [`Call::lengths`].
+    pub input: Elements,
+    /// Elements of the output.
+    pub output: Elements,
+    /// Bytes of an element.
+    pub element_bytes: usize,
     /// Bytes of the longer one of input and output.
-    #[inline]
-    pub(crate) fn bytes(&self) -> u64 {
-        let (input, output) = self.lengths;
-        input.0.max(output.0).wrapping_mul(u64::from(self.call.data_type.size()))
+    pub longest_bytes: u64,
+}
+
+impl CallExtent {
+    /// Of these lengths.
+    pub fn of(data_type: DataType, (input, output): (Elements, Elements)) -> CallExtent {
+        let element_bytes = data_type.size();
+        let longest_bytes = input.0.max(output.0).wrapping_mul(u64::from(element_bytes));
+        CallExtent { input, output, element_bytes: element_bytes as usize, longest_bytes }
     }
 }
 

@@ -146,6 +146,7 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
                     fabric.open_for(ask, turn.bootstrap)?;
                     return drive(&mut [task], wait_context);
                 }
+                fabric.links().shares_processor = turn.patience.shares_processor();
             }
         }
     }
@@ -239,8 +240,9 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
 }
 
 /// Forgets what copies took on other processors than those of now: a rank whose peers shared its processor would write
-/// past the caches for the next 32 MiB, beside peers that have one of their own.
+/// past the caches for the next 32 MiB, beside peers that have one of their own. And tells whether peers share it.
 fn forget_times(patience: &mut Patience, links: &mut Links) {
+    links.shares_processor = patience.shares_processor();
     if patience.found_other_processors() {
         links.staging = StorePolicy::default();
     }

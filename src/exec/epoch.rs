@@ -8,7 +8,7 @@
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
-use crate::exec::call::{Begun, Call};
+use crate::exec::call::{Begun, Call, CallExtent};
 use crate::exec::evict::{Eviction, await_peers_out};
 use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
@@ -70,7 +70,7 @@ impl<'a> Epoch<'a> {
     /// Of the wait, and of peers that run another operation.
     pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Met> {
         let Begun { call, operation, world, .. } = *begun;
-        self.loans = lend_buffers(self.windows, begun);
+        self.loans = lend_buffers(self.windows, begun)?;
         let all_here = self.windows.ranks.len() == world.size as usize;
         let may_read = all_here && self.windows.boards.is_none() && pull::serves(call, world);
         let reads = may_read && wait_context.fabric.links().reads.reads_all();
@@ -218,7 +218,7 @@ impl Epoch<'_> {
             let window = |loan: &Loan<'_>| loan.range().window;
             // Of one buffer it is one call.
             let other = input.iter().filter(|input| output.as_ref().map(window) != Some(window(input)));
-            other.chain(output).for_each(Loan::note_call);
+            other.chain(output).for_each(|loan| loan.calls().note());
             if let Some(output) = output {
                 // SAFETY: the output of a call whose buffers vouch for it, and all peers are through with it.
                 unsafe { output.copy_out() };
@@ -270,24 +270,24 @@ struct Ranges {
 }
 
 /// Lends the call's buffers to peers that are processes, where they are registered; threads know addresses.
-fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Loans<'a> {
+fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Result<Loans<'a>> {
     if windows.boards.is_some() || windows.ranks.len() > Lease::PLACES {
-        return Loans::default();
+        return Ok(Loans::default());
     }
-    let Begun { call, lengths: (input, output), .. } = begun;
+    let Begun { call, extent: &CallExtent { input, output, .. }, .. } = *begun;
     let size = call.data_type.size() as usize;
     let lend = |start: *const u8, bytes: usize| {
-        let loan = if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) };
+        let loan = if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes))? };
         // SAFETY: the call's buffers vouch for what was lent. What the output holds before the call comes back where
         // the call does not write it.
-        loan.inspect(|loan| unsafe { loan.copy_in() })
+        Ok(loan.inspect(|loan| unsafe { loan.copy_in() }))
     };
-    let input = lend(call.buffers.source(), input.index() * size);
-    [input, lend(call.buffers.target(), output.index() * size)]
+    let input = lend(call.buffers.source(), input.index() * size)?;
+    Ok([input, lend(call.buffers.target(), output.index() * size)?])
 }
 
 fn announce_ranges(windows: &HostWindows, begun: &Begun<'_>, loans: &Loans<'_>) -> Ranges {
-    let (input, output) = begun.lengths;
+    let &CallExtent { input, output, .. } = begun.extent;
     let [lent_input, lent_output] = loans;
     let reaches = (input.0 == 0 || lent_input.is_some()) && (output.0 == 0 || lent_output.is_some());
     let reachable = reaches && windows.ranks.len() <= Lease::PLACES;
@@ -396,9 +396,11 @@ mod tests {
             neighbours: vec![Neighbour::Thread; 2],
             boards: None,
             registered: vec![Some(Registration {
+                serial: 0,
                 generation: memory().keep().share_anew().unwrap(),
                 memory: vec![memory(), memory()],
                 life: std::sync::Weak::new(),
+                calls: crate::transport::PeerCalls::default(),
                 placed: None,
             })],
         };

@@ -67,24 +67,34 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
 
 /// The wait until a rank that has taken an offer reads this rank's memory no more, look by look. It leaves within
 /// milliseconds, unless its process has ended or stands still. If that one goes on later, it reads what lies there by
-/// then, in a call that fails: nothing of this rank is harmed.
+/// then, finds that it was asked to leave, and takes nothing for received. A thread of this process is waited for.
 #[derive(Debug)]
 pub(super) struct OfferReader {
     process: Option<Process>,
-    deadline: Deadline,
+    /// `None` for a thread of this process.
+    deadline: Option<Deadline>,
 }
 
 impl OfferReader {
-    /// Asks the rank in `process`, which has taken the offer of `word`, to leave.
+    /// Asks the rank that has taken the offer of `word` to leave.
     #[cold]
-    pub(super) fn stop(word: Offer<'_>, process: Option<Process>) -> OfferReader {
+    pub(super) fn stop(word: Offer<'_>, reader: Neighbour) -> OfferReader {
         word.stop();
-        OfferReader { process, deadline: Deadline::after(PATIENCE) }
+        // One that has paused meanwhile is out at the next look.
+        match reader {
+            Neighbour::Thread => OfferReader { process: None, deadline: None },
+            Neighbour::Process(process) => OfferReader { process, deadline: Some(Deadline::after(PATIENCE)) },
+        }
     }
 
     /// Whether it has left, or is not waited for any more.
     pub(super) fn is_out(&self, word: Offer<'_>) -> bool {
-        word.left().is_some() || self.process.is_some_and(Process::has_ended) || self.deadline.is_over()
+        let is_late = self.deadline.is_some_and(|deadline| deadline.is_over());
+        word.left().is_some()
+            || word.stop()
+            || !word.is_taken()
+            || self.process.is_some_and(Process::has_ended)
+            || is_late
     }
 
     /// Rests between two looks.
@@ -140,10 +150,10 @@ mod tests {
 
     use super::*;
     use crate::device::{DeviceMemory, HostMemory, HostRegion, Sharing};
-    use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+    use crate::sync::primitive::{Arc, AtomicBool, AtomicU64, Ordering};
     use crate::sys::process::{Group, Signal};
     use crate::sys::thread;
-    use crate::transport::{Arena, Registration};
+    use crate::transport::{Arena, PeerCalls, Registration};
     use crate::types::Rank;
 
     /// Of rank 0, whose lease is open for operation 0; rank 1 is `neighbour`.
@@ -161,9 +171,11 @@ mod tests {
             neighbours: vec![Neighbour::Thread, neighbour],
             boards: None,
             registered: vec![Some(Registration {
+                serial: 0,
                 memory: vec![memory.clone(), memory],
                 generation,
                 life,
+                calls: PeerCalls::default(),
                 placed: None,
             })],
         };
@@ -178,7 +190,7 @@ mod tests {
     /// Rank 1 is inside; rank 0 wants its buffer back.
     fn evict(windows: &HostWindows) {
         let base = memory(windows).base().as_ptr().cast_const();
-        let loans = [None, windows.lend(base..base.wrapping_add(100))];
+        let loans = [None, windows.lend(base..base.wrapping_add(100)).unwrap()];
         assert!(loans[1].is_some());
         windows.mine().lease().close();
         await_peers_out(windows, &loans);
@@ -216,6 +228,22 @@ mod tests {
             unsafe { theirs.at(50, 1).as_ptr().write(9) };
             // SAFETY: inside the mapping.
             assert_eq!(unsafe { memory(&windows).at(50, 1).as_ptr().read() }, 0);
+        }
+    }
+
+    /// Regression: after half a second the sender wrote its memory beside a thread that read it.
+    #[test]
+    fn only_the_reader_of_an_offer_in_another_process_is_given_up() {
+        for reader in [Neighbour::Thread, Neighbour::Process(None)] {
+            let word = AtomicU64::new(0);
+            let offer = Offer(&word);
+            offer.post();
+            assert!(offer.take());
+            let mut waited = OfferReader::stop(offer, reader);
+            assert!(offer.is_stopped() && !waited.is_out(offer));
+            waited.deadline = waited.deadline.map(|_| Deadline::after(Duration::ZERO));
+            assert_eq!(waited.is_out(offer), reader != Neighbour::Thread);
+            assert!(!offer.leave(100) && waited.is_out(offer));
         }
     }
 

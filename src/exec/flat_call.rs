@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 
 use crate::device::{Average, Pass, Store, StorePolicy};
 use crate::error::Result;
-use crate::exec::call::{Begun, Call};
+use crate::exec::call::{Begun, Call, CallExtent};
 use crate::exec::flat::{self, Exchange, Flat};
 use crate::exec::turn::WaitContext;
 use crate::sync::Flag;
 use crate::transport::HostWindows;
-use crate::types::{Elements, Folded, Holding, Rank, RootSide, World};
+use crate::types::{Folded, Holding, Rank, RootSide, World};
 
 /// What a rank reads in the slots of a call: the same whenever the call runs.
 #[derive(Debug, Clone)]
@@ -27,14 +27,14 @@ pub struct SlotReads {
 }
 
 impl SlotReads {
-    /// Those of `call`, with these lengths.
+    /// Those of `call`.
     #[inline]
-    pub fn of(call: &Call<'_>, world: World, lengths: (Elements, Elements)) -> SlotReads {
+    pub fn of(call: &Call<'_>, world: World, extent: CallExtent) -> SlotReads {
         let definition = call.collective.definition();
         SlotReads {
             meets: definition.root == RootSide::Neither,
             rooted: call.collective.rooted(),
-            folded: folded(call, world, lengths),
+            folded: folded(call, world, extent),
             is_nothing: definition.output == Holding::Nothing,
         }
     }
@@ -48,9 +48,8 @@ pub fn announce<'a>(
     flat: &mut Flat,
     staging: &mut StorePolicy,
 ) -> Exchange<'a> {
-    let Begun { call, operation, label, kernel, lengths: (input, _), .. } = begun;
-    let size = call.data_type.size() as usize;
-    let bytes = input.index() * size;
+    let Begun { call, operation, label, kernel, extent: CallExtent { input, element_bytes, .. }, .. } = begun;
+    let bytes = input.index() * element_bytes;
     let mut turn = staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
@@ -123,8 +122,7 @@ fn meet_all(
     if !exchange.has_teams() {
         return Ok(false);
     }
-    let Begun { call, kernel, world, .. } = begun;
-    let size = call.data_type.size() as usize;
+    let Begun { call, kernel, world, extent: &CallExtent { element_bytes: size, .. }, .. } = *begun;
     // Elements that all slots have, and those of them that are mine.
     let (count, mine) = reads.folded.clone().unwrap_or((0, 0..0));
     let folds = call.collective.reduces() && exchange.may_fold();
@@ -140,7 +138,7 @@ fn meet_all(
     };
     if !folds {
         // Nothing is read where nothing moves.
-        return Ok(call.blocks(*world).owners(world.rank).is_empty());
+        return Ok(call.blocks(world).owners(world.rank).is_empty());
     }
     let source = result.data(count * size).as_ptr().wrapping_add(mine.start * size);
     // SAFETY: the slot has `count` elements, `mine` of them from there on, and is written anew when everyone has come
@@ -151,7 +149,11 @@ fn meet_all(
 
 /// If this rank gets the reduction of all inputs: the elements of each slot, and those of them that it gets.
 #[inline]
-fn folded(call: &Call<'_>, world: World, (input, output): (Elements, Elements)) -> Option<(usize, Range<usize>)> {
+fn folded(
+    call: &Call<'_>,
+    world: World,
+    CallExtent { input, output, .. }: CallExtent,
+) -> Option<(usize, Range<usize>)> {
     let definition = call.collective.definition();
     let (_, holding) = definition.sides(call.root == Some(world.rank));
     if definition.folded != Folded::All || holding == Holding::Nothing {
@@ -170,9 +172,8 @@ fn read_slots(
     exchange: &Exchange<'_>,
     wait_context: &mut WaitContext<'_>,
 ) -> Result<()> {
-    let Begun { call, kernel, world, .. } = begun;
+    let Begun { call, kernel, world, extent: &CallExtent { element_bytes: size, .. }, .. } = *begun;
     let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
-    let size = call.data_type.size() as usize;
     if reads.meets && meet_all((begun, reads), exchange, wait_context)? {
         return Ok(());
     }
@@ -184,7 +185,7 @@ fn read_slots(
     if reads.is_nothing {
         return exchange.read_all(wait_context);
     }
-    let blocks = call.blocks(*world);
+    let blocks = call.blocks(world);
     for owner in blocks.owners(world.rank).map(Rank::new) {
         let Some(block) = blocks.between(owner, world.rank) else { continue };
         let (from, to) = (index(block.from) * size, index(block.to) * size);

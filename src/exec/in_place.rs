@@ -11,7 +11,7 @@ use crate::exec::Buffer;
 use crate::log;
 use crate::sync::primitive::{Arc, OnceLock};
 use crate::sys::in_place::{PinnedPages, PlacedMemory, PlacedRange};
-use crate::transport::{KnownBuffer, PlacedBuffer};
+use crate::transport::{KnownBuffer, PeerCalls, PlacedBuffer};
 use crate::types::Element;
 
 /// A `Vec<T>` or `Box<[T]>` that processes of this host can share where it lies.
@@ -30,8 +30,9 @@ use crate::types::Element;
 /// what is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
 /// ([`Registered::vouched`]); that is seen where the kernel counts them, and where a GPU's or VFIO's device is mapped.
 /// Where `vm.overcommit_memory` is 2 nothing moves. Then [`Registered::refusal`] says so, and calls treat it as
-/// ordinary memory. NUMA policy and advice of `madvise` are lost: without a policy of the process, moved pages lie on
-/// the node of the thread that registers, and then on that of the thread that takes them out again.
+/// ordinary memory. The policy of NUMA nodes that the memory was given (`mbind`) goes along with it, and memory in huge
+/// pages is in such again, where the kernel can tell (Linux 6.7) and make them (6.1). Without a policy moved pages lie
+/// on the node of the thread that registers, and then on that of the thread that takes them out again.
 ///
 /// It owns the memory: [`Registered::into_inner`] gives the pages back to the allocator's memory, and so does dropping
 /// it. One that is forgotten (`std::mem::forget`) is never freed. Where the kernel refuses to give pages back, they
@@ -100,7 +101,7 @@ impl<C: OwnedElements> Registered<C> {
     /// In how many calls peers worked in it.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn calls(&self) -> u64 {
-        self.place.placed.as_ref().map_or(0, |(_, known)| known.calls())
+        self.place.calls.count()
     }
 
     /// One whose pages have stayed.
@@ -256,7 +257,8 @@ pub trait OwnedElements: private::Dismantle {}
 impl<T: Element> OwnedElements for Vec<T> {}
 impl<T: Element> OwnedElements for Box<[T]> {}
 
-/// Memory that [`crate::Communicator::register`] takes: [`Buffer`], [`Registered`], [`RegisteredSlice`].
+/// Memory that [`crate::Communicator::register`] takes: [`Buffer`], [`SharedPool`](crate::comm::SharedPool),
+/// [`Registered`], [`RegisteredSlice`].
 pub trait Registrable: private::KnownToPeers {}
 
 impl<T: Element> Registrable for Buffer<T> {}
@@ -361,19 +363,20 @@ impl<T: Element> private::KnownToPeers for RegisteredSlice<'_, T> {
 
 /// Pages that have moved, or why not. Who has it sees to it that they are given back before their memory is freed.
 #[derive(Debug, Default)]
-struct InPlacePages {
+pub(super) struct InPlacePages {
     placed: Option<(Arc<PlacedMemory>, PlacedBuffer)>,
-    refusal: Option<String>,
+    pub(super) refusal: Option<String>,
     /// What peers get to see: the file, or a page without use where nothing has moved.
     region: OnceLock<HostRegion>,
     /// Gone once communicators must not work in the memory any more.
     life: Option<Arc<()>>,
+    calls: PeerCalls,
 }
 
 impl InPlacePages {
     /// # Safety
     /// As [`PlacedMemory::new`].
-    unsafe fn new(start: NonNull<u8>, bytes: usize, pins: PinnedPages) -> InPlacePages {
+    pub(super) unsafe fn new(start: NonNull<u8>, bytes: usize, pins: PinnedPages) -> InPlacePages {
         // SAFETY: the caller's promise.
         let placed = unsafe { PlacedMemory::new(start, bytes, pins) };
         let (placed, refusal) = match placed {
@@ -386,16 +389,36 @@ impl InPlacePages {
                 (None, Some(error.to_string()))
             }
         };
-        InPlacePages { placed, refusal, region: OnceLock::new(), life: Some(Arc::default()) }
+        InPlacePages { placed, refusal, life: Some(Arc::default()), ..InPlacePages::default() }
     }
 
-    fn known(&self) -> Result<KnownBuffer> {
+    /// The same of memory that only its owner's promise keeps where it is.
+    #[cfg(feature = "cpp")]
+    pub(super) fn promised(mut self) -> InPlacePages {
+        self.placed = self.placed.map(|(placed, known)| (Arc::clone(&placed), known.promised(&placed)));
+        self
+    }
+
+    /// Whether the promise was kept until now, as far as the kernel tells.
+    #[cfg(feature = "cpp")]
+    pub(super) fn is_there(&self) -> bool {
+        self.placed.as_ref().is_none_or(|(placed, _)| placed.is_there())
+    }
+
+    /// Forgets memory that is no longer there: nothing is given back to it.
+    #[cfg(feature = "cpp")]
+    pub(super) fn forget(&mut self) {
+        (self.life, self.placed) = (None, None);
+    }
+
+    pub(super) fn known(&self) -> Result<KnownBuffer> {
         let (memory, placed) = match &self.placed {
             Some((placed, known)) => (self.region.get_or_init(|| PlacedMemory::region(placed)), known.clone()),
             None => (self.in_name()?, PlacedBuffer::new(PlacedRange::NOWHERE)),
         };
         let life = self.life.as_ref().map(Arc::downgrade).unwrap_or_default();
-        Ok(KnownBuffer { memory: memory.clone(), life, placed: Some(placed) })
+        let calls = self.calls.clone();
+        Ok(KnownBuffer { memory: memory.clone(), generation: None, life, calls, placed: Some(placed) })
     }
 
     /// Memory in which no call works, so that all ranks have as many registrations.
@@ -411,16 +434,16 @@ impl InPlacePages {
     ///
     /// # Safety
     /// Nobody else reads or writes the memory meanwhile, and no call is at work in it.
-    unsafe fn give_back(&mut self) -> bool {
+    pub(super) unsafe fn give_back(&mut self) -> bool {
         // Communicators forget it first: they find it by its addresses.
         self.life = None;
-        let Some((placed, known)) = self.placed.take() else { return true };
+        let Some((placed, _)) = self.placed.take() else { return true };
         // SAFETY: the caller's promise.
         let given = unsafe { placed.give_back() };
         if let Err(error) = &given {
             log::warn!(Reg, "memory that was registered where it lies stays shared, with its content: {error}");
         }
-        let calls = known.calls();
+        let calls = self.calls.count();
         if calls < WORTHWHILE_CALLS {
             log::info!(
                 Reg,

@@ -7,6 +7,7 @@ use crate::device::records::{
     self, BlockNumbers, LaneNumbers, LaneRecord, NONE, Numbers, OperandRecord, Records, StepRecord,
 };
 use crate::exec::Message;
+use crate::exec::peer_traffic::{self, PeerTraffic};
 use crate::plan::{Action, Combine, FLAGS, Lane, Operand, RankBuffer, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
@@ -30,6 +31,8 @@ pub struct Lowered {
     pub steps: LoweredSteps,
     /// What depends on the count.
     pub numbers: Arc<Numbers>,
+    /// What a run moves to and from peers.
+    pub traffic: Arc<[PeerTraffic]>,
 }
 
 /// Records that are being built.
@@ -63,7 +66,7 @@ pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
 /// The same for slots of a protocol.
 pub fn plan_by(lanes: &[Lane], (windows, protocol): (Windows, Protocol)) -> Lowered {
     let means = RecordMeans { windows, protocol, carries_partials: false };
-    Lowered { steps: steps(lanes, means), numbers: Arc::new(numbers(lanes)) }
+    Lowered { steps: steps(lanes, means), numbers: Arc::new(numbers(lanes)), traffic: peer_traffic::of_lanes(lanes) }
 }
 
 /// The steps of a plan's lanes.
@@ -132,6 +135,7 @@ pub fn messages(
     let mut lowering = Lowering::by(Protocol::Simple);
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
     let mut latest: HashMap<Need, u32> = HashMap::new();
+    let mut traffic = Vec::new();
     for (number, (message, way)) in (0u32..).zip(messages.iter().zip(ways)) {
         let bytes = message.count() * u64::from(message.data_type().size());
         let own = own_buffer(number);
@@ -153,8 +157,10 @@ pub fn messages(
         let record = &mut lowering.records.lanes[lane as usize];
         record.label = number;
         record.after = latest.insert(end, lane).unwrap_or(NONE);
+        let messages = u64::from(lowering.numbers.lanes[lane as usize].rounds);
+        traffic.push(PeerTraffic { peer: message.peer(), way: end.way, messages, elements: bytes });
     }
-    lowering.finish()
+    Lowered { traffic: traffic.into(), ..lowering.finish() }
 }
 
 /// The records of copies of these numbers of bytes, side by side. The source and the target of each copy are two
@@ -185,7 +191,7 @@ impl Lowering {
 
     fn finish(self) -> Lowered {
         let steps = LoweredSteps { records: Arc::new(self.records), ends: self.ends.into() };
-        Lowered { steps, numbers: Arc::new(self.numbers) }
+        Lowered { steps, numbers: Arc::new(self.numbers), traffic: Vec::new().into() }
     }
 
     fn place_of_steps(&self) -> u32 {

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Keeper, MessageEnd, ReadBuffer, WriteBuffer};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Need, Way};
-use crate::types::{DataType, Element, Rank, World};
+use crate::types::{DataType, Element, NO_RANK, Rank, World};
 
 /// One end of a message: the user's memory, and what both ends must agree on.
 #[derive(Debug)]
@@ -35,27 +35,20 @@ pub(super) enum Direction {
 impl<'a> Message<'a> {
     /// The sending end.
     pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
-        let direction = Direction::Send(buffer.as_ptr().cast());
-        let count = (buffer.len() * T::VALUES) as u64;
-        Message {
-            peer,
-            direction,
-            count,
-            data_type: T::DATA_TYPE,
-            home: Home::Host,
-            keeper: Keeper::Caller,
-            borrow: PhantomData,
-        }
+        Message::of::<T>(Direction::Send(buffer.as_ptr().cast()), buffer.len(), peer)
     }
 
     /// The receiving end.
     pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
-        let direction = Direction::Recv(buffer.as_mut_ptr().cast());
-        let count = (buffer.len() * T::VALUES) as u64;
+        Message::of::<T>(Direction::Recv(buffer.as_mut_ptr().cast()), buffer.len(), peer)
+    }
+
+    /// An end of a message of `elements` in the caller's memory on the host.
+    fn of<T: Element>(direction: Direction, elements: usize, peer: Rank) -> Message<'a> {
         Message {
             peer,
             direction,
-            count,
+            count: (elements * T::VALUES) as u64,
             data_type: T::DATA_TYPE,
             home: Home::Host,
             keeper: Keeper::Caller,
@@ -79,6 +72,25 @@ impl<'a> Message<'a> {
         let (Place { address, home, .. }, keeper) = buffer.place();
         let direction = Direction::Recv(address);
         Message { peer, direction, count, data_type: T::DATA_TYPE, home, keeper, borrow: PhantomData }
+    }
+
+    /// The same message, for as long as this one is borrowed: so it goes by reference to where it begins. Each move of
+    /// what was just written waits until it has left the store buffer, which a message of 8 bytes feels.
+    #[inline]
+    pub(crate) fn reborrow(&mut self) -> Message<'_> {
+        let Message { peer, direction, count, data_type, home, keeper, borrow: _ } = *self;
+        Message { peer, direction, count, data_type, home, keeper, borrow: PhantomData }
+    }
+
+    /// The two messages of a `send_recv`; to or from [`NO_RANK`] there is none.
+    #[inline]
+    pub(crate) fn pair<T: Element>(
+        (send, target): (impl ReadBuffer<'a, T>, u32),
+        (recv, source): (impl WriteBuffer<'a, T>, u32),
+    ) -> (Option<Message<'a>>, Option<Message<'a>>) {
+        let sent = (target != NO_RANK).then(|| Message::sending(send, Rank::new(target)));
+        let received = (source != NO_RANK).then(|| Message::receiving(recv, Rank::new(source)));
+        (sent, received)
     }
 
     /// The sending end of memory that the type system knows nothing of.

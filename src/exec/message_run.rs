@@ -9,7 +9,10 @@
 //!
 //! # One copy in place of two
 //! Between ranks that share memory, a sender offers a message of [`ONE_COPY`] bytes in place ([`Sender::offer`]): the
-//! receiver reads it straight from the sender's memory, which takes a rendezvous. A receiver that does not come soon
+//! receiver reads it straight from the sender's memory, which takes a rendezvous. Where that is registered, the
+//! receiver has it mapped, and longer ones are offered too. To a receiver that is far, or shares this rank's processor,
+//! a message of fewer bytes than [`PACKED_BELOW`] is offered only where the kernel may copy it, registered or not. A
+//! receiver that does not come soon
 //! would keep the sender waiting, so the sender withdraws the offer and goes on by slots, if they have room for all. If
 //! the receiver cannot read the memory, or not to its end, the rest comes by slots.
 //!
@@ -27,10 +30,9 @@ use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::OfferReader;
 use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
-use crate::sync::ring::{Label, PostedOffer, Shape};
-use crate::sys::alive::Process;
+use crate::sync::ring::{Label, PostedOffer, Sender, Shape, Whereabouts};
 use crate::sys::cpu;
-use crate::transport::{Announced, Channel, Links, Need, Taken};
+use crate::transport::{Announced, Channel, Links, Need, Neighbour, OfferedRange, PeerCalls, Taken};
 use crate::types::{CarriedBy, Collective, DataType, Rank};
 
 /// A message under way. It is moved several times while it begins, so it is small: what its label says is not kept a
@@ -42,6 +44,7 @@ pub struct MessageRun<'a> {
     collective: Collective,
     /// How a receiver writes the caller's memory.
     store: Store,
+    /// A receiver whose message has not begun, but of which something was moved, has paused in the sender's memory.
     begun: bool,
     label: Label,
     bytes: usize,
@@ -54,8 +57,9 @@ pub struct MessageRun<'a> {
 #[derive(Debug)]
 struct OpenOffer {
     posted: PostedOffer,
-    /// The receiver's.
-    process: Option<Process>,
+    receiver: Neighbour,
+    /// Where to count it once the receiver, which has the memory mapped, has read it there.
+    lent: Option<PeerCalls>,
     /// How often the sender has looked for the receiver.
     looks: u32,
     /// The receiver that was asked to leave.
@@ -70,7 +74,7 @@ impl OpenOffer {
             if word.withdraw() || !word.is_taken() {
                 return true;
             }
-            self.reader = Some(OfferReader::stop(word, self.process));
+            self.reader = Some(OfferReader::stop(word, self.receiver));
         }
         self.reader.as_ref().is_none_or(|reader| reader.is_out(word))
     }
@@ -108,7 +112,7 @@ pub fn channel_of(call: Collective) -> Channel {
 impl<'a> MessageRun<'a> {
     /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence`
     /// among the messages from its sender to its receiver; `collective` is what it is a part of.
-    #[inline]
+    #[inline(always)]
     pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
         let label = label_of(&message, collective, (sequence, message.count()));
         let (channel, bytes) = (channel_of(collective), message.bytes());
@@ -128,7 +132,7 @@ impl<'a> MessageRun<'a> {
 
     /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line
     /// that is written whole need not be read from memory first.
-    #[inline]
+    #[inline(always)]
     pub fn streaming_from(mut self, bytes: u64) -> MessageRun<'a> {
         if self.bytes as u64 >= bytes {
             self.store = Store::Streaming;
@@ -195,22 +199,59 @@ impl<'a> MessageRun<'a> {
         if self.offer.is_some() {
             return Ok(self.await_answer(links));
         }
-        if !self.begun && ONE_COPY.contains(&self.bytes) && links.reads.may_offer(self.peer()) {
-            return Ok(self.offer(from, links));
+        if !self.begun
+            && self.bytes >= ONE_COPY.start
+            && let Some((whereabouts, lent)) = self.whereabouts(from, links)?
+        {
+            return Ok(self.offer((whereabouts, lent), links));
         }
         self.fill_slot(from, links)
+    }
+
+    /// Where the receiver can read the message in place, if it can, and where to count that in lent memory.
+    fn whereabouts(&self, from: *const u8, links: &mut Links) -> Result<Option<(Whereabouts, Option<PeerCalls>)>> {
+        let (peer, bytes) = (self.peer(), self.bytes);
+        let (has_registered, shares) = (links.has_registered(), links.shares_processor);
+        let is_packed = is_packed(bytes, (links.sender(peer, self.channel), shares));
+        // What the kernel may copy is offered all the same, and then its mapping is quicker.
+        if has_registered
+            && (!is_packed || links.reads.may_offer(peer))
+            && links.sender(peer, self.channel).has_credit()
+        {
+            // SAFETY: the message's memory is good for reading.
+            let lent = unsafe { links.lend((peer, self.channel), from..from.wrapping_add(bytes)) }?;
+            if let Some((lent, calls)) = lent {
+                return Ok(Some((lent.words(), Some(calls))));
+            }
+        }
+        let may_offer = ONE_COPY.contains(&bytes) && links.reads.may_offer(peer);
+        let whereabouts = || [links.reads.witness().unwrap_or(0), from.expose_provenance() as u64];
+        Ok(may_offer.then(|| (whereabouts(), None)))
     }
 
     fn fill_slot(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
         let end = (self.peer(), self.channel);
         let length = self.next_piece(links.sender(end.0, end.1).shape());
         let source = from.wrapping_add(self.moved);
+        let left = self.bytes - self.moved;
+        if left > length {
+            // SAFETY: what is left of the message's memory; a slot never overlaps user memory.
+            let passed = unsafe { links.pass_pieces(end, source, (left, length, self.label)) }?;
+            if passed > 0 {
+                return Ok(self.advance(passed));
+            }
+        }
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; a slot never overlaps user
         // memory.
         if unsafe { links.pass(end, source, (length, self.label)) }? {
             return Ok(self.advance(length));
         }
-        let Some(slot) = links.sender(end.0, end.1).reserve(length) else { return Ok(Look::Nothing) };
+        let shares = links.shares_processor;
+        let sender = links.sender(end.0, end.1);
+        if !self.begun && self.bytes > SHORT {
+            sender.pack(is_packed(self.bytes, (sender, shares)));
+        }
+        let Some(slot) = sender.reserve(length) else { return Ok(Look::Nothing) };
         // What a pump sends to a socket is read here.
         let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
@@ -240,13 +281,13 @@ impl<'a> MessageRun<'a> {
     }
 
     /// Offers the receiver to read the message in place.
-    fn offer(&mut self, from: *const u8, links: &mut Links) -> Look {
-        let (peer, witness) = (self.peer(), links.reads.witness().unwrap_or(0));
-        let whereabouts = [witness, from.expose_provenance() as u64];
+    fn offer(&mut self, (whereabouts, lent): (Whereabouts, Option<PeerCalls>), links: &mut Links) -> Look {
+        let peer = self.peer();
         let Some(posted) = links.sender(peer, self.channel).offer(whereabouts, self.label) else {
             return Look::Nothing;
         };
-        self.offer = Some(Box::new(OpenOffer { posted, process: links.reads.process(peer), looks: 0, reader: None }));
+        let receiver = links.reader(peer);
+        self.offer = Some(Box::new(OpenOffer { posted, receiver, lent, looks: 0, reader: None }));
         Look::Again
     }
 
@@ -258,8 +299,12 @@ impl<'a> MessageRun<'a> {
         let sender = links.sender(peer, self.channel);
         if let Some(taken) = sender.settled(&open.posted) {
             let taken = usize::try_from(taken).unwrap_or(bytes).min(bytes);
+            if let Some(calls) = open.lent.as_ref().filter(|_| taken == bytes) {
+                calls.note();
+            }
+            let is_lent = open.lent.is_some();
             (self.moved, self.begun, self.offer) = (taken, true, None);
-            if taken == 0 {
+            if taken == 0 && !is_lent {
                 links.reads.refused_by(peer);
             }
             return Look::Moved;
@@ -280,16 +325,34 @@ impl<'a> MessageRun<'a> {
         Look::Moved
     }
 
-    /// Reads the offered message in place. What cannot be read comes by slots.
+    /// Reads the offered message in place, a part at a look. What cannot be read comes by slots.
     fn read_in_place(&mut self, into: *mut u8, links: &mut Links) -> Look {
         let peer = self.peer();
+        let shared = links.registered();
         let (receiver, reads) = links.receiver_and_reads(peer, self.channel);
-        let Some(([witness, start], word)) = receiver.take_offer() else { return Look::Nothing };
-        let mut moved = 0;
-        while moved < self.bytes && !word.is_stopped() {
-            let length = (self.bytes - moved).min(READ_BYTES);
+        let taken = if self.moved > 0 { receiver.resume_offer() } else { receiver.take_offer() };
+        let Some((whereabouts, word)) = taken else {
+            self.moved = 0;
+            return Look::Nothing;
+        };
+        let [witness, start] = whereabouts;
+        let lent = OfferedRange::of_words(whereabouts);
+        let lent = lent.map(|range| shared.and_then(|windows| windows.lent_by(peer, range, self.bytes)));
+        let mut moved = self.moved;
+        let most = self.bytes.min(moved.saturating_add(LOOK_BYTES));
+        while moved < most && !word.is_stopped() {
+            let length = (most - moved).min(READ_BYTES);
             let address = start.wrapping_add(moved as u64);
             let Some(place) = NonNull::new(into.wrapping_add(moved)) else { break };
+            if let Some(lent) = lent {
+                // What it has not registered comes by slots.
+                let Some(lent) = lent else { break };
+                let source = lent.as_ptr().wrapping_add(moved).cast_const();
+                // SAFETY: moved + length <= bytes, for which both are good; memory of two ranks never overlaps.
+                unsafe { copy((source, place.as_ptr()), length, CopyBy::Kernel(self.store)) };
+                moved += length;
+                continue;
+            }
             // SAFETY: moved + length <= bytes, for which the caller's memory is good.
             let read = unsafe { reads.read(peer, Announced { witness, address }, (place, length)) };
             moved += read.min(length);
@@ -297,8 +360,14 @@ impl<'a> MessageRun<'a> {
                 break;
             }
         }
-        receiver.leave(moved as u64);
-        (self.moved, self.begun) = (moved, true);
+        if moved == most && most < self.bytes && !word.is_stopped() {
+            word.pause();
+            self.moved = moved;
+            return Look::Again;
+        }
+        // A sender that has given up may have written its memory again: nothing was received, and nothing will come.
+        let is_whole = receiver.leave(moved as u64);
+        (self.moved, self.begun) = (if is_whole { moved } else { 0 }, true);
         Look::Moved
     }
 
@@ -423,6 +492,14 @@ unsafe fn copy((source, target): (*const u8, *mut u8), length: usize, by: CopyBy
     unsafe { Kernel::copy(DataType::U8).run(&pass) };
 }
 
+/// Whether a message of `bytes`, which the kernel may not copy, goes by slots that are used again at once, and neither
+/// by the receiver's copy out of registered memory nor by slots that are spread: a rendezvous takes four trips of a
+/// line, and what spreading saves near processors it costs far ones, and ranks that share a processor, whose caches
+/// then keep less.
+fn is_packed(bytes: usize, (sender, shares_processor): (&Sender, bool)) -> bool {
+    bytes < PACKED_BELOW && (sender.is_far() || shares_processor)
+}
+
 /// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.
 fn piece_bytes(bytes: usize, shape: Shape) -> usize {
     let slot = shape.slot_bytes as usize;
@@ -441,10 +518,16 @@ const LEAST_PIECE: usize = 8 << 10;
 
 /// Bytes of messages that are offered in place.
 const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
+/// A receiver that is far, or shares this rank's processor, gets messages of fewer bytes by slots that are used again
+/// at once, whatever memory they lie in, unless the kernel may copy them (measured: `bench/NOTES.md`, "Messages to a
+/// far processor").
+const PACKED_BELOW: usize = 2 << 20;
 /// Pieces after which the sender asks for the lines of the next. Shorter ones became slower with it.
 const ASKED: Range<usize> = 768..8 << 10;
 /// Bytes that a receiver reads before it looks whether the sender still wants that.
 const READ_BYTES: usize = 1 << 20;
+/// Bytes that a receiver reads before others have their turn.
+const LOOK_BYTES: usize = 2 * READ_BYTES;
 /// Pieces that a sender copies without asking for the kernel.
 const SHORT: usize = 2 << 10;
 /// Looks for a receiver before a sender withdraws its offer: some 2 µs, which a copy of the least such message takes.
@@ -505,240 +588,4 @@ impl Task for MessageQueue<'_, '_> {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::bootstrap::{Bootstrap, LocalBootstrap};
-    use crate::error::{Error, Kind};
-    use crate::exec::drive::drive_one;
-    use crate::exec::turn::{CallTurn, NoBackground, WaitContext};
-    use crate::sync::{AbortFlag, Deadline, Patience, Wait, Waiting, Watch};
-    use crate::sys::clock;
-    use crate::sys::numa::ThreadHome;
-    use crate::sys::thread;
-    use crate::transport::{Fabric, PeerInfo, Policy, Receivers, Setup, Sizes, SocketOptions, Way};
-    use crate::types::World;
-
-    /// Ends a wait that lasts longer than any machine needs.
-    struct Limit(Deadline);
-
-    impl Watch for Limit {
-        fn look(&mut self, waiting_for: &dyn Waiting) -> Result<()> {
-            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for.words())) } else { Ok(()) }
-        }
-    }
-
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    /// What a rank of two has that share memory, with a connection from rank 0 to rank 1.
-    struct Side {
-        bootstrap: LocalBootstrap,
-        fabric: Fabric,
-    }
-
-    impl Side {
-        fn new(bootstrap: LocalBootstrap, policy: Policy) -> Side {
-            let token = crate::transport::process_token().unwrap();
-            let peers: Vec<PeerInfo> = (0..2)
-                .map(|rank| {
-                    let (rank, home, pid) = (Rank::new(rank), ThreadHome::default(), std::process::id());
-                    PeerInfo {
-                        rank,
-                        host: 1,
-                        process: token,
-                        pid,
-                        space: 0,
-                        cores: 2,
-                        settings: 0,
-                        tuning: 0,
-                        home,
-                        switches: [0; 4],
-                        is_traced: false,
-                    }
-                })
-                .collect();
-            let sockets = SocketOptions::default();
-            let shape = Shape { slots: 4, slot_bytes: 16 << 10, spread: 1 };
-            let sizes =
-                Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
-            let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
-            let mut fabric = Fabric::new(World { rank, size: 2 }, &peers, policy, sizes);
-            let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };
-            let need = Need { way, peer: Rank::new(peer), channel: Channel::PointToPoint };
-            let mut watch = Limit(Deadline::after(LIMIT));
-            let mut turn = CallTurn {
-                patience: &mut Patience::fixed(16, Duration::from_micros(20)),
-                watch: &mut watch,
-                bootstrap: &bootstrap,
-                background: &mut NoBackground,
-                progress: None,
-            };
-            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, turn: &mut turn };
-            fabric.connect(&[need], Receivers::Come, &mut setup).unwrap();
-            Side { bootstrap, fabric }
-        }
-
-        fn run(&mut self, run: &mut MessageRun<'_>) -> Result<()> {
-            self.run_within(LIMIT, run)
-        }
-
-        fn run_within(&mut self, limit: Duration, run: &mut MessageRun<'_>) -> Result<()> {
-            let turn = CallTurn {
-                patience: &mut Patience::fixed(16, Duration::from_micros(20)),
-                watch: &mut Limit(Deadline::after(limit)),
-                bootstrap: &self.bootstrap,
-                background: &mut NoBackground,
-                progress: None,
-            };
-            let mut wait_context = WaitContext { turn, fabric: &mut self.fabric };
-            drive_one(run, &mut wait_context)
-        }
-
-        fn links(&mut self) -> &mut Links {
-            self.fabric.links()
-        }
-    }
-
-    fn sending(data: &[u8]) -> MessageRun<'_> {
-        MessageRun::new(Message::send(data, Rank::new(1)), Collective::Send, 0)
-    }
-
-    fn receiving(into: &mut [u8]) -> MessageRun<'_> {
-        MessageRun::new(Message::recv(into, Rank::new(0)), Collective::Send, 0)
-    }
-
-    /// Both sides, connected.
-    fn sides(policy: Policy) -> [Side; 2] {
-        // However fast this machine's kernel copies.
-        let policy = Policy { slow_peer_reads: true, ..policy };
-        let connect = |bootstrap| Side::new(bootstrap, policy);
-        let sides = thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), connect, || ()).unwrap();
-        sides.try_into().unwrap_or_else(|_| unreachable!("two ranks"))
-    }
-
-    fn data(bytes: usize) -> Vec<u8> {
-        (0..bytes).map(|at| u8::try_from(at % 251).expect("below 251")).collect()
-    }
-
-    /// Messages and bytes that went through slots.
-    fn through_slots(sender: &mut Side) -> (u64, u64) {
-        sender.links().sender(Rank::new(1), Channel::PointToPoint).published()
-    }
-
-    /// Smaller and larger than all slots together, as threads and as processes are connected.
-    #[test]
-    fn a_message_that_is_waited_for_is_copied_once() {
-        for no_local in [false, true] {
-            let [mut sender, mut receiver] = sides(Policy { no_local, ..Policy::default() });
-            for bytes in [16 << 10, 50_001, 1 << 20] {
-                let (sent, mut got) = (data(bytes), vec![0; bytes]);
-                let before = through_slots(&mut sender).1;
-                let mut send = sending(&sent);
-                assert_eq!(send.progress(sender.links()).unwrap(), Progress::Moved, "offered, not sent");
-                receiver.run(&mut receiving(&mut got)).unwrap();
-                sender.run(&mut send).unwrap();
-                assert!(got == sent && through_slots(&mut sender).1 == before, "{bytes}");
-            }
-        }
-    }
-
-    /// The promise of `send`: a message that finds room does not wait for its receiver.
-    #[test]
-    fn a_message_whose_receiver_is_late_goes_through_all_slots() {
-        let [mut sender, mut receiver] = sides(Policy::default());
-        for _ in 0..3 {
-            let (sent, mut got) = (data(64 << 10), vec![0; 64 << 10]);
-            let mut recv = receiving(&mut got);
-            assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Idle);
-            sender.run(&mut sending(&sent)).unwrap();
-            receiver.run(&mut recv).unwrap();
-            drop(recv);
-            assert!(got == sent);
-        }
-        assert_eq!(through_slots(&mut sender), (12, 3 << 16));
-    }
-
-    #[test]
-    fn the_pieces_of_the_promised_messages_fit_their_ring_whatever_the_length() {
-        for slots in [8, 32, 64] {
-            let shape = Shape { slots, slot_bytes: (1 << 20) / slots, spread: 1 };
-            for bytes in [0_usize, 1, 63, 8 << 10, (8 << 10) + 1, 33_000, 100_001, 128 << 10] {
-                let pieces = bytes.div_ceil(piece_bytes(bytes, shape)).max(1);
-                assert!(
-                    pieces * PROMISED_MESSAGES as usize <= slots as usize,
-                    "{pieces} pieces of {bytes} in {slots} slots"
-                );
-            }
-            assert_eq!((128_usize << 10).div_ceil(piece_bytes(128 << 10, shape)), (slots / PROMISED_MESSAGES) as usize);
-        }
-    }
-
-    #[test]
-    fn a_receiver_that_may_not_read_gets_the_message_through_slots() {
-        let [mut sender, mut receiver] = sides(Policy::default());
-        receiver.links().reads.refused_by(Rank::new(0));
-        for turn in 0..2 {
-            let (sent, mut got) = (data(60_000), vec![0; 60_000]);
-            let mut send = sending(&sent);
-            let _under_way = send.progress(sender.links()).unwrap();
-            assert_eq!(send.offer.is_some(), turn == 0, "a refusal is remembered");
-            let mut recv = receiving(&mut got);
-            let _under_way = recv.progress(receiver.links()).unwrap();
-            sender.run(&mut send).unwrap();
-            receiver.run(&mut recv).unwrap();
-            drop(recv);
-            assert!(got == sent);
-        }
-        let [mut sender, _] = sides(Policy { no_peer_reads: true, ..Policy::default() });
-        let mut send = sending(&[1; 20_000]);
-        assert_eq!(send.progress(sender.links()).unwrap(), Progress::Done, "forbidden by the setting");
-    }
-
-    /// The sender's memory is gone: the receiver does not crash, and takes the message from slots.
-    #[test]
-    fn memory_that_cannot_be_read_is_no_message() {
-        const BYTES: usize = 16 << 10;
-        let [mut sender, mut receiver] = sides(Policy::default());
-        let (sent, mut got) = (data(BYTES), vec![0; BYTES]);
-        let mut recv = receiving(&mut got);
-        let witness = sender.links().reads.witness().unwrap();
-        let ring = sender.links().sender(Rank::new(1), Channel::PointToPoint);
-        // The system maps nothing at the second page.
-        let posted = ring.offer([witness, 4096], recv.label).unwrap();
-        assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Moved);
-        assert_eq!((ring.settled(&posted), recv.moved), (Some(0), 0));
-        let slot = ring.reserve(BYTES).unwrap();
-        // SAFETY: a reserved slot of as many bytes.
-        unsafe { slot.as_ptr().copy_from_nonoverlapping(sent.as_ptr(), BYTES) };
-        ring.publish(BYTES, recv.label);
-        assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Done);
-        drop(recv);
-        assert!(got == sent);
-    }
-
-    /// Regression: where a peer had written over the ring, its flag said that an answer was there and the offer that
-    /// none was, and the sender went round for ever.
-    #[test]
-    fn an_answer_that_is_none_is_waited_for_until_the_deadline() {
-        let [mut sender, _receiver] = sides(Policy::default());
-        let sent = data(1 << 20);
-        let mut send = sending(&sent);
-        let _offered = send.progress(sender.links()).unwrap();
-        let (flag, answered) = sender.links().sender(Rank::new(1), Channel::PointToPoint).answer();
-        flag.raise(answered);
-        let error = sender.run_within(Duration::from_millis(20), &mut send).unwrap_err();
-        assert_eq!(error.kind(), Kind::Timeout);
-    }
-
-    #[test]
-    fn the_offer_of_a_call_that_has_failed_is_void() {
-        let [mut sender, mut receiver] = sides(Policy::default());
-        let (sent, mut got) = (data(20_000), vec![0; 20_000]);
-        let mut send = sending(&sent);
-        let _offered = send.progress(sender.links()).unwrap();
-        drop(send);
-        assert_eq!(receiving(&mut got).progress(receiver.links()).unwrap(), Progress::Idle);
-        assert!(got.iter().all(|byte| *byte == 0));
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@ use std::mem::{size_of, size_of_val};
 use crate::device::records::Numbers;
 use crate::error::Result;
 use crate::exec::lower::{self, Lowered, LoweredSteps, RecordMeans};
+use crate::exec::peer_traffic::{self, PeerTraffic};
 use crate::exec::windowed;
 use crate::plan::{Action, Combine, Operand, Plan, RankBuffer, ScratchSets, Spec, Step};
 use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
@@ -19,6 +20,7 @@ pub struct Program {
     scratch_sets: ScratchSets,
     rounds: u32,
     numbers: OnceLock<Arc<Numbers>>,
+    traffic: OnceLock<Arc<[PeerTraffic]>>,
 }
 
 /// What the steps of a plan use, whatever the count.
@@ -45,7 +47,7 @@ impl Program {
     fn wired(plan: Plan, wiring: Arc<Wiring>) -> Program {
         let scratch_sets = plan.scratch_sets();
         let rounds = plan.lanes.iter().map(|lane| lane.sizes.rounds).max().unwrap_or(0);
-        Program { plan, wiring, scratch_sets, rounds, numbers: OnceLock::new() }
+        Program { plan, wiring, scratch_sets, rounds, numbers: OnceLock::new(), traffic: OnceLock::new() }
     }
 
     /// The program of another count, which shares the steps and what was learnt of them; `None` where that count needs
@@ -113,7 +115,8 @@ impl Program {
         let means = RecordMeans { windows, protocol, carries_partials };
         let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, means));
         let numbers = self.numbers.get_or_init(|| Arc::new(lower::numbers(lanes)));
-        Lowered { steps: steps.clone(), numbers: Arc::clone(numbers) }
+        let traffic = self.traffic.get_or_init(|| peer_traffic::of_lanes(lanes));
+        Lowered { steps: steps.clone(), numbers: Arc::clone(numbers), traffic: Arc::clone(traffic) }
     }
 
     /// The same records for a launch that knows where all ranks' buffers lie in windows.

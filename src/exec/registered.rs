@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use crate::device::{HostMemory, HostRegion};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
-use crate::transport::KnownBuffer;
+use crate::transport::{KnownBuffer, PeerCalls};
 use crate::types::Element;
 
 /// A zeroed buffer of `T` in memory that processes of this host can share.
@@ -21,8 +21,9 @@ use crate::types::Element;
 ///
 /// A child that the process forks has the same memory, not a copy of it: what the child writes, its parent reads.
 ///
-/// Memory that something else allocates can be registered where it lies ([`Registered`](crate::comm::Registered)), at
-/// the cost of moving its pages; a buffer costs nothing beside other memory.
+/// For many vectors that grow there is a [`SharedPool`](crate::comm::SharedPool), which is registered once. Memory that
+/// something else allocates can be registered where it lies ([`Registered`](crate::comm::Registered)), at the cost of
+/// moving its pages; a buffer costs nothing beside other memory.
 ///
 /// # Examples
 /// ```
@@ -75,7 +76,13 @@ impl<T: Element> Buffer<T> {
 
     /// What communicators know of it.
     pub(crate) fn known(&self) -> KnownBuffer {
-        KnownBuffer { memory: self.memory.clone(), life: Arc::downgrade(&self.life), placed: None }
+        KnownBuffer {
+            memory: self.memory.clone(),
+            generation: None,
+            life: Arc::downgrade(&self.life),
+            calls: PeerCalls::default(),
+            placed: None,
+        }
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn run(
     let streams = streams(begun, context.streaming_bytes);
     let scratch = context.windows.map_or(context.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
-        kernel,
+        kernel: *kernel,
         memory,
         operation,
         history: context.history,
@@ -74,7 +74,7 @@ pub(crate) fn run(
 
 /// Whether the call's output is so large that it is written past the caches.
 pub(crate) fn streams(begun: &Begun<'_>, streaming_bytes: u64) -> bool {
-    let (_, output) = begun.lengths;
+    let output = begun.extent.output;
     output.0 * u64::from(begun.call.data_type.size()) >= streaming_bytes
 }
 

@@ -23,7 +23,7 @@ use crate::log::trace_file::TraceFile;
 use crate::sync::primitive;
 use crate::sync::primitive::statics::Mutex;
 use crate::sys::fork::{Birthplace, PerProcess};
-use crate::sys::{clock, futex, host, thread};
+use crate::sys::{clock, futex, given, host, thread};
 
 /// Something that a thread has done for a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,6 +238,8 @@ fn begin(pattern: &Path, has_steps: bool, rank: Option<u32>, format: SpanFormat)
     let tracer = TRACER.get_or_init(|| Tracer::new(file, format));
     // It lives as long as the process.
     drop(thread::spawn("rsccl trace", || tracer.serve())?);
+    // Where the system has no room for it, a process that ends with its communicators open leaves the file of records.
+    let _is_called = given::at_exit(write_at_exit);
     // Relaxed: a thread that sees it late records nothing yet.
     RECORDED.store(if has_steps { CALLS | STEPS } else { CALLS }, Ordering::Relaxed);
     super::hear_calls(super::HEARD_BY_TRACE);
@@ -323,17 +325,60 @@ pub(crate) fn record(span: &TraceSpan) {
     }
 }
 
-/// Has all written that was recorded: a rank leaves, and the process may end. Waits for the writer, but not for long:
-/// its file system may hang.
-pub(crate) fn flush() {
+/// A rank of a communicator of this process, which may record. When the last one leaves, all of the trace is written:
+/// the process may end. The others wait for nothing: those that are left go on to record, and the process's end waits.
+#[derive(Debug)]
+pub(crate) struct TraceUser {
+    birthplace: Birthplace,
+    has_left: AtomicBool,
+}
+
+/// Those that have not left. A forked child has none: what it has of its parent's may not be used.
+static USERS: PerProcess<AtomicU64> = PerProcess::new();
+
+impl TraceUser {
+    pub(crate) fn enter() -> TraceUser {
+        // Relaxed, here and below: what the last one waits for has an order of its own.
+        USERS.get_or_init(AtomicU64::default).fetch_add(1, Ordering::Relaxed);
+        TraceUser { birthplace: Birthplace::here(), has_left: AtomicBool::new(false) }
+    }
+
+    /// The rank has said goodbye.
+    pub(crate) fn leave(&self) {
+        if self.is_last() {
+            flush("the end of the last communicator");
+        }
+    }
+
+    /// Counts it out, once; whether there are no others.
+    fn is_last(&self) -> bool {
+        let counts = self.birthplace.is_here() && !self.has_left.swap(true, Ordering::Relaxed);
+        counts && USERS.get().is_some_and(|users| users.fetch_sub(1, Ordering::Relaxed) == 1)
+    }
+}
+
+impl Drop for TraceUser {
+    fn drop(&mut self) {
+        // One that has failed in its init: what it has recorded is written when the process ends.
+        let _was_last = self.is_last();
+    }
+}
+
+/// The process calls `exit`, perhaps with communicators that are open.
+extern "C" fn write_at_exit() {
+    flush("the process's call of exit");
+}
+
+/// Has all written that was recorded. Waits for the writer, but not for long: its file system may hang.
+fn flush(since: &str) {
     if let Some(tracer) = TRACER.get().filter(|_| is_on())
         && !tracer.flush(FLUSH_LIMIT)
         && !tracer.is_told.swap(true, Ordering::Relaxed)
     {
         let (path, records) = (tracer.paths[0].display(), tracer.paths[1].display());
         super::tell(&format!(
-            "RSCCL_TRACE: {path} was not whole {FLUSH_LIMIT:?} after the end of a rank. If the process ends first, \
-             the rest is in {records}, and `rsccl trace merge` reads both"
+            "RSCCL_TRACE: {path} was not whole {FLUSH_LIMIT:?} after {since}. If the process ends first, what was \
+             copied by then is in {records}, and `rsccl trace merge` reads both"
         ));
     }
 }
@@ -446,6 +491,18 @@ mod tests {
         tracer.align(6, 1);
         assert_eq!(*tracer.clock.lock(), Some((5, 1)), "the first one decides");
         assert!(!tracer.flush(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn the_last_user_of_a_process_is_the_last_to_leave_and_each_leaves_once() {
+        // Tests of communicators in this process come and go meanwhile, so that nobody may be found to be the last;
+        // these three hold the count above nothing as long as one of them has not left.
+        let users = [(); 3].map(|()| TraceUser::enter());
+        assert!(!users[0].is_last() && !users[1].is_last() && !users[1].is_last());
+        let count = || USERS.get().map_or(0, |users| users.load(Ordering::Relaxed));
+        assert!(count() >= 1);
+        drop(users);
+        assert!(count() < u64::MAX / 2, "nobody is counted out twice");
     }
 
     #[test]

@@ -39,16 +39,32 @@ pub struct JoinedGpus {
     pub orders: ChannelOrders,
     /// The rail of each rank's nearest NIC.
     pub rails: Vec<Option<u32>>,
-    /// Whether an exchange of all with all crowds their links.
-    pub is_crowded: bool,
+    /// What their links are like.
+    pub links: JoinedLinks,
     /// The topology and the channels of its first host, as files have them.
     files: [String; 2],
 }
 
+/// What the links between the GPUs are like, as far as the choice of a way depends on it. Of one domain alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JoinedLinks {
+    /// Whether an exchange of all with all crowds them.
+    pub is_crowded: bool,
+    /// Whether long all-reduces are quicker along trees than along rings.
+    pub are_trees_wider: bool,
+}
+
+impl JoinedLinks {
+    /// Of a system with these channels.
+    pub fn of(found: &SystemChannels, system: &System) -> JoinedLinks {
+        JoinedLinks { is_crowded: found.are_links_crowded(system), are_trees_wider: found.are_trees_wider() }
+    }
+}
+
 impl JoinedGpus {
     /// Of a description, of which nobody writes files.
-    pub fn described(orders: ChannelOrders, rails: Vec<Option<u32>>, is_crowded: bool) -> JoinedGpus {
-        JoinedGpus { orders, rails, is_crowded, files: Default::default() }
+    pub fn described(orders: ChannelOrders, rails: Vec<Option<u32>>, links: JoinedLinks) -> JoinedGpus {
+        JoinedGpus { orders, rails, links, files: Default::default() }
     }
 }
 
@@ -316,8 +332,8 @@ fn join(
         };
         let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
         let rails = channels::rails(&system, &gpus);
-        let is_crowded = found.are_links_crowded(&system);
-        Ok(Ok(JoinedGpus { orders, rails, is_crowded, files: [xml::write(&machine), graphs] }))
+        let links = JoinedLinks::of(&found, &system);
+        Ok(Ok(JoinedGpus { orders, rails, links, files: [xml::write(&machine), graphs] }))
     });
     Ok(joined.unwrap_or_else(|error| Err(error.message().to_owned())))
 }

@@ -27,6 +27,7 @@ use crate::sys::fork::PerProcess;
 use crate::sys::random;
 use crate::topo::Topology;
 use crate::topo::transport_choice::ladder::LeavesBy;
+use crate::transport::traffic::DeviceRoute;
 use crate::transport::{Channel, ConnectionMemory, Need, QueuePart, process_token};
 use crate::types::{Rank, World};
 use crate::wire;
@@ -216,6 +217,21 @@ impl Meeting {
     /// The [far](Meeting::is_far) ranks with which this rank has queues in the memory of devices all the same, in order.
     pub fn crossing(&self) -> &[Rank] {
         self.crossings.peers_of(self.world.rank)
+    }
+
+    /// How bytes get from this rank to `peer`, and back.
+    pub fn route(&self, peer: Rank) -> DeviceRoute {
+        let me = self.world.rank;
+        let is_between = || [(me, peer), (peer, me)].into_iter().any(|pair| self.staged.between(pair).is_some());
+        if self.is_wired(peer) {
+            DeviceRoute::Wire
+        } else if !self.is_far(peer) && self.devices[peer.index()] == self.devices[me.index()] {
+            DeviceRoute::Inside
+        } else if self.staged.parts(me, peer) && !is_between() {
+            DeviceRoute::Pinned
+        } else {
+            DeviceRoute::Peer
+        }
     }
 
     /// Whether some rank is [far](Meeting::is_far): the same on all ranks.

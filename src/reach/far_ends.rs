@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::device::records::SlotQueue;
-use crate::device::{self, Home, Region, Sharing, StatusPage};
+use crate::device::{self, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::plan::LEAST_SLOTS;
 use crate::reach::proxy::{Attention, Proxy};
@@ -22,11 +22,20 @@ pub struct FarEnds {
     open: HashMap<Need, Open>,
     /// Of all slots.
     bytes: usize,
-    /// Keeps a block of the host's memory pinned, from which later pieces come without pinning, which waits for
-    /// kernels. Ranks of a process share it: a connection that finds it full has more pinned in the middle of a call.
-    pinned: Option<Region>,
+    reserved: Option<Reserved>,
     /// Of the launch that is being prepared.
     attention: Option<Attention>,
+}
+
+/// Memory of the host that was pinned at set-up for the connections of one rank, which take their slots from it in the
+/// order in which they are opened. Pinning waits for kernels that run, and one of them may wait for the very call that
+/// opens a connection. Who finds it full takes from the block that the ranks of a process share, and where that is full
+/// too has more pinned in the middle of a call.
+#[derive(Debug)]
+struct Reserved {
+    memory: HostRegion,
+    _pinned: Region,
+    used: usize,
 }
 
 #[derive(Debug)]
@@ -41,13 +50,18 @@ impl FarEnds {
         self.open.values().map(|open| open.memory.bytes()).sum()
     }
 
-    /// For set-up: pins memory for the connections that are opened later.
+    /// For set-up: pins memory for the connections that are opened later, one each way with each of the `ranks` of
+    /// other hosts.
     ///
     /// # Errors
     /// Where the device cannot work in the host's memory.
-    pub fn prepare(&mut self, home: Home) -> Result<()> {
+    pub fn prepare(&mut self, home: Home, (ranks, shape): (usize, Shape)) -> Result<()> {
         let device = device::of(home)?;
-        self.pinned = Some(device.take_in(&device.memory_of_host(1, Sharing::Threads)?)?);
+        let each = KernelSlots::memory_bytes(shape).next_multiple_of(PAGE_BYTES);
+        let bytes = ranks.saturating_mul(2).saturating_mul(each).min(MOST_RESERVED_BYTES);
+        let memory = device.memory_of_host(bytes, Sharing::Threads)?;
+        let pinned = device.take_in(&memory)?;
+        self.reserved = Some(Reserved { memory, _pinned: pinned, used: 0 });
         Ok(())
     }
 
@@ -72,7 +86,11 @@ impl FarEnds {
         // The ends need not have equally many slots: sockets lie between them.
         let slots = if self.bytes < MOST_BYTES { shape.slots } else { shape.slots.min(LEAST_SLOTS) };
         let shape = Shape { slots, ..shape };
-        let host = device.memory_of_host(KernelSlots::memory_bytes(shape), Sharing::Threads)?;
+        let bytes = KernelSlots::memory_bytes(shape);
+        let host = match self.reserved.as_mut().and_then(|reserved| reserved.take(bytes)) {
+            Some(reserved) => reserved,
+            None => device.memory_of_host(bytes, Sharing::Threads)?,
+        };
         let memory = device.take_in(&host)?;
         let slots = KernelSlots::new(host, shape);
         let queue = slots.kernels_end((me, need), address(&memory, 0), count);
@@ -118,6 +136,44 @@ impl FarEnds {
     }
 }
 
+impl Reserved {
+    /// The next `bytes`, which nobody has touched; `None` where it is full.
+    fn take(&mut self, bytes: usize) -> Option<HostRegion> {
+        let from = self.used;
+        let until = from.checked_add(bytes)?;
+        if until > self.memory.bytes() {
+            return None;
+        }
+        self.used = until.next_multiple_of(PAGE_BYTES);
+        Some(self.memory.part(from, bytes))
+    }
+}
+
+/// Bytes that are pinned for one rank at set-up: a quarter of what ranks of a process share.
+const MOST_RESERVED_BYTES: usize = 16 << 20;
+/// Connections lie on pages of their own.
+const PAGE_BYTES: usize = 4096;
 /// Bytes of slots from which on connections have as few as plans can do with: pinned memory is dear, and an exchange of
 /// all ranks with all others has many connections.
 const MOST_BYTES: usize = 64 << 20;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::device::HostMemory;
+
+    #[test]
+    fn connections_have_parts_of_their_own_of_what_was_pinned_for_them() {
+        let memory = HostMemory.allocate_host(4 * PAGE_BYTES, Sharing::Threads).unwrap();
+        let start = memory.base().addr().get();
+        let mut reserved = Reserved { _pinned: memory.as_region().clone(), memory, used: 0 };
+        let places = [100, PAGE_BYTES, PAGE_BYTES + 1, 1].map(|bytes| {
+            let part = reserved.take(bytes);
+            part.map(|part| (part.base().addr().get() - start, part.bytes()))
+        });
+        let pages = |page: usize, bytes| Some((page * PAGE_BYTES, bytes));
+        assert_eq!(places, [pages(0, 100), pages(1, PAGE_BYTES), pages(2, PAGE_BYTES + 1), None]);
+        assert!(reserved.take(usize::MAX).is_none());
+    }
+}

@@ -26,7 +26,7 @@ use crate::sync::progress_thread::{self, AfterRound, ProgressDuty, ProgressSeat}
 use crate::sync::{Chime, Deadline, Ending, Mirror, RestEnds};
 use crate::sys::fork::PerProcess;
 use crate::sys::{clock, cpu, gpus, thread};
-use crate::transport::{FarEnd, KernelSlots, Pumps};
+use crate::transport::{FarEnd, KernelSlots, PumpSources, Pumps};
 
 /// The proxy of one communicator. Dropping it waits until what kernels have published has been handed to the system:
 /// the launches have ended before. What cannot be handed over any more ends the communicator.
@@ -289,7 +289,10 @@ impl ProgressDuty for Proxies {
         for (_, turns) in self.all.iter_mut().filter(|(shared, turns)| !shared.is_over(turns)) {
             let Turns { pumps, broken, is_broken, .. } = turns;
             match pumps.sources() {
-                Ok(Some(descriptor)) => ends.descriptors.extend(descriptor),
+                Ok(Some(PumpSources { descriptors, at_most })) => {
+                    ends.descriptors.extend(descriptors);
+                    nap = nap.min(at_most);
+                }
                 Ok(None) => nap = nap.min(LEAST_NAP),
                 Err(error) => {
                     (*broken, *is_broken) = (Some(error), true);

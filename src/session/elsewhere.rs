@@ -37,8 +37,9 @@ pub(crate) struct RemoteRank {
     pub(crate) rank: u32,
     /// Ranks of the communicator.
     pub(crate) size: u32,
-    /// The number of its host.
+    /// The number of its host, and the name.
     pub(crate) host: u64,
+    pub(crate) host_name: String,
     /// Its process, as its host counts.
     pub(crate) pid: u32,
     pub(crate) standing: RemoteState,

@@ -27,7 +27,8 @@
 //! | [`MEMORY`] | bytes of memory by [`MemoryKind`]; [`GPU`]: one more than the number of the GPU whose memory it is |
 //! | [`CALLS`] | calls and bytes by [`CallWayShown`]; those by flat slots are all that are no others, and not counted |
 //! | `transport::traffic::ROWS` | messages and bytes by connection |
-//! | [`PEERS`] | of ranks on this host: the rank, and in the upper half its process |
+//! | [`PEERS`] | of ranks on this host, and then of others: the rank; from bit 32 its process, as its host counts; from |
+//! | | bit 54 the number of its host's name in the head of the process, or 0 for this host |
 //!
 //! # Wait record
 //! | word | what |
@@ -42,14 +43,17 @@
 
 use std::time::Duration;
 
+use crate::session::host_names::HostNames;
 use crate::session::stall::Stall;
 use crate::sync::AwaitedMessage;
 use crate::sync::primitive::Ordering;
 use crate::sync::primitive::mapped::AtomicU64;
+use crate::sys::rank_page::process_head::MOST_HOST_NAMES;
 use crate::sys::rank_page::{HEAD_WORDS, RankPage};
 use crate::sys::{clock, page_text};
-use crate::transport::{FabricBytes, PeerInfo, traffic};
-use crate::types::{Algorithm, World};
+use crate::transport::traffic::{self, DeviceRoute};
+use crate::transport::{FabricBytes, PeerInfo, Way};
+use crate::types::{Algorithm, Rank, World};
 
 pub const STATE: usize = 0;
 pub const COMMUNICATOR: usize = 1;
@@ -82,6 +86,9 @@ pub const GPU: usize = 263;
 pub const CALLS: usize = 272;
 pub const PEERS: usize = 512;
 pub const MOST_PEERS: usize = HEAD_WORDS - PEERS;
+/// Bits of a process's number: Linux has none above (`PID_MAX_LIMIT`).
+const PROCESS_BITS: u32 = 22;
+const _: () = assert!(MOST_HOST_NAMES < 1 << (32 - PROCESS_BITS));
 const _: () = assert!(NAME + NAME_WORDS <= ERROR && ERROR + ERROR_WORDS <= WAITS && WAITS + 2 * RECORD_WORDS <= MEMORY);
 const _: () = assert!(MEMORY + 6 < GPU && GPU < CALLS && CALLS + 2 * 6 <= traffic::ROWS);
 
@@ -322,6 +329,11 @@ impl OwnPage {
         word.store(word.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
     }
 
+    /// A launch moves so many messages and bytes between this rank and a peer.
+    pub(crate) fn count_on_device(&self, end: (Rank, Way), route: DeviceRoute, amount: (u64, u64)) {
+        traffic::count_on_device(&self.page, end, route, amount);
+    }
+
     /// So much memory is held for this.
     pub(crate) fn holds(&self, kind: MemoryKind, bytes: usize) {
         self.set(MEMORY + kind.place(), bytes as u64);
@@ -356,13 +368,22 @@ impl OwnPage {
     }
 
     /// The ranks have met: who they are.
-    pub(crate) fn know(&self, (communicator, limit): (u64, Duration), mine: &PeerInfo, peers: &[PeerInfo]) {
+    pub(crate) fn know(
+        &self,
+        (communicator, limit): (u64, Duration),
+        mine: &PeerInfo,
+        (peers, names): (&[PeerInfo], &HostNames),
+    ) {
         self.set(COMMUNICATOR, communicator);
         self.set(LIMIT, nanoseconds(limit));
         // Numbers of processes that mean the same here.
         let here = peers.iter().filter(|peer| peer.host == mine.host && peer.space == mine.space && mine.space != 0);
-        for (place, peer) in here.take(MOST_PEERS).enumerate() {
-            self.set(PEERS + place, two(peer.rank.get(), peer.pid));
+        let here = here.map(|peer| (peer, 0));
+        let elsewhere = peers.iter().filter(|peer| peer.host != mine.host);
+        let elsewhere = elsewhere.filter_map(|peer| Some((peer, self.page.host_number(names.of(peer.host)?)?)));
+        for (place, (peer, host)) in here.chain(elsewhere).take(MOST_PEERS).enumerate() {
+            let process = peer.pid & ((1 << PROCESS_BITS) - 1);
+            self.set(PEERS + place, two(peer.rank.get(), process | host << PROCESS_BITS));
         }
     }
 
@@ -407,6 +428,12 @@ impl OwnPage {
     fn write_text(&self, (first, words): (usize, usize), text: &str) {
         page_text::write(&self.page.head[first..first + words], text);
     }
+}
+
+/// The rank, the process and the number of the host in a word of [`PEERS`].
+pub(super) fn peer_of(word: u64) -> (u64, u64, u64) {
+    let upper = word >> 32;
+    (word & u64::from(u32::MAX), upper & ((1 << PROCESS_BITS) - 1), upper >> PROCESS_BITS)
 }
 
 /// Two numbers as a word.

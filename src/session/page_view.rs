@@ -7,15 +7,18 @@ use crate::exec;
 use crate::session::page::{
     BEGUN, CALL, CALL_TEXT, COMMUNICATOR, CallWayShown, ERROR, ERROR_WORDS, GPU, HOSTS, LIMIT, LISTED, MADE_AT, MEMORY,
     MOST_LISTED, MOST_PEERS, MemoryKind, NAME, NAME_WORDS, ORIGIN, ORIGIN_WORDS, PARENT, PEERS, PHASE, Phase, READY_AT,
-    RECORD_WORDS, RankState, STATE, UNIQUE_ID, USER, WAITING, WAITS, WAY, WORDS_TEXT, WORLD, WaitKind, record_sum,
+    RECORD_WORDS, RankState, STATE, UNIQUE_ID, USER, WAITING, WAITS, WAY, WORDS_TEXT, WORLD, WaitKind, peer_of,
+    record_sum,
 };
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::Label;
 use crate::sys::page_text;
-use crate::sys::rank_page::process_head::{HIDDEN, HOST, HOST_WORDS, MAGIC_AT, PROCESS, USED};
+use crate::sys::rank_page::process_head::{
+    HIDDEN, HOST, HOST_NAME_WORDS, HOST_NAMES, HOST_WORDS, MAGIC_AT, MOST_HOST_NAMES, PROCESS, USED,
+};
 use crate::sys::rank_page::{HEAD_WORDS, LABEL_WORDS, LABELS, MAGIC, MOST_PAGES, PAGE_WORDS};
 use crate::transport::traffic;
-use crate::types::{Algorithm, Collective, Rank, TransportKind};
+use crate::types::{Algorithm, Collective, Rank};
 
 /// The version of the documents that hold [`ProcessView::as_json`]: their `rsccl_status`.
 pub const DOCUMENT_VERSION: u64 = 1;
@@ -59,6 +62,8 @@ struct RankView {
     /// Whether it waits, and neither of its records is whole.
     is_torn: bool,
     peers: Vec<(u64, u64)>,
+    /// Ranks on other hosts: the rank, its process there, and the host's name.
+    elsewhere: Vec<(u64, u64, String)>,
     /// Bytes by [`MemoryKind`].
     memory: [u64; MemoryKind::ALL.len()],
     /// One more than the number of the GPU.
@@ -75,7 +80,7 @@ struct RankView {
 struct ConnectionView {
     /// `None` for all that have no row of their own.
     peer: Option<u64>,
-    transport: Option<TransportKind>,
+    transport: Option<&'static str>,
     /// Messages and bytes.
     sent: (u64, u64),
     received: (u64, u64),
@@ -117,7 +122,12 @@ impl ProcessView {
             return Err(Unread::OtherVersion);
         }
         let used = usize::try_from(word(USED)).unwrap_or(usize::MAX).min(MOST_PAGES);
-        let of_page = |index: usize| RankView::read(&|place| word(HEAD_WORDS + index * PAGE_WORDS + place));
+        let name = |number: u64| {
+            let place = usize::try_from(number).ok()?.checked_sub(1).filter(|place| *place < MOST_HOST_NAMES)?;
+            text(word, (HOST_NAMES + place * HOST_NAME_WORDS, HOST_NAME_WORDS))
+        };
+        let names: Vec<String> = (1..=MOST_HOST_NAMES as u64).map_while(name).collect();
+        let of_page = |index: usize| RankView::read(&|place| word(HEAD_WORDS + index * PAGE_WORDS + place), &names);
         Ok(ProcessView {
             process: word(PROCESS),
             host: text(word, (HOST, HOST_WORDS)).unwrap_or_default(),
@@ -198,12 +208,19 @@ pub(super) fn on_one_line(text: &str) -> String {
 
 impl RankView {
     /// `None` where nobody has the page.
-    fn read(word: &dyn Fn(usize) -> u64) -> Option<RankView> {
+    fn read(word: &dyn Fn(usize) -> u64, names: &[String]) -> Option<RankView> {
         let state = RankState::from_code(word(STATE))?;
         let (rank, size) = halves(word(WORLD));
         let is_waiting = word(WAITING) != 0;
         let wait = if is_waiting { wait_of(word) } else { None };
-        let peers = (0..MOST_PEERS).map(|place| word(PEERS + place)).take_while(|peer| *peer != 0).map(halves);
+        let known = (0..MOST_PEERS).map(|place| word(PEERS + place)).take_while(|peer| *peer != 0).map(peer_of);
+        let (mut peers, mut elsewhere) = (Vec::new(), Vec::new());
+        for (rank, process, host) in known {
+            match usize::try_from(host).unwrap_or(usize::MAX).checked_sub(1) {
+                None => peers.push((rank, process)),
+                Some(place) => elsewhere.extend(names.get(place).map(|name| (rank, process, name.clone()))),
+            }
+        }
         let label = |place: usize| exec::foreign_label(|part| word(HEAD_WORDS + place * LABEL_WORDS + part));
         let mut latest: Vec<Label> = (0..LABELS).filter_map(label).collect();
         latest.sort_unstable_by_key(|label| exec::sequence(*label));
@@ -228,7 +245,8 @@ impl RankView {
             limit: word(LIMIT),
             is_torn: is_waiting && wait.is_none(),
             wait,
-            peers: peers.collect(),
+            peers,
+            elsewhere,
             memory: MemoryKind::ALL.map(|kind| word(MEMORY + kind.place())),
             gpu: word(GPU),
             calls: calls(word),
@@ -270,6 +288,8 @@ impl RankView {
         field("wait", &self.wait.as_ref().map_or("null".to_owned(), |wait| wait.as_json(now)));
         let peers: Vec<String> = self.peers.iter().map(|(rank, process)| format!("[{rank},{process}]")).collect();
         field("processes", &format!("[{}]", peers.join(",")));
+        let far = |(rank, process, host): &(u64, u64, String)| format!("[{rank},{process},{}]", quoted(host));
+        field("elsewhere", &format!("[{}]", self.elsewhere.iter().map(far).collect::<Vec<_>>().join(",")));
         field("memory", &self.memory_json());
         let calls = |(way, calls, bytes): &(CallWayShown, u64, u64)| {
             format!("{{\"way\":\"{}\",\"calls\":{calls},\"bytes\":{bytes}}}", way.name())
@@ -298,7 +318,7 @@ impl ConnectionView {
     fn as_json(&self) -> String {
         let ConnectionView { peer, transport, sent, received } = self;
         let peer = peer.map_or("null".to_owned(), |peer| peer.to_string());
-        let transport = transport.map_or("null".to_owned(), |kind| quoted(kind.name()));
+        let transport = transport.map_or("null".to_owned(), quoted);
         format!(
             "{{\"peer\":{peer},\"transport\":{transport},\"sent\":{},\"sent_bytes\":{},\"received\":{},\
              \"received_bytes\":{}}}",
@@ -398,10 +418,9 @@ fn calls(word: &dyn Fn(usize) -> u64) -> Vec<(CallWayShown, u64, u64)> {
 fn connection(word: &dyn Fn(usize) -> u64, row: usize) -> Option<ConnectionView> {
     let word = |place: usize| word(traffic::ROWS + traffic::ROW_WORDS * row + place);
     let (peer, transport) = halves(word(0));
-    let transport = transport.checked_sub(1).and_then(|code| u8::try_from(code).ok());
     (peer != 0).then(|| ConnectionView {
         peer: (peer != u64::from(traffic::OTHERS)).then(|| peer - 1),
-        transport: transport.and_then(TransportKind::from_code),
+        transport: transport.checked_sub(1).and_then(traffic::transport_name),
         sent: (word(1), word(2)),
         received: (word(3), word(4)),
     })
@@ -443,15 +462,22 @@ mod tests {
 
     use super::*;
     use crate::exec::{History, Operation};
+    use crate::session::host_names::HostNames;
     use crate::session::page::OwnPage;
     use crate::session::stall::{CollectiveStall, Stall};
     use crate::sync::primitive::Ordering;
+    use crate::sys::numa::ThreadHome;
+    use crate::sys::rank_page::OwnPages;
+    use crate::transport::{PeerInfo, SWITCH_LAYERS};
     use crate::types::{DataType, World};
+    use crate::wire::Writer;
 
     /// A process with one rank, whose page is `page`.
     fn with_page(page: &OwnPage) -> impl Fn(usize) -> u64 + use<> {
         let memory = page.memory();
         move |index| match index.checked_sub(HEAD_WORDS) {
+            // The names of hosts are those of this process.
+            None if index >= HOST_NAMES => OwnPages::find().map_or(0, |pages| pages.word(index)),
             None => [(MAGIC_AT, MAGIC), (PROCESS, 412), (USED, 1)]
                 .into_iter()
                 .find_map(|(place, value)| (place == index).then_some(value))
@@ -514,6 +540,40 @@ mod tests {
         page.fails("rank 5 has died");
         let rank = &shown(&page)["ranks"][0];
         assert!(rank["wait"].is_null() && rank["error"] == "rank 5 has died" && rank["state"] == "failed", "{rank}");
+    }
+
+    #[test]
+    fn ranks_on_other_hosts_are_shown_with_their_hosts_names() {
+        let peer = |(rank, host): (u32, u64)| PeerInfo {
+            rank: Rank::new(rank),
+            host,
+            process: rank.into(),
+            pid: 100 + rank,
+            space: 1,
+            cores: 1,
+            settings: 0,
+            tuning: 0,
+            home: ThreadHome::default(),
+            switches: [0; SWITCH_LAYERS],
+            is_traced: false,
+        };
+        let peers: Vec<PeerInfo> = (0..).zip([5, 5, 6, 7, 6]).map(peer).collect();
+        let names = [(5, "here"), (6, "b \"x\""), (7, "c")];
+        let told = peers.iter().map(|peer| {
+            let mut writer = Writer::new();
+            writer.text(names.iter().find(|(host, _)| *host == peer.host).unwrap().1);
+            writer.finish()
+        });
+        let told: Vec<Vec<u8>> = told.collect();
+        let (names, _) = HostNames::gathered(peers.iter().zip(told.iter().map(Vec::as_slice))).unwrap();
+        let page = OwnPage::of_beginning(World { rank: Rank::new(1), size: 5 }, ("init", 1, 0), "");
+        for _ in 0..2 {
+            page.know((1, Duration::MAX), &peers[1], (&peers, &names));
+        }
+        let rank = &shown(&page)["ranks"][0];
+        assert_eq!(rank["processes"], serde_json::json!([[0, 100], [1, 101]]));
+        let elsewhere = serde_json::json!([[2, 102, "b \"x\""], [3, 103, "c"], [4, 104, "b \"x\""]]);
+        assert_eq!(rank["elsewhere"], elsewhere);
     }
 
     #[test]

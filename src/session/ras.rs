@@ -259,24 +259,26 @@ impl RemoteState {
 
 impl RemoteRank {
     fn as_json(&self) -> String {
-        let RemoteRank { communicator, rank, size, host, pid, standing } = self;
+        let RemoteRank { communicator, rank, size, host, host_name, pid, standing } = self;
         let (state, words) = standing.told();
         format!(
-            "{{\"communicator\":\"{communicator:016x}\",\"rank\":{rank},\"size\":{size},\"host_id\":\"{host:016x}\",\
-             \"pid\":{pid},\"state\":\"{state}\",\"words\":{}}}",
+            "{{\"communicator\":\"{communicator:016x}\",\"rank\":{rank},\"size\":{size},\"host\":{},\
+             \"host_id\":\"{host:016x}\",\"pid\":{pid},\"state\":\"{state}\",\"words\":{}}}",
+            quoted(host_name),
             quoted(words)
         )
     }
 
     fn as_text(&self) -> String {
-        let RemoteRank { communicator, rank, size, host, pid, standing } = self;
+        let RemoteRank { communicator, rank, size, host: _, host_name, pid, standing } = self;
         let does = match standing {
             RemoteState::Dead(why) => format!("has died: {}", on_one_line(why)),
             RemoteState::Left => "has left".to_owned(),
             RemoteState::Waits(call) => format!("waits in {}", on_one_line(call)),
             RemoteState::Silent => "has told nothing: it computes, or is stopped".to_owned(),
         };
-        format!("rank {rank} of {size}, communicator {communicator:016x}, host id {host:016x}, pid {pid}: {does}\n")
+        let host = on_one_line(host_name);
+        format!("rank {rank} of {size}, communicator {communicator:016x}, host {host}, pid {pid}: {does}\n")
     }
 }
 

@@ -6,13 +6,14 @@ pub mod searching;
 pub mod standing;
 pub mod tuning;
 
-use std::path::PathBuf;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::interface::{AddressFamily, Rules};
-use crate::bootstrap::{Options, SharedSecret};
-use crate::config::{Config, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
+use crate::bootstrap::{Options, SharedSecret, sealed};
+use crate::config::{Config, Encryption, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::exec::PROMISED_MESSAGES;
@@ -23,9 +24,12 @@ use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
-use crate::transport::{Congestion, DeadRoutes, Policy, Sizes, SocketFolder, SocketOptions};
+use crate::transport::{
+    Congestion, DeadRoutes, NetworkSeeker, NetworkWish, OwnNetwork, Policy, Sizes, SocketFolder, SocketOptions,
+    VerbsSettings,
+};
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
-use crate::types::{Algorithm, Filter, Protocol, Rank};
+use crate::types::{Algorithm, Filter, Protocol, Rank, World};
 use data_interfaces::DataInterfaces;
 use differing::{Effect, EqualSettings};
 use searching::Searching;
@@ -83,6 +87,12 @@ pub(crate) struct Settings {
     pub(crate) data_interfaces: DataInterfaces,
     /// By which of them no data reach some ranks. What is made from a communicator knows what that has found out.
     pub(crate) dead_routes: DeadRoutes,
+    /// The network between hosts that the user asks for.
+    pub(crate) network: NetworkWish,
+    /// What it says of verbs.
+    pub(crate) verbs: VerbsSettings,
+    /// Whether it is an error where this rank does not have it.
+    pub(crate) insists_on_network: bool,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
@@ -161,6 +171,9 @@ impl Settings {
             standing: Standing::read(config)?,
             data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
             dead_routes: DeadRoutes::default(),
+            network: NetworkWish::of(config),
+            verbs: verbs(config),
+            insists_on_network: config.net_strict,
             searching: Searching::read(config)?,
             record_dir: config.record_dir.clone(),
             record_at_sigterm: config.record_at_sigterm,
@@ -179,8 +192,14 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Looks for the network between hosts, for a rank whose communicator has met. A rank alone needs none.
+    pub(crate) fn find_network(&self, world: World, seeker: NetworkSeeker<'_>, root: &Path) -> OwnNetwork {
+        let wish = if world.size > 1 { &self.network } else { &NetworkWish::Sockets };
+        OwnNetwork::find(wish, seeker, (self.sizes.sockets.encryption, self.insists_on_network), root)
+    }
+
     /// What must be equal on all ranks.
-    fn effects(&self) -> [Effect; 20] {
+    fn effects(&self) -> [Effect; 22] {
         let Settings { policy, sizes, ways, .. } = self;
         // Each field by its name: one that is added breaks the build here, and so is not forgotten.
         let Policy { no_local, no_shm, no_peer_reads, slow_peer_reads } = policy;
@@ -194,6 +213,7 @@ impl Settings {
             ports: _,
             silence: _,
             congestion: _,
+            encryption,
             folder: _,
         } = sockets;
         let buffers = (shape, messages_in_memory, messages_over_sockets);
@@ -209,6 +229,8 @@ impl Settings {
             (&["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"], shown(sockets)),
             (&["NCCL_SOCKET_SNDBUF"], shown(send_buffer_bytes)),
             (&["NCCL_SOCKET_RCVBUF"], shown(receive_buffer_bytes)),
+            (&["RSCCL_ENCRYPT"], shown(encryption)),
+            (&["NCCL_NET", "NCCL_NET_PLUGIN"], shown(&self.network.library())),
             (&["RSCCL_REPRODUCIBLE"], shown(&self.reproducible)),
             (&["RSCCL_COHORT"], shown(&self.split_cohorts)),
             (&["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"], shown(&self.channels)),
@@ -249,6 +271,20 @@ pub fn nics_here(config: &Config) -> Result<Vec<DataNic>> {
     DataInterfaces::read(config, bootstrap_options(config)?)?.here()
 }
 
+/// What ranks of this machine have of the network that `config`, which has been resolved, asks for or leaves open, line
+/// by line; for `rsccl topo`. Nothing where it asks for sockets. `root` is `/`, or a folder that replaces it in tests.
+///
+/// # Errors
+/// As [`nics_here`].
+pub fn network_here(config: &Config, root: &Path) -> Result<Vec<String>> {
+    // Where no interface leads to other hosts, ranks meet on loopback.
+    let first = nics_here(config)?.into_iter().next();
+    let interface = first.map_or(Ipv4Addr::LOCALHOST.into(), |nic| nic.address);
+    let (node, verbs) = (Standing::read(config)?.home(root).node, verbs(config));
+    let seeker = NetworkSeeker { me: Rank::new(0), node, interface, verbs: &verbs };
+    Ok(NetworkWish::of(config).described(seeker, root))
+}
+
 /// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.
 ///
 /// # Errors
@@ -275,8 +311,30 @@ fn socket_options(config: &Config) -> Result<SocketOptions> {
         ports: config.port_range,
         silence: config.nic_timeout,
         congestion: config.tcp_congestion.as_deref().map(Congestion::named).transpose()?,
+        encryption: config.encrypt,
         folder: config.socket_dir.as_deref().map(SocketFolder::at).transpose()?,
     })
+}
+
+/// What `config` says of verbs. Its ranges are the registry's.
+fn verbs(config: &Config) -> VerbsSettings {
+    let VerbsSettings { roce_version, timeout, retries, service_level, traffic_class, partition, pairs, .. } =
+        VerbsSettings::default();
+    let byte = |value: u32, usual: u8| u8::try_from(value).unwrap_or(usual);
+    VerbsSettings {
+        is_disabled: config.ib_disable,
+        devices: config.ib_hca.clone(),
+        gid_index: config.ib_gid_index,
+        family: config.ib_addr_family,
+        roce_version: byte(config.ib_roce_version_num, roce_version),
+        timeout: byte(config.ib_timeout, timeout),
+        retries: byte(config.ib_retry_cnt, retries),
+        service_level: config.ib_sl.map_or(service_level, |level| byte(level, service_level)),
+        traffic_class: config.ib_tc.map_or(traffic_class, |class| byte(class, traffic_class)),
+        partition: u16::try_from(config.ib_pkey).unwrap_or(partition),
+        pairs: byte(config.ib_qps_per_connection, pairs),
+        ports: config.port_range,
+    }
 }
 
 /// Whether `RSCCL_COHORT` asks for `split`.
@@ -327,6 +385,9 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
         })?,
         None => Rules::default(),
     };
+    if config.encrypt != Encryption::Off {
+        sealed::check_built()?;
+    }
     Ok(Options {
         comm_id: config.comm_id.clone(),
         secret: config.secret.as_ref().map(|secret| SharedSecret::new(secret.expose())).transpose()?,
@@ -340,6 +401,7 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
         retry_count: config.socket_retries,
         retry_sleep: config.socket_retry_sleep,
         check_in_timeout: config.init_timeout,
+        encryption: config.encrypt,
         ..Options::default()
     })
 }

@@ -141,6 +141,12 @@ impl Patience {
         self.shared % SHARED_WAITS == SHARED_WAITS - 1
     }
 
+    /// Whether waits have learnt last that the other rank runs when this one yields.
+    #[inline]
+    pub fn shares_processor(self) -> bool {
+        self.shares
+    }
+
     /// Whether there are more ranks than processors.
     pub fn is_crowded(self) -> bool {
         self.crowd > 1

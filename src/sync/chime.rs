@@ -1,11 +1,14 @@
 //! What threads of this process ring for one that sleeps.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use crate::sync::primitive::{AtomicU32, AtomicU64, OnceLock, Ordering, fence};
+use crate::error::Result;
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, AtomicU64, OnceLock, Ordering, Weak, fence};
 use crate::sync::{Flag, Mirror};
 use crate::sys::bell::Bell;
+use crate::sys::fork::Birthplace;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest};
 
@@ -18,6 +21,8 @@ pub struct Chime {
     sleeper: AtomicU32,
     /// For sleeps beside descriptors, from the first one on.
     bell: OnceLock<Bell>,
+    /// Whether the bell has rung since it was hushed.
+    has_rung: AtomicBool,
 }
 
 /// No thread sleeps.
@@ -27,13 +32,42 @@ const ON_WORD: u32 = 1;
 /// One sleeps until the bell is readable.
 const ON_BELL: u32 = 2;
 
+thread_local! {
+    static OF_THREAD: RefCell<Option<(Birthplace, Weak<Chime>)>> = const { RefCell::new(None) };
+}
+
 impl Chime {
+    /// That of this thread, for its sleeps beside descriptors: so these take a descriptor a thread that waits, and not
+    /// one for each thing that is waited for. It lives as long as one of those keeps it. A forked child has its own.
+    pub(crate) fn of_thread() -> Arc<Chime> {
+        let of_this = OF_THREAD.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            let known =
+                kept.take().filter(|(birthplace, _)| birthplace.is_here()).and_then(|(_, chime)| chime.upgrade());
+            let chime = known.unwrap_or_default();
+            *kept = Some((Birthplace::here(), Arc::downgrade(&chime)));
+            chime
+        });
+        // A communicator may end with its thread, or with the process, when the thread's variables have gone.
+        of_this.unwrap_or_default()
+    }
+
+    /// Whether a ring still wakes a thread that sleeps beside descriptors: the program may have closed all of them,
+    /// which such a sleep does not notice.
+    pub(crate) fn has_bell(&self) -> bool {
+        self.bell().is_some_and(|bell| poller::ready(&[(bell.as_fd(), Interest::Read)], Duration::ZERO).is_ok())
+    }
+
     /// Wakes the thread that sleeps on it, or keeps it from falling asleep. What the caller has written before is
     /// visible to that thread. Without a sleeper it costs no system call.
     pub(crate) fn ring(&self) {
         match self.count_up() {
             ON_WORD => futex::wake_all(&self.rung),
-            ON_BELL => self.bell.get().into_iter().for_each(Bell::ring),
+            ON_BELL => {
+                self.bell.get().into_iter().for_each(Bell::ring);
+                // Behind it: who sees this hushes a bell that has rung.
+                self.has_rung.store(true, Ordering::Relaxed);
+            }
             _ => {}
         }
     }
@@ -75,16 +109,47 @@ impl Chime {
         slept
     }
 
-    /// The same, until one of `descriptors` is readable.
-    pub(crate) fn sleep_beside(&self, heard: u64, descriptors: &[BorrowedFd<'_>], timeout: Duration) -> bool {
-        let Some(bell) = self.bell() else { return false };
+    /// The same, until one of `descriptors` is ready for what stands beside it.
+    pub(crate) fn sleep_beside(
+        &self,
+        heard: u64,
+        descriptors: &[(BorrowedFd<'_>, Interest)],
+        timeout: Duration,
+    ) -> bool {
+        self.ready_beside(heard, descriptors, timeout).is_some()
+    }
+
+    /// The same; says of each descriptor whether it is ready, none where the chime has rung before. `None` where the
+    /// system cannot.
+    pub(crate) fn ready_beside(
+        &self,
+        heard: u64,
+        descriptors: &[(BorrowedFd<'_>, Interest)],
+        timeout: Duration,
+    ) -> Option<Vec<bool>> {
+        let bell = self.bell()?;
         // Before anybody is told to ring it: what rings between two sleeps is in the count.
-        bell.hush();
-        let all: Vec<_> =
-            std::iter::once(bell.as_fd()).chain(descriptors.iter().copied()).map(|one| (one, Interest::Read)).collect();
-        let slept = !self.fall_asleep(heard, ON_BELL) || poller::wait_any(&all, timeout).is_ok();
+        // Relaxed: a ring that is not seen yet ends the sleep for nothing, and is hushed before the next one.
+        if self.has_rung.swap(false, Ordering::Relaxed) {
+            bell.hush();
+        }
+        let all: Vec<_> = std::iter::once((bell.as_fd(), Interest::Read)).chain(descriptors.iter().copied()).collect();
+        let ready = match self.fall_asleep(heard, ON_BELL) {
+            true => poller::ready(&all, timeout).ok().map(|mut ready| ready.split_off(1)),
+            false => Some(vec![false; descriptors.len()]),
+        };
         self.wake_up();
-        slept
+        ready
+    }
+
+    /// Makes what sleeps beside descriptors take.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        let bell = Bell::new()?;
+        self.bell.get_or_init(|| bell);
+        Ok(())
     }
 
     /// `None` where no descriptor is left.
@@ -114,8 +179,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::sync::AbortFlag;
-    use crate::sync::primitive::Arc;
-    use crate::sys::clock;
+    use crate::sys::{clock, thread};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -128,6 +192,26 @@ mod tests {
         let place: &'static mut Place = Box::leak(Box::default());
         // SAFETY: aligned to 16 bytes, zeroed, never freed, and used as a flag only.
         unsafe { Flag::at(NonNull::from(place).cast()) }
+    }
+
+    /// As a communicator that a variable of its thread holds: it ends when the thread's chime may have gone.
+    #[test]
+    fn a_thread_has_one_until_it_has_ended() {
+        struct Last;
+        impl Drop for Last {
+            fn drop(&mut self) {
+                Chime::of_thread().ring();
+            }
+        }
+        thread_local! {
+            static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+        }
+        let ends = thread::spawn("ends", || {
+            // Made first, and so dropped last.
+            LAST.set(Some(Last));
+            let _chime = Chime::of_thread();
+        });
+        ends.unwrap().join().unwrap();
     }
 
     /// A sleep of a minute ends at once by each of its ends, whether that comes before the sleep or in it.
@@ -182,7 +266,7 @@ mod tests {
                 } else {
                     threads.spawn(end);
                 }
-                assert!(chime.sleep_beside(heard, &[mine.as_fd()], LONG));
+                assert!(chime.sleep_beside(heard, &[(mine.as_fd(), Interest::Read)], LONG));
             });
         }
         assert!(clock::now().duration_since(began) < LONG, "a sleep has lasted to its end");
@@ -195,7 +279,6 @@ mod tests {
 #[cfg(all(loom, test))]
 mod models {
     use super::*;
-    use crate::sync::primitive::{Arc, AtomicBool};
 
     /// Whoever has written work rings; whoever looks for work and finds none sleeps. The one sees the other.
     #[test]

@@ -2,28 +2,27 @@
 //!
 //! One system call waits for flags and the chime (`futex_waitv`, since Linux 5.16), another one for descriptors and the
 //! chime's bell (`ppoll`). None waits for flags and descriptors: a descriptor cannot be a futex, and `io_uring`, which
-//! could wait for both, is forbidden in most containers. So where a sleep has both, a second thread, the ear, sleeps on
-//! the descriptors and rings the chime. It is started for the first such sleep, and ends with the progress thread. A
-//! process whose requests go by sockets alone, or by shared memory alone, never has it.
+//! could wait for both, is forbidden in most containers. So where a sleep has both, the service thread sleeps on the
+//! descriptors and rings the chime: one of its duties is the ear, from the first such sleep on until the progress
+//! thread ends.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sync::service_thread::{self, Served, ServiceDuty, ServiceSeat};
 use crate::sync::{Chime, Flag};
-use crate::sys::bell::Bell;
-use crate::sys::poller::{self, Interest, Poller};
-use crate::sys::{clock, thread};
+use crate::sys::clock;
+use crate::sys::poller::{Interest, Poller};
 
 /// What ends a sleep, beside the chime.
 #[derive(Debug, Clone)]
 pub(crate) struct RestEnds<'a> {
     /// Each may have reached the value beside it.
     pub(crate) flags: Vec<(&'a Flag, u64)>,
-    /// Each may be readable.
-    pub(crate) descriptors: Vec<BorrowedFd<'a>>,
+    /// Each may be ready for what stands beside it.
+    pub(crate) descriptors: Vec<(BorrowedFd<'a>, Interest)>,
     /// How long it lasts at most.
     pub(crate) limit: Duration,
 }
@@ -66,41 +65,38 @@ impl Sleeper {
         clock::may_sleep(limit);
         let has_slept = self.chime.sleep(heard, flags, limit);
         if let Some(ear) = self.ear.as_ref().filter(|_| !descriptors.is_empty()) {
-            ear.listen(None);
+            ear.stop_listening();
         }
         has_slept
     }
 
     /// Lets the ear listen to the descriptors; false where there can be none.
-    fn listen(&mut self, descriptors: &[BorrowedFd<'_>]) -> bool {
+    fn listen(&mut self, descriptors: &[(BorrowedFd<'_>, Interest)]) -> bool {
         // One that has ended is replaced.
         if !self.ear.as_ref().is_some_and(Ear::is_there) {
             self.ear = Ear::start(&self.chime).ok();
         }
         let Ok(poller) = poller_of(descriptors) else { return false };
-        self.ear.as_ref().is_some_and(|ear| ear.listen(Some(poller)))
+        self.ear.as_ref().is_some_and(|ear| ear.listen(poller))
     }
 }
 
-fn poller_of(descriptors: &[BorrowedFd<'_>]) -> Result<Poller> {
+fn poller_of(descriptors: &[(BorrowedFd<'_>, Interest)]) -> Result<Poller> {
     let poller = Poller::new()?;
-    descriptors.iter().try_for_each(|descriptor| poller.add(*descriptor, 0, Interest::Read))?;
+    descriptors.iter().try_for_each(|(descriptor, interest)| poller.add(*descriptor, 0, *interest))?;
     Ok(poller)
 }
 
-/// The thread that rings the chime when a descriptor is readable: once, then it waits for new orders. Dropping it ends
-/// it.
+/// Rings the chime when a descriptor is readable: once, then it waits for new orders. A duty of the service thread.
 #[derive(Debug)]
 struct Ear {
     shared: Arc<EarShared>,
-    thread: Option<JoinHandle<()>>,
+    seat: ServiceSeat,
 }
 
 #[derive(Debug)]
 struct EarShared {
     chime: Arc<Chime>,
-    /// Rung for new orders.
-    bell: Bell,
     orders: Mutex<EarOrders>,
 }
 
@@ -108,17 +104,16 @@ struct EarShared {
 struct EarOrders {
     /// What to listen to from now on, in place of what was before: descriptors, or nothing.
     poller: Option<Option<Poller>>,
-    /// The thread ends, or has ended because the system did not let it listen.
+    /// It ends, or has ended because the system did not let it listen.
     ends: bool,
 }
 
 impl Ear {
     fn start(chime: &Arc<Chime>) -> Result<Ear> {
-        let (chime, bell, orders) = (Arc::clone(chime), Bell::new()?, Mutex::default());
-        let shared = Arc::new(EarShared { chime, bell, orders });
+        let shared = Arc::new(EarShared { chime: Arc::clone(chime), orders: Mutex::default() });
         let heard = Arc::clone(&shared);
-        let thread = thread::spawn("rsccl ear", move || heard.run())?;
-        Ok(Ear { shared, thread: Some(thread) })
+        let seat = service_thread::enter(|_| Box::new(Listening { shared: heard, listened: None }))?;
+        Ok(Ear { shared, seat })
     }
 
     fn is_there(&self) -> bool {
@@ -126,24 +121,25 @@ impl Ear {
     }
 
     /// False where it cannot.
-    fn listen(&self, poller: Option<Poller>) -> bool {
+    fn listen(&self, poller: Poller) -> bool {
         let mut orders = self.shared.orders();
         let is_there = !orders.ends;
-        orders.poller = Some(poller);
+        orders.poller = Some(Some(poller));
         drop(orders);
-        self.shared.bell.ring();
+        self.seat.ring();
         is_there
+    }
+
+    /// The sleep is over. What is heard until the thread learns of it wakes that thread for nothing, once.
+    fn stop_listening(&self) {
+        self.shared.orders().poller = Some(None);
     }
 }
 
 impl Drop for Ear {
     fn drop(&mut self) {
+        // The seat, which is dropped behind this, wakes the thread.
         self.shared.orders().ends = true;
-        self.shared.bell.ring();
-        if let Some(thread) = self.thread.take() {
-            // One that panicked has ended too, and holds nothing.
-            let _ended = thread.join();
-        }
     }
 }
 
@@ -151,38 +147,50 @@ impl EarShared {
     fn orders(&self) -> MutexGuard<'_, EarOrders> {
         self.orders.lock()
     }
+}
 
-    fn run(&self) {
-        let mut listened: Option<Poller> = None;
-        loop {
-            // Before the look at the orders: those that come after it ring again.
-            self.bell.hush();
-            let mut orders = self.orders();
-            if orders.ends {
-                return;
-            }
-            listened = orders.poller.take().unwrap_or(listened);
-            drop(orders);
-            let all: Vec<(BorrowedFd<'_>, Interest)> =
-                std::iter::once(self.bell.as_fd()).chain(listened.as_ref().map(AsFd::as_fd)).map(reads).collect();
-            match poller::ready(&all, SLICE) {
-                Ok(ready) if ready.iter().skip(1).any(|ready| *ready) => {
-                    // Rung once: it stays readable until the other thread has looked.
-                    listened = None;
-                    self.chime.ring();
-                }
-                Ok(_) => {}
-                Err(_) => {
-                    self.orders().ends = true;
-                    self.chime.ring();
-                }
-            }
-        }
+/// What the thread has of it.
+#[derive(Debug)]
+struct Listening {
+    shared: Arc<EarShared>,
+    listened: Option<Poller>,
+}
+
+impl Drop for Listening {
+    /// Where it ends by itself, which a defect of ours may do too, its owner hears it.
+    fn drop(&mut self) {
+        self.deafen();
     }
 }
 
-fn reads(descriptor: BorrowedFd<'_>) -> (BorrowedFd<'_>, Interest) {
-    (descriptor, Interest::Read)
+impl ServiceDuty for Listening {
+    fn serve(&mut self, is_ready: bool) -> Served {
+        let mut orders = self.shared.orders();
+        if orders.ends {
+            return Served::Over;
+        }
+        let news = orders.poller.take();
+        drop(orders);
+        match news {
+            Some(listened) => self.listened = listened,
+            None if is_ready => {
+                // Rung once: it stays readable until the other thread has looked.
+                self.listened = None;
+                self.shared.chime.ring();
+            }
+            None => {}
+        }
+        Served::Until(None)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.listened.as_ref().map(AsFd::as_fd)
+    }
+
+    fn deafen(&mut self) {
+        self.shared.orders().ends = true;
+        self.shared.chime.ring();
+    }
 }
 
 fn count_of(many: usize) -> u32 {
@@ -193,8 +201,6 @@ fn count_of(many: usize) -> u32 {
 const MOST_FLAGS: usize = 127;
 /// Of more flags, a look at all of them comes once in so long for each: looking takes a small part of that.
 const LOOK_AT_ONE: Duration = Duration::from_micros(20);
-/// How long the ear sleeps at a time: no deadline depends on it.
-const SLICE: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -223,7 +229,7 @@ mod tests {
     fn sleep_beside_sockets(sleeper: &mut Sleeper, flags: &[(&Flag, u64)]) {
         let ends: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
         std::io::Write::write_all(&mut &ends[1].1, &[1]).unwrap();
-        let descriptors = ends.iter().map(|(mine, _)| mine.as_fd()).collect();
+        let descriptors = ends.iter().map(|(mine, _)| (mine.as_fd(), Interest::Read)).collect();
         let rest = RestEnds { flags: flags.to_vec(), descriptors, limit: LONG };
         let (began, heard) = (clock::now(), sleeper.chime.count());
         assert!(sleeper.sleep(heard, &rest) && clock::now().duration_since(began) < LONG);
@@ -242,16 +248,16 @@ mod tests {
             return println!("skipped: this system cannot sleep beside flags");
         }
         let mut sleeper = Sleeper::new(&chime);
-        let mut first = None;
+        let mut first: Option<Arc<EarShared>> = None;
         for _ in 0..3 {
             sleep_beside_sockets(&mut sleeper, &[(flag(), 1)]);
-            let ear = sleeper.ear.as_ref().and_then(|ear| ear.thread.as_ref()).map(|thread| thread.thread().id());
-            assert!(ear.is_some() && *first.get_or_insert(ear) == ear);
+            let ear = Arc::clone(&sleeper.ear.as_ref().expect("it listens").shared);
+            assert!(Arc::ptr_eq(first.get_or_insert_with(|| Arc::clone(&ear)), &ear));
         }
     }
 
     #[test]
-    fn where_no_flag_is_waited_for_there_is_no_second_thread() {
+    fn where_no_flag_is_waited_for_nobody_else_listens() {
         let mut sleeper = Sleeper::new(&Arc::default());
         (0..3).for_each(|_| sleep_beside_sockets(&mut sleeper, &[]));
         assert!(sleeper.ear.is_none());

@@ -22,6 +22,10 @@
 //! each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory never take
 //! more than twice what the slots would: the credit of slots is enough.
 //!
+//! Spreading gains between near processors and loses between [far](Distance) ones. So a sender may [pack](Sender::pack)
+//! such payloads: each has its slot's own place, at the beginning of the same memory, and a mark in the length says so.
+//! A sender changes over only once the receiver has released all that was sent, so that no two payloads meet.
+//!
 //! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it
 //! once the slot's flag is at 2 m + 2, which the sender raises it to. So a message of a few bytes travels in one cache
 //! line, where the payload is host memory.
@@ -38,16 +42,20 @@
 //! and the label are atomic words. The receiver finds out by [`Receiver::take_offer`] that what it has read counts no
 //! more.
 
+mod end_count;
+
 use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::EndCount;
 use crate::sync::Flag;
+use crate::sync::distance::Distance;
 use crate::sync::offer::Offer;
 use crate::sync::primitive::{AtomicU64, Ordering, mapped};
 use crate::sys::prefetch;
 use crate::sys::region::{Home, HostRegion, Region};
+
+pub use end_count::EndCount;
 
 /// What a message says of itself besides its bytes; the executor compares it with what it expects.
 pub type Label = [u64; 3];
@@ -191,9 +199,10 @@ impl View {
         unsafe { place.as_ref() }
     }
 
-    /// Where `bytes` of payload of a message lie, after payloads that end `before`: an address of the payload's home.
+    /// Where `bytes` of payload of a message lie: an address of the payload's home. In a ring that spreads them they come
+    /// after payloads that end `before`; without, they are packed.
     #[inline]
-    fn payload(&self, message: u64, before: PayloadEnd, bytes: usize) -> NonNull<u8> {
+    fn payload(&self, message: u64, before: Option<PayloadEnd>, bytes: usize) -> NonNull<u8> {
         let parts = &self.parts;
         if bytes <= INLINE_BYTES && parts.payload.home() == Home::Host {
             self.line(message, INLINE_OFFSET, INLINE_BYTES)
@@ -201,7 +210,11 @@ impl View {
             let offset = parts.first_payload + self.slot(message) * parts.payload_stride;
             parts.payload.at(offset, self.shape.slot_bytes as usize)
         } else if bytes > BESIDE_LINE {
-            parts.payload.at(parts.first_payload + before.next(bytes, self.shape), bytes)
+            let offset = match before {
+                Some(before) => before.next(bytes, self.shape),
+                None => self.slot(message) * parts.payload_stride,
+            };
+            parts.payload.at(parts.first_payload + offset, bytes)
         } else {
             self.line(message, LINE_BYTES, BESIDE_LINE)
         }
@@ -245,9 +258,16 @@ pub struct Sender {
     view: View,
     next: u64,
     end: PayloadEnd,
+    /// Payloads are packed, where the ring spreads them else.
+    packs: bool,
+    distance: Distance,
     credit_until: u64,
+    /// This end has read the head since the last message.
+    has_looked: bool,
     /// The last message that was offered.
     offered: Option<u64>,
+    /// Offers that were answered.
+    answers: u64,
     /// Bytes that were published: tests compare them with what a simulation sends.
     bytes: u64,
     /// Where others see what was sent.
@@ -260,7 +280,7 @@ pub struct Receiver {
     view: View,
     next: u64,
     end: PayloadEnd,
-    /// The length of the message that was peeked last.
+    /// The length of the message that was peeked last, if it is not packed.
     peeked: usize,
     /// Messages that are known to have come.
     known: u64,
@@ -311,7 +331,9 @@ impl Sender {
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
         let (view, credit_until, end) = (View::new(parts, shape), u64::from(shape.slots), PayloadEnd::default());
-        Sender { view, next: 0, end, credit_until, offered: None, bytes: 0, count: None }
+        let (packs, distance, has_looked, offered, count) = (false, Distance::default(), false, None, None);
+        let (next, answers, bytes) = (0, 0, 0);
+        Sender { view, next, end, packs, distance, credit_until, has_looked, offered, answers, bytes, count }
     }
 
     /// The same, which counts what is sent here.
@@ -332,17 +354,56 @@ impl Sender {
     /// until `publish`.
     #[inline]
     pub fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        self.has_credit().then(|| self.view.payload(self.next, self.end, bytes))
+        self.has_credit().then(|| self.view.payload(self.next, self.before(), bytes))
+    }
+
+    /// Packs payloads from now on, or spreads them again, where the ring spreads payloads and the receiver has released
+    /// all of them. Else everything stays as it was.
+    #[inline]
+    pub fn pack(&mut self, packs: bool) {
+        // Acquires the receiver's release: its reads of all payloads are over before we write.
+        if self.packs != packs && self.view.shape.is_spread() {
+            self.has_looked = true;
+            if self.view.head().reached(self.next) {
+                self.packs = packs;
+            }
+        }
+    }
+
+    /// What the next payload lies behind, unless it is packed.
+    #[inline]
+    fn before(&self) -> Option<PayloadEnd> {
+        (!self.packs).then_some(self.end)
+    }
+
+    /// Whether the receiver is known to be far.
+    #[inline]
+    pub fn is_far(&self) -> bool {
+        self.distance.is_far()
     }
 
     /// Whether a slot is free.
     #[inline]
     pub fn has_credit(&mut self) -> bool {
         if self.next >= self.credit_until {
-            // Acquires the receiver's release: its reads of the slot are over before we write.
-            self.credit_until = self.view.head().value().saturating_add(u64::from(self.view.shape.slots));
+            self.look_for_credit();
         }
         self.next < self.credit_until
+    }
+
+    fn look_for_credit(&mut self) {
+        let slots = u64::from(self.view.shape.slots);
+        // The first look since a message finds what the receiver has written in the last round.
+        // Without spreading nothing follows from it, but that a receiver that was far has come near.
+        let is_due =
+            (self.next / slots).is_multiple_of(TIMED_ROUNDS) && (self.view.shape.is_spread() || self.distance.is_far());
+        // Acquires the receiver's release: its reads of the slot are over before we write.
+        let head = || self.view.head().value();
+        let before = self.credit_until;
+        let is_new = |released: &u64| released.saturating_add(slots) != before;
+        let released = if is_due && !self.has_looked { self.distance.timed(head, is_new) } else { head() };
+        self.credit_until = released.saturating_add(slots);
+        self.has_looked = true;
     }
 
     /// Hands the slot over with the `bytes` of payload that were reserved.
@@ -353,9 +414,10 @@ impl Sender {
         assert!(self.next < self.credit_until, "publish follows a successful reserve");
         assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
         debug_assert!(bytes > INLINE_BYTES || self.offered != Some(self.next), "the offer's words may still be read");
-        self.describe(bytes as u64, label);
-        self.next += 1;
-        self.end.pass(bytes, self.view.shape);
+        let is_packed = self.packs && bytes > BESIDE_LINE;
+        self.describe(bytes as u64 | if is_packed { PACKED } else { 0 }, label);
+        (self.next, self.has_looked) = (self.next + 1, false);
+        self.end.pass(if is_packed { 0 } else { bytes }, self.view.shape);
         self.bytes += bytes as u64;
         self.note(bytes as u64);
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
@@ -366,7 +428,7 @@ impl Sender {
     #[inline(never)]
     pub fn prefetch_next(&self, bytes: usize) {
         if self.view.parts.payload.home() == Home::Host {
-            prefetch::all_to_write(self.view.payload(self.next, self.end, bytes), bytes);
+            prefetch::all_to_write(self.view.payload(self.next, self.before(), bytes), bytes);
         }
     }
 
@@ -391,8 +453,15 @@ impl Sender {
     pub fn settled(&mut self, offer: &PostedOffer) -> Option<u64> {
         // The answer was written before the head was raised.
         let answered = self.view.head().reached(self.next + 1);
-        let bytes = if answered { offer.word().left() } else { None }?;
-        self.next += 1;
+        if !answered {
+            return None;
+        }
+        self.has_looked = true;
+        // The receiver has just written the word.
+        let is_timed = self.answers.is_multiple_of(TIMED_OFFERS);
+        let left = || offer.word().left();
+        let bytes = if is_timed { self.distance.timed(left, |_| true) } else { left() }?;
+        (self.next, self.answers) = (self.next + 1, self.answers + 1);
         self.note(bytes);
         Some(bytes)
     }
@@ -482,13 +551,16 @@ impl Receiver {
             // because it has withdrawn an offer, changes nothing here.
             *word = place.load(Ordering::Relaxed);
         }
-        let bytes = if is_offer { 0 } else { usize::try_from(words[0]).unwrap_or(usize::MAX) };
+        let is_packed = !is_offer && words[0] & PACKED != 0 && self.view.shape.is_spread();
+        let length = words[0] & if is_packed { !PACKED } else { u64::MAX };
+        let bytes = if is_offer { 0 } else { usize::try_from(length).unwrap_or(usize::MAX) };
         if bytes > self.view.shape.slot_bytes as usize {
-            let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
+            let message = format!("a message of {length} bytes in a slot of {}", self.view.shape.slot_bytes);
             return Err(Error::new(Kind::Remote, message));
         }
-        (self.peeked, self.brought) = (bytes, bytes as u64);
-        let (payload, label) = (self.view.payload(self.next, self.end, bytes), [words[1], words[2], words[3]]);
+        (self.peeked, self.brought) = (if is_packed { 0 } else { bytes }, bytes as u64);
+        let before = (!is_packed).then_some(self.end);
+        let (payload, label) = (self.view.payload(self.next, before, bytes), [words[1], words[2], words[3]]);
         Ok(Some(Message { payload, bytes, label, is_offer }))
     }
 
@@ -496,8 +568,19 @@ impl Receiver {
     /// it, until this end [leaves](Receiver::leave). `None` where the sender has withdrawn it: a message comes in its
     /// place.
     pub fn take_offer(&mut self) -> Option<(Whereabouts, Offer<'_>)> {
+        let has_begun = self.view.offer(self.next).0.take();
+        self.read_offer(has_begun)
+    }
+
+    /// The same of an offer that was taken, after a [pause](Offer::pause).
+    pub fn resume_offer(&mut self) -> Option<(Whereabouts, Offer<'_>)> {
+        let has_begun = self.view.offer(self.next).0.resume();
+        self.read_offer(has_begun)
+    }
+
+    fn read_offer(&mut self, has_begun: bool) -> Option<(Whereabouts, Offer<'_>)> {
         let (offer, second) = self.view.offer(self.next);
-        if !offer.take() {
+        if !has_begun {
             self.withdrawn = true;
             return None;
         }
@@ -506,12 +589,15 @@ impl Receiver {
         Some(([first, second.load(Ordering::Relaxed)], offer))
     }
 
-    /// Answers the offer that was taken: this end has copied `bytes`, and reads no more.
-    pub fn leave(&mut self, bytes: u64) {
-        self.view.offer(self.next).0.leave(bytes);
+    /// Answers the offer that was taken: this end has copied `bytes`, and reads no more. False where the sender had
+    /// asked it to leave: then what it has copied is void.
+    #[must_use]
+    pub fn leave(&mut self, bytes: u64) -> bool {
+        let is_whole = self.view.offer(self.next).0.leave(bytes);
         self.known = self.next + 1;
-        (self.peeked, self.brought) = (0, bytes);
+        (self.peeked, self.brought) = (0, if is_whole { bytes } else { 0 });
         self.release();
+        is_whole
     }
 
     /// Gives the slot of the last peeked message back.
@@ -553,6 +639,12 @@ fn filled(message: u64) -> u64 {
     2 * message + 2
 }
 
+/// Set in the length of a message whose payload is packed.
+const PACKED: u64 = 1 << 63;
+/// In one round of [`TIMED_ROUNDS`] through all slots the first look for credit after each message is timed; of offers,
+/// the answer of one in [`TIMED_OFFERS`].
+const TIMED_ROUNDS: u64 = 4;
+const TIMED_OFFERS: u64 = 16;
 const HEAD_BYTES: usize = Flag::LINE;
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;

@@ -30,6 +30,8 @@ pub struct Turns<T> {
     taken: AtomicU32,
     /// The number of the visitor that has a turn; 0 while none has.
     visitor: AtomicU64,
+    /// The home thread whose privilege a visitor has suspended. That visitor alone reads and writes this.
+    suspended: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -61,8 +63,8 @@ enum By {
     Claim,
     /// The same, of a visitor.
     ClaimedVisit,
-    /// A visit; the privilege goes back to the thread of this number.
-    Visit(u64),
+    /// A visit; the privilege goes back to the home thread.
+    Visit,
 }
 
 /// Why a thread gets no turn.
@@ -110,6 +112,7 @@ impl<T> Turns<T> {
             at_home: AtomicBool::new(false),
             taken: AtomicU32::new(FREE),
             visitor: AtomicU64::new(0),
+            suspended: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -196,7 +199,9 @@ impl<T> Turns<T> {
             self.home.store(home, Ordering::Release);
             return None;
         }
-        Some(TurnGuard { turns: self, by: By::Visit(home) }.of_visitor())
+        // Relaxed: one visitor at a time, which the compare and exchange of `home` orders behind the one before.
+        self.suspended.store(home, Ordering::Relaxed);
+        Some(TurnGuard { turns: self, by: By::Visit }.of_visitor())
     }
 
     /// Why there is no turn beside a visitor: one that waits for itself would wait for ever.
@@ -290,7 +295,7 @@ impl<T> TurnGuard<'_, T> {
         match self.by {
             By::Privilege => Stay::AtWill,
             By::Claim | By::ClaimedVisit => Stay::UntilWanted,
-            By::Visit(_) => Stay::Briefly,
+            By::Visit => Stay::Briefly,
         }
     }
 }
@@ -360,8 +365,10 @@ impl<T> Drop for TurnGuard<'_, T> {
                 self.turns.visitor.store(0, Ordering::Relaxed);
                 self.turns.taken.store(FREE, Ordering::Release);
             }
-            By::Visit(home) => {
+            By::Visit => {
                 self.turns.visitor.store(0, Ordering::Relaxed);
+                // Relaxed: this thread has stored it.
+                let home = self.turns.suspended.load(Ordering::Relaxed);
                 self.turns.home.store(home, Ordering::Release);
             }
         }

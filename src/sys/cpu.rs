@@ -49,6 +49,27 @@ impl PartialEq for Allowed {
     }
 }
 
+/// Whether the processor has instructions for AES-GCM.
+#[cfg(target_arch = "x86_64")]
+#[cfg(feature = "encrypt")]
+pub(crate) fn has_aes() -> bool {
+    is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("ssse3")
+}
+
+/// Whether the processor has instructions for AES-GCM.
+#[cfg(target_arch = "aarch64")]
+#[cfg(feature = "encrypt")]
+pub(crate) fn has_aes() -> bool {
+    std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull")
+}
+
+/// Whether the processor has instructions for AES-GCM: of other kinds nothing is known.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(feature = "encrypt")]
+pub(crate) fn has_aes() -> bool {
+    false
+}
+
 /// How many processors' time this thread may use, at least 1: of those on which it may run, as many as the quotas of
 /// its control groups leave it. It is cheap enough for waits: a quota is read once a second at most.
 pub fn allowed() -> usize {

@@ -4,7 +4,7 @@
 //! is handed over are random. A received descriptor is close-on-exec. A message must carry exactly one descriptor;
 //! anything else is an error of the peer.
 
-use std::io::{self, IoSlice};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -284,6 +284,23 @@ impl AsFd for HandoverStream {
 /// The system's.
 pub fn write_parts(socket: &impl AsFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     SockRef::from(socket).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
+}
+
+/// Makes the call until no signal interrupts it; `None` where it would block. Pumps rely on that: the kernel reports
+/// readiness again only after a call that would have blocked.
+///
+/// # Errors
+/// The system's, under the `name` of the call.
+pub fn settled(name: &str, mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>> {
+    loop {
+        return match call() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            // A socket that is still connecting says NotConnected to a read.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => Ok(None),
+            Err(error) => Err(Error::system(name, error)),
+        };
+    }
 }
 
 /// Room for one control message, aligned for its header.

@@ -22,11 +22,11 @@ pub struct PciDevice {
     pub link: [String; 2],
     /// The NUMA node; `None` where the system does not tell.
     pub numa: Option<u32>,
-    /// Network interfaces and InfiniBand ports that belong to it.
+    /// Network interfaces, InfiniBand ports and Slingshot devices that belong to it.
     pub networks: Vec<NetworkPort>,
 }
 
-/// A network interface, or the first port of an InfiniBand device.
+/// A network interface, the first port of an InfiniBand device, or a Slingshot device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct NetworkPort {
     /// Its name.
@@ -35,9 +35,10 @@ pub struct NetworkPort {
     pub megabits: Option<u64>,
     /// The subnet prefix of an InfiniBand network; empty on others.
     pub prefix: String,
-    /// The interfaces that belong to it: its own name, or those of the InfiniBand device.
+    /// The interfaces that belong to it: its own name, or those of its card.
     pub interfaces: Vec<String>,
-    /// Whether its card reads and writes memory by itself (RDMA): an InfiniBand device that is no software's.
+    /// Whether its card reads and writes memory by itself (RDMA): an InfiniBand or Slingshot device that is no
+    /// software's.
     pub rdma: bool,
 }
 
@@ -126,10 +127,10 @@ pub fn gpu_rdma(root: &Path) -> bool {
     MODULES.iter().any(|module| root.join(module).exists()) || shares().unwrap_or(false)
 }
 
-/// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand devices:
-/// where it has both, the InfiniBand device is what carries our data.
+/// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand and Slingshot
+/// devices: where it has both, those are what carries our data.
 fn networks(place: &Path) -> Vec<NetworkPort> {
-    let (mut interfaces, mut ports) = (Vec::new(), Vec::new());
+    let (mut interfaces, mut ports, mut cards) = (Vec::new(), Vec::new(), Vec::new());
     let mut folders = vec![(place.to_owned(), 0)];
     while let Some((folder, depth)) = folders.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().take(MAX_ENTRIES).flatten() {
@@ -147,6 +148,8 @@ fn networks(place: &Path) -> Vec<NetworkPort> {
                     let megabits = interface_speed(&path.join(&name));
                     NetworkPort { interfaces: vec![name.clone()], name, megabits, ..NetworkPort::default() }
                 })),
+                // Slingshot's, whose interface tells its rate.
+                "cxi" => cards.extend(names(&path)),
                 _ if depth == 0 && name.starts_with("virtio") => folders.push((path, 1)),
                 _ => {}
             }
@@ -154,6 +157,8 @@ fn networks(place: &Path) -> Vec<NetworkPort> {
     }
     interfaces.sort();
     let names: Vec<String> = interfaces.iter().map(|interface| interface.name.clone()).collect();
+    let megabits = interfaces.iter().filter_map(|interface| interface.megabits).max();
+    ports.extend(cards.into_iter().map(|name| NetworkPort { name, megabits, rdma: true, ..NetworkPort::default() }));
     ports.iter_mut().for_each(|port| port.interfaces.clone_from(&names));
     let mut kept = if ports.is_empty() { interfaces } else { ports };
     kept.sort();
@@ -174,8 +179,14 @@ fn interface_speed(interface: &Path) -> Option<u64> {
     if text("operstate").trim() == "down" { Some(0) } else { text("speed").trim().parse().ok() }
 }
 
+/// Mbit/s of the fastest interface of a card; 0 where none has a link.
+pub(super) fn fastest_interface(card: &Path) -> Option<u64> {
+    let folder = card.join("net");
+    names(&folder).into_iter().filter_map(|name| interface_speed(&folder.join(name))).max()
+}
+
 /// `100 Gb/sec (4X EDR)` of the first port, whose state is `4: ACTIVE` where it has a link.
-fn infiniband_speed(device: &Path) -> Option<u64> {
+pub(super) fn infiniband_speed(device: &Path) -> Option<u64> {
     if read(&device.join("ports/1/state")).is_some_and(|state| !state.contains("ACTIVE")) {
         return Some(0);
     }
@@ -379,6 +390,13 @@ mod tests {
             write(root.path(), path, text);
         }
         assert_eq!(speeds(root.path()), [Some(0), Some(25_000), None]);
+        // Slingshot's card, below the driver of which its interface stands.
+        write(root.path(), "net/eth2/speed", "200000\n");
+        write(root.path(), "cxi/cxi0/dev", "508:0\n");
+        let interfaces = ["eth0", "eth1", "eth2"].map(str::to_owned).to_vec();
+        let card =
+            NetworkPort { name: "cxi0".to_owned(), megabits: Some(200_000), rdma: true, ..NetworkPort::default() };
+        assert_eq!(networks(root.path()), [NetworkPort { interfaces, ..card }]);
     }
 
     /// Each way by which RDMA reaches memory of GPUs, and what looks like one.

@@ -12,8 +12,9 @@
 //! before peers read it, and back after they have written. The owner has the whole file mapped a second time, and calls
 //! that peers take part in work there.
 //!
-//! The memory-policy of NUMA nodes, advice (`MADV_HUGEPAGE`, `MADV_DONTDUMP` and the like) and names of the range are
-//! not kept: pages that come back have what new ones have.
+//! Policies of NUMA nodes go along with the pages, and memory in huge pages gets such again ([`page_policy`]). Which
+//! node a page without a policy lies on is not kept, nor is the name of the range or advice that no neighbour shows
+//! (`MADV_DONTDUMP` and the like): pages that come back have what new ones have.
 
 use std::ffi::CStr;
 use std::io;
@@ -25,8 +26,9 @@ use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, OnceLock};
 use crate::sys::fork::Birthplace;
 use crate::sys::lending::{Generation, Lending};
-use crate::sys::memory::{map, own_pages, sealed_file};
+use crate::sys::memory::{cut, map, own_pages, sealed_file};
 use crate::sys::own_copies::{CopiedRange, Extent};
+use crate::sys::page_policy::{self, PagePolicy};
 use crate::sys::region::{HostRegion, Keep};
 use crate::sys::{limits, mapped_ranges, writing};
 
@@ -42,9 +44,28 @@ pub struct PlacedMemory {
     backing: Mutex<PagesIn>,
     lending: Lending,
     birthplace: Birthplace,
-    /// Whether the pages of the program were some that nothing is reserved for (`MAP_NORESERVE`), as those of an
-    /// allocator's arenas: other pages would not become one mapping with their neighbours.
-    is_unreserved: OnceLock<bool>,
+    policy: PagePolicy,
+    /// What the pages of the program were, if their neighbours show it.
+    private: OnceLock<PrivatePages>,
+}
+
+/// What private pages are asked for: others would not become one mapping with their neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PrivatePages {
+    /// Nothing is reserved for those of an allocator's arenas (`MAP_NORESERVE`).
+    flags: libc::c_int,
+    advice: Option<libc::c_int>,
+}
+
+impl PrivatePages {
+    const PLAIN: PrivatePages = PrivatePages { flags: 0, advice: None };
+
+    /// All kinds, the usual ones first.
+    fn kinds() -> impl Iterator<Item = PrivatePages> {
+        let advices = [None, Some(libc::MADV_HUGEPAGE), Some(libc::MADV_NOHUGEPAGE)];
+        let with = |advice| [0, libc::MAP_NORESERVE].map(|flags| PrivatePages { flags, advice });
+        advices.into_iter().flat_map(with)
+    }
 }
 
 /// Where the whole pages are.
@@ -89,6 +110,11 @@ impl PlacedRange {
         PlacedRange { start, end, whole, origin }
     }
 
+    /// The same in a file in which huge pages begin where they do in memory.
+    fn for_huge_pages(self) -> PlacedRange {
+        PlacedRange { origin: self.origin - self.origin % page_policy::huge_page_bytes(), ..self }
+    }
+
     /// Where `addresses` begin in the file; `None` where they are not inside.
     pub fn offset_of(&self, addresses: &Range<usize>) -> Option<usize> {
         let inside = self.start <= addresses.start && addresses.end <= self.end && self.start < self.end;
@@ -123,12 +149,16 @@ impl PlacedMemory {
     pub unsafe fn new(start: NonNull<u8>, bytes: usize, pins: PinnedPages) -> Result<Arc<PlacedMemory>> {
         let birthplace = Birthplace::here();
         let page_bytes = page_bytes();
-        let range = PlacedRange::new(start.as_ptr().expose_provenance(), bytes, page_bytes);
+        let mut range = PlacedRange::new(start.as_ptr().expose_provenance(), bytes, page_bytes);
         if bytes == 0 {
             return Err(Error::invalid_usage("it has no elements"));
         }
         if !range.whole().is_empty() {
             mapped_ranges::check_movable(&range.whole(), pins)?;
+        }
+        let policy = PagePolicy::of(&range.whole());
+        if policy.is_huge() {
+            range = range.for_huge_pages();
         }
         let file_bytes = range.file_bytes(page_bytes);
         let file = Arc::new(sealed_file(NAME, file_bytes)?);
@@ -136,12 +166,14 @@ impl PlacedMemory {
         // From here on the mapping has an owner.
         let backing = Mutex::new(PagesIn::Program);
         let lending = Lending::new();
-        let placed =
-            PlacedMemory { range, alias, file_bytes, backing, lending, birthplace, is_unreserved: OnceLock::new() };
+        // The nodes of the file's pages, wherever it is mapped.
+        policy.set_nodes(&range.whole(), alias.as_ptr().expose_provenance() + (range.whole.0 - range.origin));
+        let private = OnceLock::new();
+        let placed = PlacedMemory { range, alias, file_bytes, backing, lending, birthplace, policy, private };
         let listed = CopiedRange::new(&file);
         let moved = placed.move_in(&listed, &file, Self::learn_flags);
         if let Err(error) = moved {
-            let Err(worse) = placed.move_back(&listed, &file) else { return Err(error) };
+            let Err(worse) = placed.move_back(&listed, &file, ContentOf::File) else { return Err(error) };
             // Forks go on copying what stays in the file.
             std::mem::forget((listed, file));
             return Err(worse.during("giving back memory that had moved, which stays shared"));
@@ -182,7 +214,7 @@ impl PlacedMemory {
         self.lending.part();
         match pages {
             PagesIn::File { listed, file } => {
-                let moved = self.move_back(&listed, &file);
+                let moved = self.move_back(&listed, &file, ContentOf::SecondMapping);
                 if moved.is_err() {
                     // Forks go on copying what stays there.
                     std::mem::forget((listed, file));
@@ -191,6 +223,17 @@ impl PlacedMemory {
             }
             PagesIn::Parting | PagesIn::Copies => self.replace_copies(),
             PagesIn::Program => Ok(()),
+        }
+    }
+
+    /// Whether the whole pages are still those that were moved, as far as the kernel tells: not freed, nor resized.
+    pub fn is_there(&self) -> bool {
+        let whole = self.range.whole();
+        match &*self.backing.lock() {
+            PagesIn::File { file, .. } if self.birthplace.is_here() && !whole.is_empty() => {
+                mapped_ranges::show_file(&whole, file, whole.start - self.range.origin)
+            }
+            PagesIn::File { .. } | PagesIn::Parting | PagesIn::Copies | PagesIn::Program => true,
         }
     }
 
@@ -227,6 +270,9 @@ impl PlacedMemory {
                 Ok(())
             })?;
         }
+        if self.policy.is_huge() {
+            page_policy::collapse(&self.range.whole());
+        }
         Ok(())
     }
 
@@ -237,27 +283,57 @@ impl PlacedMemory {
         if stands_alone() {
             return Ok(());
         }
-        map_over(piece, Over::Private(0))?;
-        if stands_alone() {
-            map_over(piece, Over::Private(libc::MAP_NORESERVE))?;
-            // Nobody else sets it.
-            let _first = self.is_unreserved.set(!stands_alone());
+        for kind in PrivatePages::kinds() {
+            self.map_private(piece, kind)?;
+            if !stands_alone() {
+                // Nobody else sets it.
+                let _first = self.private.set(kind);
+                break;
+            }
         }
         Ok(())
     }
 
-    fn private(&self) -> Over<'static> {
-        Over::Private(if self.is_unreserved.get() == Some(&true) { libc::MAP_NORESERVE } else { 0 })
+    /// Maps private pages without content, such as the program had.
+    fn map_private(&self, piece: &Range<usize>, kind: PrivatePages) -> Result<()> {
+        // With a policy of their own they join no neighbours before they have it: that would tie them to these.
+        let is_ready = if self.policy.has_nodes() {
+            map_as(piece, Over::Private(kind.flags), libc::PROT_NONE)?;
+            self.policy.set_nodes(piece, piece.start);
+            let (place, both) =
+                (std::ptr::with_exposed_provenance_mut(piece.start), libc::PROT_READ | libc::PROT_WRITE);
+            // SAFETY: the piece has just been mapped, and has no content yet.
+            unsafe { libc::mprotect(place, piece.len(), both) == 0 }
+        } else {
+            false
+        };
+        if !is_ready {
+            map_over(piece, Over::Private(kind.flags))?;
+        }
+        if let Some(advice) = kind.advice {
+            let place = std::ptr::with_exposed_provenance_mut(piece.start);
+            // SAFETY: the piece has just been mapped; advice changes no content. A refusal costs only speed.
+            let _refused = unsafe { libc::madvise(place, piece.len(), advice) };
+        }
+        Ok(())
+    }
+
+    fn private(&self) -> PrivatePages {
+        let advice = self.policy.is_huge().then_some(libc::MADV_HUGEPAGE);
+        self.private.get().copied().unwrap_or(PrivatePages { advice, ..PrivatePages::PLAIN })
     }
 
     /// Gives back what the list says to be in the file.
-    fn move_back(&self, listed: &CopiedRange, file: &OwnedFd) -> Result<()> {
+    fn move_back(&self, listed: &CopiedRange, file: &OwnedFd, from: ContentOf) -> Result<()> {
         let moved = listed.change(|extent| extent.start..extent.start + extent.bytes);
         for piece in pieces(moved) {
             let offset = piece.start - self.range.origin;
             listed.change(|extent| {
-                map_over(&piece, self.private())?;
-                if let Err(error) = read(file, &piece, offset) {
+                self.map_private(&piece, self.private())?;
+                if from == ContentOf::SecondMapping && self.policy.is_huge() {
+                    // Some ten times as fast as to read one huge page into another.
+                    self.copy_back(&piece, offset);
+                } else if let Err(error) = read(file, &piece, offset) {
                     map_over(&piece, Over::File(file, offset, libc::MAP_SHARED))?;
                     return Err(Error::system("reading memory back", error));
                 }
@@ -270,6 +346,14 @@ impl PlacedMemory {
         Ok(())
     }
 
+    /// Copies a piece from the second mapping.
+    fn copy_back(&self, piece: &Range<usize>, offset: usize) {
+        let place: *mut u8 = std::ptr::with_exposed_provenance_mut(piece.start);
+        let twin = self.alias.as_ptr().wrapping_add(offset).cast_const();
+        // SAFETY: the piece is mapped, and so is its twin, which lies elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(twin, place, piece.len()) };
+    }
+
     /// Puts private pages of no file in the place of the copies, piece by piece.
     fn replace_copies(&self) -> Result<()> {
         let mut kept = Vec::new();
@@ -278,7 +362,7 @@ impl PlacedMemory {
             kept.resize(piece.len(), 0u8);
             // SAFETY: the piece is mapped, and `kept` is as long.
             unsafe { std::ptr::copy_nonoverlapping(place.cast_const(), kept.as_mut_ptr(), piece.len()) };
-            map_over(&piece, self.private())?;
+            self.map_private(&piece, self.private())?;
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(kept.as_ptr(), place, piece.len()) };
         }
@@ -351,7 +435,7 @@ impl Keep for PlacedMemory {
                 .move_in(&listed, &file, |_, _| Ok(()))
                 .and_then(|()| map_over(&(alias..alias + self.file_bytes), Over::File(&file, 0, libc::MAP_SHARED)));
             if let Err(error) = shared {
-                if self.move_back(&listed, &file).is_err() {
+                if self.move_back(&listed, &file, ContentOf::File).is_err() {
                     // What has not come back is given back with the rest, and is nobody's to share.
                     *backing = PagesIn::File { listed, file };
                 }
@@ -375,10 +459,22 @@ impl Drop for PlacedMemory {
     }
 }
 
-/// The pieces in which pages move.
+/// The pieces in which pages move: they end where a huge page does.
 fn pieces(whole: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = whole.end;
-    whole.step_by(PIECE_BYTES).map(move |start| start..end.min(start.saturating_add(PIECE_BYTES)))
+    let Range { mut start, end } = whole;
+    std::iter::from_fn(move || {
+        let piece = start..end.min(start + (PIECE_BYTES - start % PIECE_BYTES));
+        start = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// From where content comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContentOf {
+    File,
+    /// It shows the file.
+    SecondMapping,
 }
 
 /// What is mapped over pages of the program.
@@ -392,13 +488,17 @@ enum Over<'a> {
 
 /// By the C library's `mmap`: libraries that keep registrations of memory for network cards watch it.
 fn map_over(pages: &Range<usize>, over: Over<'_>) -> Result<()> {
+    map_as(pages, over, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn map_as(pages: &Range<usize>, over: Over<'_>, protection: libc::c_int) -> Result<()> {
     let place: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(pages.start);
     let (raw, offset, flags) = match over {
         Over::File(file, offset, flags) => (file.as_raw_fd(), offset, flags),
         Over::Private(flags) => (-1, 0, flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
     };
     let offset = libc::off_t::try_from(offset).expect("a file's length is an off_t");
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED);
+    let flags = flags | libc::MAP_FIXED;
     // SAFETY: the pages are the program's, who has handed them to this module; their content is in the file, or the
     // caller has it.
     let mapped = unsafe { libc::mmap(place, pages.len(), protection, flags, raw, offset) };
@@ -448,14 +548,6 @@ fn transfer(
         }
     }
     Ok(())
-}
-
-/// Frees the memory of a part of the file, whoever has it mapped. A refusal costs memory until all have let go of it.
-fn cut(file: &OwnedFd, offset: usize, bytes: usize) {
-    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return };
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: a plain call on a descriptor that we own.
-    let _refused = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
 }
 
 fn no_room(error: io::Error) -> Error {

@@ -233,6 +233,30 @@ mod tests {
     }
 
     #[test]
+    fn a_child_has_no_copy_of_what_another_library_has_opened() {
+        let listener = listener();
+        let foreign = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = std::iter::repeat_with(|| open::accept_tcp(&listener)).find_map(std::io::Result::ok);
+        let mut peer = accepted.unwrap().0;
+        peer.set_nonblocking(false).unwrap();
+        peer.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        open::note_foreign(&[foreign.as_raw_fd()]);
+        beside_an_idle_child(|| {
+            drop(foreign);
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the end of the stream");
+        });
+    }
+
+    /// Its library closes it, and another file gets its number and may be like it.
+    #[test]
+    fn a_child_keeps_what_has_the_number_of_a_foreign_descriptor_that_was_forgotten() {
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        open::note_foreign(&[file.as_raw_fd()]);
+        open::forget_foreign(&[file.as_raw_fd()]);
+        assert!(super::super::fork::in_child(|| (&file).read(&mut [7]).is_ok_and(|count| count == 1)));
+    }
+
+    #[test]
     fn a_child_has_a_dead_end_and_leaves_what_has_taken_a_number_since() {
         let (ours, mut theirs) = connection();
         let (gone, _other) = connection();

@@ -50,6 +50,12 @@ impl Lending {
         self.0.load(Ordering::Acquire) & ONE_GENERATION != 0
     }
 
+    /// What peers can map of the memory; `None` where it is out of their reach.
+    pub fn shared(&self) -> Option<Generation> {
+        let generation = self.generation();
+        generation.0.is_multiple_of(2).then_some(generation)
+    }
+
     /// What is behind the memory now.
     pub fn generation(&self) -> Generation {
         Generation(self.0.load(Ordering::Acquire) >> COUNT_BITS)

@@ -1,6 +1,7 @@
 //! Shared libraries that are loaded while the program runs, so that it runs without them too.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 /// A loaded library. It is never closed: libraries of drivers start threads that must not lose their code.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,24 @@ impl Library {
         // SAFETY: the caller knows the type of the function.
         unsafe { as_function(address) }
     }
+
+    /// Where what the library exports under a name lies: data, say. `None` where it lacks it.
+    pub fn address(self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the library is open, and the name ends in a zero byte.
+        NonNull::new(unsafe { libc::dlsym(self.0, name.as_ptr()) })
+    }
+
+    /// As [`Library::function`], of one version of the name: a library may keep an older form of a function beside the
+    /// newest, which a look-up by the name alone would give.
+    ///
+    /// # Safety
+    /// `F` is a pointer to a function of the type that this version of the name has in this library.
+    pub unsafe fn versioned_function<F: Copy>(self, name: &CStr, version: &CStr) -> Option<F> {
+        // SAFETY: the library is open, and both texts end in a zero byte.
+        let address = unsafe { libc::dlvsym(self.0, name.as_ptr(), version.as_ptr()) };
+        // SAFETY: the caller knows the type of the function.
+        unsafe { as_function(address) }
+    }
 }
 
 /// The function at an address, as `F`; `None` for null.
@@ -81,5 +100,7 @@ mod tests {
         assert_eq!(u32::try_from(pid()).unwrap(), std::process::id());
         // SAFETY: there is no such function.
         assert!(unsafe { library.function::<extern "C" fn()>(c"no_such_function") }.is_none());
+        // SAFETY: there is no such version.
+        assert!(unsafe { library.versioned_function::<extern "C" fn()>(c"getpid", c"GLIBC_0.1") }.is_none());
     }
 }

@@ -186,6 +186,12 @@ fn has_address_limit() -> bool {
     limit_of(libc::RLIMIT_AS).is_ok_and(|limit| limit.rlim_cur != libc::RLIM_INFINITY)
 }
 
+/// How much memory this process may lock; `None` without a limit.
+pub(super) fn locked_bytes() -> Option<u64> {
+    let limit = limit_of(libc::RLIMIT_MEMLOCK).ok()?.rlim_cur;
+    (limit != libc::RLIM_INFINITY).then_some(limit)
+}
+
 /// The system's code behind `error`.
 fn code_of(error: &Error) -> Option<i32> {
     std::error::Error::source(error)?.downcast_ref::<std::io::Error>()?.raw_os_error()

@@ -13,7 +13,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, Ordering};
+use crate::sync::primitive::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sys::fork::Birthplace;
 use crate::sys::lending::Lending;
 use crate::sys::region::{HostRegion, Keep};
 use crate::sys::room::{self, PromisedFile};
@@ -29,14 +30,21 @@ pub struct SharedMemory {
     /// Locked while it changes.
     backing: Mutex<Backing>,
     lending: Lending,
+    /// The first part, in which this process or a peer has ever worked; the rest was never touched.
+    used: AtomicUsize,
+    /// The process that has it, where forked children have none of it: in a child another mapping may lie there.
+    unforked: Option<Birthplace>,
 }
 
 /// Where the pages come from.
 #[derive(Debug)]
 enum Backing {
-    /// A file that peers map. The promise is of a program's buffer in this process, and ends before the file.
+    /// A file of this process that peers map. The promise is of a program's buffer in this process, and ends before
+    /// the file.
     Shared { _promise: Option<PromisedFile>, file: Arc<OwnedFd> },
-    /// Such a file, and copies of this process's own of some of its pages.
+    /// A peer's file, which is mapped and needs no descriptor any more: only its owner hands it on.
+    OfPeer,
+    /// A file that peers map, and copies of this process's own of some of its pages.
     Parting,
     /// This process has all pages for itself.
     Private,
@@ -65,6 +73,24 @@ impl SharedMemory {
         Ok(SharedMemory::new(base, bytes, Backing::Private))
     }
 
+    /// Memory of this process only, for a device that reads and writes it by itself: a forked child has none of it.
+    ///
+    /// Such a device goes on with the pages that it was given, whatever becomes of the process. A fork would have the
+    /// process copy each page at its next store, and leave the old one to the device.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the system has no such memory.
+    pub fn for_device(bytes: usize) -> Result<SharedMemory> {
+        let base = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+        let mut memory = SharedMemory::new(base, bytes, Backing::Private);
+        memory.unforked = Some(Birthplace::here());
+        // SAFETY: the range is our own mapping; the advice changes no content.
+        if unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK) } != 0 {
+            return Err(Error::last_os(format!("madvise of {bytes} bytes for a device")));
+        }
+        Ok(memory)
+    }
+
     /// Memory behind a descriptor that can be handed to other processes. Pages are taken when first touched.
     ///
     /// # Errors
@@ -87,6 +113,19 @@ impl SharedMemory {
         Ok(SharedMemory::new(base, bytes, Backing::promised(file, bytes)))
     }
 
+    /// Memory for a program's pool: what of it is in use, [`Keep::grow_use`] says. No page is promised.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the system refuses.
+    pub fn for_pool(bytes: usize) -> Result<SharedMemory> {
+        let file = sealed_file(BUFFER_NAME, bytes)?;
+        let base = map(bytes, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd())?;
+        let backing = Backing::Shared { _promise: None, file: Arc::new(file) };
+        let memory = SharedMemory::new(base, bytes, backing);
+        memory.used.store(0, Ordering::Relaxed);
+        Ok(memory)
+    }
+
     /// Maps a descriptor that a peer sent, which must be a sealed memfd of exactly `bytes`.
     ///
     /// # Errors
@@ -102,12 +141,24 @@ impl SharedMemory {
             return Err(Error::new(Kind::Remote, message));
         }
         let base = map(bytes, libc::MAP_SHARED, actual.as_raw_fd())?;
-        let file = Arc::new(actual.into());
-        Ok(SharedMemory::new(base, bytes, Backing::Shared { _promise: None, file }))
+        Ok(SharedMemory::new(base, bytes, Backing::OfPeer))
     }
 
     fn new(base: NonNull<u8>, bytes: usize, backing: Backing) -> SharedMemory {
-        SharedMemory { base, bytes, backing: Mutex::new(backing), lending: Lending::new() }
+        SharedMemory {
+            base,
+            bytes,
+            backing: Mutex::new(backing),
+            lending: Lending::new(),
+            used: AtomicUsize::new(bytes),
+            unforked: None,
+        }
+    }
+
+    /// How much of it is in use, in whole pages.
+    fn used(&self) -> usize {
+        // Relaxed: who uses memory has grown the use before, and what it does there reaches this thread by other ways.
+        self.used.load(Ordering::Relaxed).next_multiple_of(LEAST_PAGE_BYTES).min(self.bytes)
     }
 
     /// The memory as a region, which owns it from now on.
@@ -167,7 +218,7 @@ impl Keep for SharedMemory {
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         match &*self.lock() {
             Backing::Shared { file, .. } => Some(Arc::clone(file)),
-            Backing::Parting | Backing::Private => None,
+            Backing::OfPeer | Backing::Parting | Backing::Private => None,
         }
     }
 
@@ -197,13 +248,15 @@ impl Keep for SharedMemory {
         if let Backing::Shared { file, .. } = &*backing {
             self.lending.part();
             // Pages of a private mapping are the file's until the first store to each.
-            let fresh = map(self.bytes, libc::MAP_PRIVATE, file.as_raw_fd())?;
+            // Of a pool most will never be copied.
+            let fresh = map(self.bytes, libc::MAP_PRIVATE | libc::MAP_NORESERVE, file.as_raw_fd())?;
             self.replace(fresh)?;
             *backing = Backing::Parting;
         }
         if let Backing::Parting = &*backing {
+            // What was never in use no peer was ever lent.
             // SAFETY: the range is our own mapping.
-            unsafe { own_pages(self.base, self.bytes) }?;
+            unsafe { own_pages(self.base, self.used()) }?;
             *backing = Backing::Private;
         }
         Ok(())
@@ -222,17 +275,35 @@ impl Keep for SharedMemory {
     fn share_anew(&self) -> Result<Generation> {
         let mut backing = self.lock();
         if self.is_detached() {
-            room::check(self.bytes)?;
+            let used = self.used();
+            room::check(used)?;
             let shared = sealed_file(BUFFER_NAME, self.bytes)?;
             let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
-            // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
-            unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
+            // SAFETY: both mappings have at least as many bytes, and one is new; the caller keeps writers away.
+            unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), used) };
             self.replace(fresh)?;
             self.prefer_huge_pages();
-            *backing = Backing::promised(shared, self.bytes);
+            *backing = Backing::promised(shared, used);
             self.lending.renew();
         }
         Ok(self.lending.generation())
+    }
+
+    fn shared(&self) -> Option<Generation> {
+        self.lending.shared()
+    }
+
+    fn grow_use(&self, before: usize, bytes: usize) -> Result<()> {
+        room::check(bytes.saturating_sub(before))?;
+        // Relaxed: see `used`.
+        self.used.fetch_max(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn discard(&self, offset: usize, bytes: usize) {
+        if let Backing::Shared { file, .. } = &*self.lock() {
+            cut(file, offset, bytes);
+        }
     }
 
     /// Asks for huge pages: fewer faults and TLB misses for large buffers. A refusal costs only speed.
@@ -244,6 +315,9 @@ impl Keep for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        if self.unforked.is_some_and(|birthplace| !birthplace.is_here()) {
+            return;
+        }
         // SAFETY: base and length are those of the mapping made in the constructor; holders of raw pointers into it
         // hold an `Arc` of this owner.
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
@@ -277,6 +351,14 @@ pub(super) unsafe fn own_pages(base: NonNull<u8>, bytes: usize) -> Result<()> {
         byte.fetch_or(0, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Frees the memory of a part of the file, whoever has it mapped. A refusal costs memory until all have let go of it.
+pub(super) fn cut(file: &OwnedFd, offset: usize, bytes: usize) {
+    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return };
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a plain call on a descriptor that we own.
+    let _refused = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
 }
 
 /// Whether a descriptor is a memfd that cannot shrink.
@@ -370,6 +452,28 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 mod tests {
     use super::*;
     use crate::sync::primitive::AtomicU64;
+    use crate::sys::fork;
+
+    #[test]
+    fn memory_for_a_device_is_not_in_a_forked_child_and_its_drop_there_unmaps_nothing() {
+        let memory = SharedMemory::for_device(3 * 4096 + 1).unwrap();
+        // SAFETY: the first byte of our own mapping.
+        unsafe { memory.base().as_ptr().write(7) };
+        let mut memory = Some(memory);
+        let is_fine = fork::in_child(|| {
+            let place = memory.as_ref().unwrap().base();
+            let (flags, access) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+            // SAFETY: nothing is mapped there, or the flag has the call fail.
+            let other =
+                unsafe { libc::mmap(place.as_ptr().cast(), 4096, access, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+            drop(memory.take());
+            // SAFETY: the child's own mapping, which the drop has left alone, or there is none.
+            other.cast() == place.as_ptr() && unsafe { place.as_ptr().read() } == 0
+        });
+        assert!(is_fine);
+        // SAFETY: as above.
+        assert_eq!(unsafe { memory.unwrap().base().as_ptr().read() }, 7);
+    }
 
     #[test]
     fn a_refused_memfd_names_the_way_round() {
@@ -463,6 +567,48 @@ mod tests {
             mine.detach().unwrap();
             writer.unwrap().join().unwrap();
         }
+    }
+
+    /// What was taken away from peers leaves no mappings behind once it is dropped, and an allocator's blocks nearby
+    /// grow as before.
+    #[test]
+    fn memory_that_was_taken_away_leaves_no_mapping() {
+        assert!(room::alone(|| {
+            let lines = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+            let life = |count: usize| {
+                let all: Vec<_> =
+                    (0..count).map(|number| SharedMemory::memfd((1 + number % 3) * 4096).unwrap()).collect();
+                all.iter().for_each(|memory| memory.detach().unwrap());
+                all.iter().step_by(2).for_each(|memory| _ = memory.share_anew().unwrap());
+                lines()
+            };
+            // What the test itself needs of the allocator is there from the second time on.
+            let _warm = (life(33), lines());
+            let (before, most, after) = (lines(), life(33), lines());
+            println!("{before} {most} {after}");
+            most > before && after == before
+        }));
+    }
+
+    /// A pool of much more than this process can have: what was never in use takes no memory when it is taken away.
+    #[test]
+    fn of_a_pool_only_what_is_in_use_is_copied_when_it_is_taken_away() {
+        let pool = SharedMemory::for_pool(1 << 42).unwrap();
+        pool.grow_use(0, 5000).unwrap();
+        // SAFETY: inside the mapping, one thread.
+        unsafe { pool.at(0, 5000).as_ptr().write_bytes(7, 5000) };
+        let file = pool.descriptor().unwrap();
+        let old = map(8192, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
+        pool.detach().unwrap();
+        // SAFETY: inside the mapping, one thread.
+        unsafe { old.as_ptr().write_bytes(9, 5000) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { pool.at(4999, 1).as_ptr().read() }, 7, "out of the peer's reach");
+        pool.share_anew().unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { pool.at(4999, 1).as_ptr().read() }, 7);
+        // SAFETY: the mapping is this test's.
+        assert_eq!(unsafe { libc::munmap(old.as_ptr().cast(), 8192) }, 0);
     }
 
     #[test]

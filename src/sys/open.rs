@@ -14,7 +14,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -38,6 +38,14 @@ pub fn above_streams<T: From<OwnedFd> + Into<OwnedFd>>(opened: T) -> io::Result<
     }
     // SAFETY: the call just gave us this descriptor, and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) }.into())
+}
+
+/// A copy of a descriptor, which stays open when that one is closed.
+///
+/// # Errors
+/// The system's, if no descriptor is left.
+pub fn twin(descriptor: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    above_streams(descriptor.try_clone_to_owned()?)
 }
 
 /// What a system call has opened, by its result; the error of the call where that is negative.
@@ -114,6 +122,37 @@ impl Drop for LockedFile {
         // SAFETY: it is dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.file) };
     }
+}
+
+/// Calls what opens descriptors in a library that is not ours, none of which gets the number of a standard stream.
+///
+/// # Errors
+/// The system's, if no descriptor is left.
+pub fn above_streams_by<T>(open: impl FnOnce() -> T) -> io::Result<T> {
+    let mut kept = Vec::new();
+    loop {
+        // Not `above_streams`: the low numbers are wanted.
+        let placeholder = File::open("/dev/null")?;
+        if placeholder.as_raw_fd() >= FIRST_OWN {
+            break;
+        }
+        kept.push(placeholder);
+    }
+    Ok(open())
+}
+
+/// Descriptors that a library which is not ours has opened: a forked child gets dead ends in their place.
+///
+/// Not before they are opened: a driver may keep an open waiting, and forks with it. A fork in between has copies.
+pub fn note_foreign(descriptors: &[RawFd]) {
+    let opening = ForksHeld::begin();
+    descriptors.iter().for_each(|descriptor| opening.note(*descriptor));
+}
+
+/// To be called before that library closes them: what the program opens later may be like them.
+pub fn forget_foreign(descriptors: &[RawFd]) {
+    let closing = ForksHeld::begin();
+    descriptors.iter().for_each(|descriptor| closing.forget(*descriptor));
 }
 
 /// Writes `bytes` to `path`, where nothing else stands afterwards. A limit of file sizes is an error.
@@ -220,10 +259,11 @@ mod tests {
                 socket.listen(1)?;
                 let listener = TcpListener::from(socket);
                 let stream = TcpStream::connect(listener.local_addr()?)?;
+                let foreign = above_streams_by(|| File::open(&path))??;
                 let accepted = std::iter::repeat_with(|| accept_tcp(&listener)).find_map(io::Result::ok);
                 // The test's own stream has number 0.
                 drop(above_streams(stream)?);
-                Ok((are_closed(), (read, appended, listener, accepted)))
+                Ok((are_closed(), (read, appended, listener, accepted, foreign)))
             };
             let ended = Process::of(i32::MAX).is_some_and(Process::has_ended);
             kept().is_ok_and(|(fine, _kept)| fine) && files().is_ok_and(|(fine, _kept)| fine) && ended && are_closed()

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sys::open;
+use crate::sys::{futex, open};
 
 /// Watches descriptors, level-triggered: a descriptor that stays ready is reported again.
 #[derive(Debug)]
@@ -38,22 +38,20 @@ pub struct Readiness {
 
 /// The most descriptors that one wait reports; the next wait reports the others.
 const BATCH: usize = 256;
+const NO_EVENT: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
 
 /// The results of a wait; the memory is reused.
+#[derive(Default)]
 pub struct Ready {
-    events: Box<[libc::epoll_event; BATCH]>,
+    events: Vec<libc::epoll_event>,
     count: usize,
+    /// What [`wait_few`] asks for.
+    set: Vec<libc::pollfd>,
 }
 
 impl std::fmt::Debug for Ready {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-impl Default for Ready {
-    fn default() -> Ready {
-        Ready { events: Box::new([libc::epoll_event { events: 0, u64: 0 }; BATCH]), count: 0 }
     }
 }
 
@@ -67,7 +65,7 @@ impl Ready {
     pub fn get(&self, place: usize) -> Option<Readiness> {
         const READABLE: libc::c_int = libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLRDHUP;
         const WRITABLE: libc::c_int = libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP;
-        let event = self.events[..self.count].get(place)?;
+        let event = self.events.get(..self.count)?.get(place)?;
         Some(Readiness {
             token: event.u64,
             readable: event.events & READABLE.cast_unsigned() != 0,
@@ -143,6 +141,7 @@ impl Poller {
         ready.count = 0;
         let timeout = milliseconds(timeout);
         let room = libc::c_int::try_from(BATCH).expect("a batch is small");
+        ready.events.resize(BATCH, NO_EVENT);
         // SAFETY: the kernel writes at most `room` events, and the array has so many.
         let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), ready.events.as_mut_ptr(), room, timeout) };
         match usize::try_from(count) {
@@ -160,6 +159,39 @@ impl Poller {
             }
         }
     }
+}
+
+/// As [`Poller::wait`], for descriptors that are named anew at each wait, each with its token: so it takes none of its
+/// own. Each costs a little time: for few.
+///
+/// # Errors
+/// [`crate::error::Kind::System`], which never happens with open descriptors.
+pub fn wait_few<'a>(
+    few: impl Iterator<Item = (u64, BorrowedFd<'a>, Interest)>,
+    ready: &mut Ready,
+    timeout: Duration,
+) -> Result<()> {
+    let Ready { events, count, set } = ready;
+    *count = 0;
+    set.clear();
+    events.clear();
+    for (token, fd, interest) in few {
+        set.push(asked(fd, interest));
+        events.push(libc::epoll_event { events: 0, u64: token });
+    }
+    if set.is_empty() && timeout.is_zero() {
+        return Ok(());
+    }
+    poll(set, timeout)?;
+    for place in 0..set.len() {
+        // Both calls have the same bits.
+        if *count < BATCH && set[place].revents != 0 {
+            let reported = u32::from(set[place].revents.cast_unsigned());
+            events[*count] = libc::epoll_event { events: reported, u64: events[place].u64 };
+            *count += 1;
+        }
+    }
+    Ok(())
 }
 
 /// A poller is readable while it has something to report, so that it can be waited for as a descriptor itself.
@@ -215,18 +247,24 @@ pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> 
 /// # Errors
 /// As there.
 pub fn ready(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<Vec<bool>> {
-    let mut set: Vec<libc::pollfd> = interests
-        .iter()
-        .map(|(fd, interest)| {
-            let events = match interest {
-                Interest::None => 0,
-                Interest::Read => libc::POLLIN,
-                Interest::Write => libc::POLLOUT,
-                Interest::ReadWrite => libc::POLLIN | libc::POLLOUT,
-            };
-            libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
-        })
-        .collect();
+    let mut set: Vec<libc::pollfd> = interests.iter().map(|(fd, interest)| asked(*fd, *interest)).collect();
+    poll(&mut set, timeout)?;
+    Ok(set.iter().map(|one| one.revents != 0).collect())
+}
+
+fn asked(fd: BorrowedFd<'_>, interest: Interest) -> libc::pollfd {
+    let events = match interest {
+        Interest::None => 0,
+        Interest::Read => libc::POLLIN | libc::POLLRDHUP,
+        Interest::Write => libc::POLLOUT,
+        Interest::ReadWrite => libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT,
+    };
+    libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+}
+
+/// Sleeps at most `timeout` until one of `set` is ready, of which nothing was reported before. A signal ends it early.
+/// Where the system refuses for now, it has slept a moment, and each may be ready: callers do not block.
+fn poll(set: &mut [libc::pollfd], timeout: Duration) -> Result<()> {
     let count = libc::nfds_t::try_from(set.len()).expect("a count of descriptors");
     let limit = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -235,11 +273,21 @@ pub fn ready(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Res
     // SAFETY: the set has as many entries as said, and the limit lives through the call.
     let result = unsafe { libc::ppoll(set.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
     let error = std::io::Error::last_os_error();
-    if result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
-        return Err(Error::system("ppoll", error));
+    match error.raw_os_error().filter(|_| result < 0) {
+        None | Some(libc::EINTR) => {}
+        // The kernel has no memory, or the program has set its limit of open files below the number of these.
+        Some(libc::ENOMEM | libc::EINVAL) => {
+            futex::nap(timeout.min(REFUSED_NAP));
+            set.iter_mut().for_each(|one| one.revents = one.events);
+            return Ok(());
+        }
+        Some(_) => return Err(Error::system("ppoll", error)),
     }
-    // After an error nothing was written.
-    Ok(set.iter().map(|one| result > 0 && one.revents != 0).collect())
+    // After an error nothing was written. What the program has closed is reported at once, always.
+    if set.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+        return Err(Error::system("ppoll", std::io::Error::from_raw_os_error(libc::EBADF)));
+    }
+    Ok(())
 }
 
 /// Rounded up, so that a wait of less than a millisecond does not spin.
@@ -248,7 +296,11 @@ fn milliseconds(duration: Duration) -> libc::c_int {
     libc::c_int::try_from(rounded).unwrap_or(libc::c_int::MAX)
 }
 
+/// How long a sleep lasts that the system refuses.
+const REFUSED_NAP: Duration = Duration::from_millis(2);
+
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -276,6 +328,51 @@ mod tests {
         assert!(ready.iter().all(|event| event.readable && event.token == 44) && !ready.is_full());
         poller.remove(ours.as_fd()).unwrap();
         assert!(poller.remove(ours.as_fd()).is_err());
+    }
+
+    #[test]
+    fn few_descriptors_are_reported_as_by_a_poller() {
+        let mut ready = Ready::default();
+        let pairs: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
+        let interests = [Interest::Read, Interest::Write, Interest::None];
+        let wait = |ready: &mut Ready, timeout| {
+            let few =
+                (7..).zip(&pairs).zip(interests).map(|((token, (mine, _)), interest)| (token, mine.as_fd(), interest));
+            wait_few(few, ready, timeout).unwrap();
+        };
+        let room = Readiness { token: 8, readable: false, writable: true };
+        wait(&mut ready, Duration::MAX);
+        assert_eq!(ready.iter().collect::<Vec<_>>(), [room]);
+        (&pairs[0].1).write_all(b"x").unwrap();
+        wait(&mut ready, Duration::ZERO);
+        let bytes = Readiness { token: 7, readable: true, writable: false };
+        assert_eq!(ready.iter().collect::<Vec<_>>(), [bytes, room]);
+        pairs[2].1.shutdown(std::net::Shutdown::Both).unwrap();
+        wait(&mut ready, Duration::ZERO);
+        assert!(ready.iter().any(|event| event.token == 9 && event.readable) && !ready.is_full());
+        wait_few(std::iter::empty(), &mut ready, Duration::ZERO).unwrap();
+        assert_eq!(ready.iter().count(), 0);
+    }
+
+    /// Regression: what sleeps beside descriptors took them for closed, for good.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_sleep_that_the_system_refuses_is_short_and_says_that_all_may_be_ready() {
+        let ends = UnixStream::pair().unwrap();
+        let interests = [(ends.0.as_fd(), Interest::Read), (ends.1.as_fd(), Interest::None)];
+        assert!(crate::sys::fork::in_child(|| {
+            let few = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
+            // SAFETY: the call reads one `rlimit`.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) }, 0);
+            let minute = Duration::from_secs(60);
+            let began = crate::sys::clock::now();
+            let told = ready(&interests, minute).unwrap();
+            let mut few = Ready::default();
+            wait_few((7..).zip(interests).map(|(token, (fd, wanted))| (token, fd, wanted)), &mut few, minute).unwrap();
+            let took = crate::sys::clock::now().duration_since(began);
+            let tokens: Vec<u64> = few.iter().map(|event| event.token).collect();
+            told == [true, false] && tokens == [7] && took < minute
+        }));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub const ALL_WORDS: usize = HEAD_WORDS + MOST_PAGES * PAGE_WORDS;
 pub const PAGES_NAME: &std::ffi::CStr = c"rsccl-ranks";
 
 /// The first word of a process's head, once all is there: letters, and the version of the layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"rsccl\0\0\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"rsccl\0\0\x02");
 
 /// Places in the head of a process.
 pub mod process_head {
@@ -67,8 +67,17 @@ pub mod process_head {
     pub const HOST: usize = 8;
     /// Words of it.
     pub const HOST_WORDS: usize = 33;
+    /// The names of other hosts: texts, which pages name by their number, from 1.
+    pub const HOST_NAMES: usize = 48;
+    /// Words of one: a name of Linux has 64 bytes at most.
+    pub const HOST_NAME_WORDS: usize = 9;
+    /// How many there is room for. Ranks of further hosts are not on pages.
+    pub const MOST_HOST_NAMES: usize = (super::HEAD_WORDS - HOST_NAMES) / HOST_NAME_WORDS;
 }
-use process_head::{HIDDEN, HOST, HOST_WORDS, MADE_AT, MAGIC_AT, PROCESS, USED};
+use process_head::{
+    HIDDEN, HOST, HOST_NAME_WORDS, HOST_NAMES, HOST_WORDS, MADE_AT, MAGIC_AT, MOST_HOST_NAMES, PROCESS, USED,
+};
+const _: () = assert!(HOST + HOST_WORDS <= HOST_NAMES);
 
 const WORD_BYTES: usize = size_of::<u64>();
 const _: () = assert!(size_of::<PageWords>() == PAGE_WORDS * WORD_BYTES && align_of::<PageWords>() == WORD_BYTES);
@@ -113,6 +122,15 @@ impl RankPage {
     fn beside(counted: Option<(Arc<ProcessPages>, Birthplace)>) -> RankPage {
         let memory = HiddenWords::new();
         RankPage { words: memory.words(), place: Arc::new(Place::Hidden { _memory: memory, counted }) }
+    }
+
+    /// The number by which the head of the process has this name of a host; `None` where it has no room for it, or
+    /// where nobody sees the page.
+    pub fn host_number(&self, name: &str) -> Option<u32> {
+        match &*self.place {
+            Place::Shown { pages, .. } => pages.host_number(name),
+            Place::Hidden { .. } => None,
+        }
     }
 
     /// Whether it can be seen from outside.
@@ -193,6 +211,8 @@ struct ProcessPages {
     /// What others find; nothing here reads it.
     file: OwnedFd,
     taken: Mutex<[bool; MOST_PAGES]>,
+    /// The names of other hosts in the head, in their order.
+    names: Mutex<Vec<String>>,
 }
 
 /// That of this process, while a rank has a page in it.
@@ -233,7 +253,8 @@ fn pages() -> Result<Arc<ProcessPages>> {
 impl ProcessPages {
     fn new() -> Result<ProcessPages> {
         let (memory, file) = memory::written_by_me(PAGES_NAME, ALL_WORDS * WORD_BYTES)?;
-        let pages = ProcessPages { memory, file, taken: Mutex::new([false; MOST_PAGES]) };
+        let (taken, names) = (Mutex::new([false; MOST_PAGES]), Mutex::default());
+        let pages = ProcessPages { memory, file, taken, names };
         pages.fill(0, HEAD_WORDS)?;
         let head = pages.head();
         // Relaxed: the magic number publishes them.
@@ -287,6 +308,17 @@ impl ProcessPages {
         }
         used.fetch_max(index as u64 + 1, Ordering::Relaxed);
         Ok(index)
+    }
+
+    fn host_number(&self, name: &str) -> Option<u32> {
+        let mut names = self.names.lock();
+        let known = names.iter().position(|known| known == name);
+        let place = known.or_else(|| (names.len() < MOST_HOST_NAMES).then_some(names.len()))?;
+        if known.is_none() {
+            page_text::write(&self.head()[HOST_NAMES + place * HOST_NAME_WORDS..][..HOST_NAME_WORDS], name);
+            names.push(name.to_owned());
+        }
+        u32::try_from(place + 1).ok()
     }
 
     fn give_back(&self, index: usize) {

@@ -44,6 +44,12 @@ pub mod process_head {
     pub const HOST: usize = 8;
     /// As in the real one.
     pub const HOST_WORDS: usize = 33;
+    /// As in the real one.
+    pub const HOST_NAMES: usize = 48;
+    /// As in the real one.
+    pub const HOST_NAME_WORDS: usize = 9;
+    /// As in the real one.
+    pub const MOST_HOST_NAMES: usize = (super::HEAD_WORDS - HOST_NAMES) / HOST_NAME_WORDS;
 }
 
 /// The page of one rank.
@@ -60,6 +66,11 @@ impl RankPage {
     /// The same.
     pub fn hidden() -> RankPage {
         RankPage::take()
+    }
+
+    /// Nobody sees the page.
+    pub fn host_number(&self, _: &str) -> Option<u32> {
+        None
     }
 }
 

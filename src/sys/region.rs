@@ -100,6 +100,23 @@ pub trait Keep: fmt::Debug + Send + Sync {
     /// Where there is no memory.
     fn share_anew(&self) -> Result<Generation>;
 
+    /// What peers can map of a pool's memory as it is; `None` where it is detached, and of memory that is no pool's.
+    fn shared(&self) -> Option<Generation> {
+        None
+    }
+
+    /// Of memory that is put to use from its beginning on, as a pool is: this much was in use, and so much will be.
+    ///
+    /// # Errors
+    /// Where there is no room for the rest.
+    fn grow_use(&self, _before: usize, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Gives memory back to the system whose content nobody wants, as far as other processes need it no more: whole
+    /// pages. It is advice.
+    fn discard(&self, _offset: usize, _bytes: usize) {}
+
     /// Asks for large pages, for fewer faults and TLB misses. It is advice: a refusal costs only speed.
     fn prefer_huge_pages(&self);
 }
@@ -221,6 +238,15 @@ impl Keep for KeptWith {
     }
     fn share_anew(&self) -> Result<Generation> {
         self.keep.share_anew()
+    }
+    fn shared(&self) -> Option<Generation> {
+        self.keep.shared()
+    }
+    fn grow_use(&self, before: usize, bytes: usize) -> Result<()> {
+        self.keep.grow_use(before, bytes)
+    }
+    fn discard(&self, offset: usize, bytes: usize) {
+        self.keep.discard(offset, bytes);
     }
     fn prefer_huge_pages(&self) {
         self.keep.prefer_huge_pages();

@@ -186,6 +186,16 @@ impl SystemChannels {
         }
     }
 
+    /// Whether trees carry long all-reduces of one domain quicker than rings: see [`search::are_trees_wider`].
+    pub fn are_trees_wider(&self) -> bool {
+        match (&self.between, &self.domains[..]) {
+            (None, [DomainChannels { gpus, rings: Some(rings), chains: Some(chains) }]) => {
+                search::are_trees_wider(rings, chains, gpus.len())
+            }
+            _ => false,
+        }
+    }
+
     /// The order in which channels pass the ranks that have these GPUs, in rank order. Ranks that share a GPU follow
     /// each other. `None` where there are no channels: a single GPU, or no way between domains.
     ///

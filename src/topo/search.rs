@@ -56,6 +56,14 @@ pub fn is_crowded(system: &System, gpus: &[NodeId], rings: &Inside) -> bool {
     rings.total().0 * 4 > each.0 * 5
 }
 
+/// Whether all-reduces along these chains, as trees, are quicker by a quarter and more than along these rings. A ring
+/// carries each byte over a link twice but for one rank's part, a tree once in each direction: where few links join two
+/// halves of the GPUs, such as one between sockets, a tree takes half of the time.
+pub fn are_trees_wider(rings: &Inside, chains: &Inside, gpus: usize) -> bool {
+    let ranks = gpus as u64;
+    chains.total().0 * ranks.saturating_sub(1) * 4 > rings.total().0 * ranks * 5
+}
+
 /// The most channels that a search returns: as many as a communicator may have.
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
 pub const MAX_CHANNELS: usize = crate::config::MAX_CHANNELS as usize;
@@ -315,6 +323,19 @@ mod tests {
         assert_eq!(all, [Some(true); 4], "over PCI Express, or through other GPUs");
         let none = ["h100x8", "b200x8", "p4d", "ndv4", "a100x4mesh"].map(is_crowded);
         assert_eq!(none, [Some(false); 5], "switches, and a link for each pair");
+    }
+
+    /// Two halves that one link between sockets joins; elsewhere a tree's share of the links is a ring's, or little
+    /// more.
+    #[test]
+    fn trees_are_wider_where_few_links_join_two_halves() {
+        let wider = |name: &&str| {
+            let system = machines::system(name);
+            let gpus = system.gpus();
+            let rings = rings(&system, &gpus).expect("two GPUs and more");
+            are_trees_wider(&rings, &chains_of(&system, &gpus, &rings).expect("rings cut open"), gpus.len())
+        };
+        assert_eq!(machines::ALL.iter().copied().filter(wider).collect::<Vec<_>>(), ["a100bridge"]);
     }
 
     /// The bounds are arithmetic: what leaves the GPU with the fewest links, or the narrowest root or socket link.

@@ -1,5 +1,8 @@
 //! Which connection is meant, which end of it, and which part: the keys by which ranks open and find connections.
 
+use crate::bootstrap::Bootstrap;
+use crate::error::Result;
+use crate::sync::Wait;
 use crate::types::Rank;
 
 /// Which of the connections of a pair.
@@ -40,9 +43,10 @@ pub enum Receivers {
     AreAsked,
 }
 
-/// What a peer asks for.
+/// What a rank asks its peer for: the peer's end of a connection for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndRequest {
+    /// Who asks, or is asked.
     pub(super) peer: Rank,
     /// The kind of a connection on devices; `None` for one on the host, which the peer sends on.
     pub(super) device: Option<u8>,
@@ -92,6 +96,21 @@ impl Channel {
     }
 }
 
+impl EndRequest {
+    /// Asks the peer.
+    ///
+    /// # Errors
+    /// Of the bootstrap.
+    pub(super) fn post(self, bootstrap: &dyn Bootstrap, wait: &Wait) -> Result<()> {
+        bootstrap.post(self.peer, TAG_ASK, self.device.as_slice(), wait)
+    }
+
+    /// That of a rank that waits for this rank's end.
+    pub fn next(bootstrap: &dyn Bootstrap) -> Option<EndRequest> {
+        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
+    }
+}
+
 impl QueuePart {
     /// Whether it lies with the rank that has a connection's end of this `way`.
     pub fn is_owners(self, way: Way) -> bool {
@@ -108,3 +127,6 @@ impl EndKey {
         }
     }
 }
+
+/// The tag of the bootstrap's messages that ask for an end.
+pub(super) const TAG_ASK: u32 = 0x5247_0000;

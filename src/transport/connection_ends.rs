@@ -24,7 +24,9 @@ use crate::transport::links::Links;
 use crate::transport::opening::{Expected, HandshakeWord, MadeEnd, OpeningSide, Ticket};
 use crate::transport::pump::{ReceiveEnd, SendEnd, Wire};
 use crate::transport::routes::{Routes, unreachable};
-use crate::transport::table::{Here, Imported, Opening, PeerOffer, memory_for_peers, on_host};
+use crate::transport::table::{
+    Dialling, ExpectedWire, Here, Imported, Opening, PeerOffer, Unreached, memory_for_peers, on_host,
+};
 use crate::types::Rank;
 
 /// This rank's side of all hand-shakes.
@@ -75,15 +77,15 @@ impl ConnectionEnds<'_> {
     /// # Errors
     /// Of the bootstrap.
     pub(super) fn ask(&self, need: Need, kind: ConnectionKind) -> Result<()> {
-        let word: &[u8] = match (kind, need.way, need.channel) {
-            (ConnectionKind::Rings, Way::Send, _) => &[],
-            (ConnectionKind::Queues, Way::Send, Channel::PointToPoint) => &[ASKS_TO_RECEIVE],
-            (ConnectionKind::Queues, Way::Receive, Channel::PointToPoint) => &[ASKS_TO_SEND],
+        let device = match (kind, need.way, need.channel) {
+            (ConnectionKind::Rings, Way::Send, _) => None,
+            (ConnectionKind::Queues, Way::Send, Channel::PointToPoint) => Some(ASKS_TO_RECEIVE),
+            (ConnectionKind::Queues, Way::Receive, Channel::PointToPoint) => Some(ASKS_TO_SEND),
             (ConnectionKind::Rings, Way::Receive, _) | (ConnectionKind::Queues, _, Channel::Collective(_)) => {
                 return Ok(());
             }
         };
-        self.bootstrap.post(need.peer, TAG_ASK, word, self.wait)
+        EndRequest { peer: need.peer, device }.post(self.bootstrap, self.wait)
     }
 
     /// Which connection a peer asks for; `None` where this rank can open none.
@@ -123,6 +125,10 @@ impl OpeningSide for ConnectionEnds<'_> {
     type Key = EndKey;
     type End = OpenEnd;
 
+    fn peer(&self, key: EndKey) -> Rank {
+        key.need.peer
+    }
+
     fn owns(&self, key: EndKey) -> bool {
         key.is_mine()
     }
@@ -138,11 +144,9 @@ impl OpeningSide for ConnectionEnds<'_> {
         let EndKey { need: Need { peer, .. }, part } = key;
         let place = self.routes.place(peer);
         if self.is_over_wire(key) {
-            let (ticket, offer) = self.routes.transports[place].listen(peer, self.bootstrap)?;
-            return Ok(MadeEnd {
-                offer: self.routes.write_offer(peer, &offer),
-                end: Expected::Ticket((place, ticket)),
-            });
+            let ExpectedWire { ticket, offer, at } = self.routes.transports[place].listen(peer, self.bootstrap)?;
+            let (offer, end) = (self.routes.write_offer(peer, &offer), Expected::Ticket((place, ticket)));
+            return Ok(MadeEnd { offer, end, at });
         }
         let memory = match part {
             EndPart::Ring => {
@@ -157,14 +161,16 @@ impl OpeningSide for ConnectionEnds<'_> {
             let offer = self.routes.transports[place].offer((&memory, None), &[peer], self.bootstrap)?;
             self.routes.write_offer(peer, &offer)
         };
-        Ok(MadeEnd { offer, end: Expected::Open(OpenEnd::Memory(memory)) })
+        Ok(MadeEnd { offer, end: Expected::Open(OpenEnd::Memory(memory)), at: None })
     }
 
     fn take(&mut self, key: EndKey, written: &[u8]) -> Result<Box<dyn Opening<OpenEnd>>> {
-        let EndKey { need: Need { peer, channel, .. }, part } = key;
+        let EndKey { need: Need { peer, channel, way }, part } = key;
         if self.is_over_wire(key) {
             let offer = self.routes.read_offer(peer, written)?;
-            let opening = self.routes.transport(peer).dial((peer, channel), offer, self.bootstrap)?;
+            let dialling = if self.owns(key) { Dialling::Only } else { Dialling::OrReversed };
+            let transport = self.routes.transport(peer);
+            let opening = transport.dial((peer, channel, way), (offer, dialling), self.bootstrap)?;
             return Ok(Box::new(WithPeer { peer, opening }));
         }
         let wanted = match part {
@@ -188,6 +194,16 @@ impl OpeningSide for ConnectionEnds<'_> {
             transport.accept().into_iter().map(move |(ticket, wire)| ((place, ticket), OpenEnd::Wire(wire)))
         });
         wires.collect()
+    }
+
+    fn withdraw(&mut self, (place, ticket): Ticket) {
+        if let Some(transport) = self.routes.transports.get_mut(place) {
+            transport.withdraw(ticket);
+        }
+    }
+
+    fn note_reversed(&mut self, key: EndKey) {
+        self.routes.transport(key.need.peer).note_reversed(key.need.peer);
     }
 
     fn keep(&mut self, EndKey { need, part }: EndKey, end: OpenEnd) -> Result<()> {
@@ -276,18 +292,22 @@ where
     fn standing(&self) -> Option<String> {
         self.opening.standing()
     }
+
+    fn unreached(&self) -> Option<Unreached> {
+        self.opening.unreached()
+    }
 }
 
 /// The tag of a word of the hand-shake of `key`.
 fn tag(key: EndKey, word: HandshakeWord) -> u32 {
-    let (offer, taken) = match key.part {
-        EndPart::Ring => (TAG_RING, TAG_RING_TAKEN),
-        EndPart::Queue(QueuePart::AtReceiver) => (TAG_QUEUE, TAG_QUEUE_TAKEN),
-        EndPart::Queue(QueuePart::AtSender) => (TAG_SLOTS, TAG_SLOTS_TAKEN),
+    let (offer, answer) = match key.part {
+        EndPart::Ring => (TAG_RING, TAG_RING_ANSWER),
+        EndPart::Queue(QueuePart::AtReceiver) => (TAG_QUEUE, TAG_QUEUE_ANSWER),
+        EndPart::Queue(QueuePart::AtSender) => (TAG_SLOTS, TAG_SLOTS_ANSWER),
     };
     key.need.channel.tag(match word {
         HandshakeWord::Offer => offer,
-        HandshakeWord::Taken => taken,
+        HandshakeWord::Answer => answer,
     })
 }
 
@@ -301,10 +321,8 @@ const ASKS_TO_RECEIVE: u8 = 1;
 const ASKS_TO_SEND: u8 = 2;
 
 const TAG_RING: u32 = 0x5244_0000;
-const TAG_RING_TAKEN: u32 = 0x5245_0000;
+const TAG_RING_ANSWER: u32 = 0x5245_0000;
 const TAG_QUEUE: u32 = 0x5249_0000;
-const TAG_QUEUE_TAKEN: u32 = 0x524a_0000;
+const TAG_QUEUE_ANSWER: u32 = 0x524a_0000;
 const TAG_SLOTS: u32 = 0x524d_0000;
-const TAG_SLOTS_TAKEN: u32 = 0x524e_0000;
-/// Asks for the peer's end of a connection for messages.
-pub(super) const TAG_ASK: u32 = 0x5247_0000;
+const TAG_SLOTS_ANSWER: u32 = 0x524e_0000;

@@ -5,14 +5,18 @@
 //! 0       8      ticket: which offer
 //! 8       4      index: which socket of a connection with several
 //! ```
+//!
+//! On an encrypted connection it is the first record.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::auth::{CallerStanding, Handshake, Purpose, Terms};
+use crate::bootstrap::sealed::{RECORD_OVERHEAD, SealedEnds};
+use crate::config::Encryption;
 use crate::error::{Error, Kind, Result, shown};
 use crate::sys::descriptor;
 use crate::types::Rank;
@@ -37,11 +41,11 @@ impl Pipe for descriptor::HandoverStream {
 impl Pipe for TcpStream {
     fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>> {
         let mut stream = self;
-        settle("read from a data socket", || stream.read(into))
+        descriptor::settled("read from a data socket", || stream.read(into))
     }
     fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>> {
         let mut stream = self;
-        settle("write to a data socket", || stream.write(bytes))
+        descriptor::settled("write to a data socket", || stream.write(bytes))
     }
 }
 
@@ -58,6 +62,8 @@ pub(super) struct Caller {
     handshake: Handshake,
     request: Option<Request>,
     output: Vec<u8>,
+    /// What encrypts, once the handshake is done, if anything does.
+    sealed: Option<SealedEnds>,
 }
 
 /// The side that accepts.
@@ -66,11 +72,19 @@ pub(super) struct Answerer {
     handshake: Handshake,
     request: Vec<u8>,
     output: Vec<u8>,
+    /// What encrypts, once the handshake is done, if anything does.
+    sealed: Option<SealedEnds>,
 }
 
 impl Caller {
     pub(super) fn new(terms: Terms, (from, to): (Rank, Rank), request: Request) -> Result<Caller> {
-        Ok(Caller { handshake: Handshake::initiate(terms, from, to)?, request: Some(request), output: Vec::new() })
+        let (handshake, request) = (Handshake::initiate(terms, from, to)?, Some(request));
+        Ok(Caller { handshake, request, output: Vec::new(), sealed: None })
+    }
+
+    /// What encrypts the connection from now on.
+    pub(super) fn take_sealed(&mut self) -> Option<SealedEnds> {
+        self.sealed.take()
     }
 
     /// True once the request is on its way.
@@ -80,8 +94,12 @@ impl Caller {
             if self.handshake.is_done()
                 && let Some(request) = self.request.take()
             {
-                self.output.extend(request.ticket.to_le_bytes());
-                self.output.extend(request.index.to_le_bytes());
+                let said = [&request.ticket.to_le_bytes()[..], &request.index.to_le_bytes()].concat();
+                self.sealed = self.handshake.take_sealed();
+                match &mut self.sealed {
+                    None => self.output.extend(said),
+                    Some(ends) => _ = ends.sealer.seal([&*said], REQUEST_BYTES, &mut self.output)?,
+                }
             }
             if !flush(pipe, &mut self.output)? {
                 return Ok(false);
@@ -103,7 +121,12 @@ impl Answerer {
     }
 
     pub(super) fn new(terms: Terms, me: Rank) -> Answerer {
-        Answerer { handshake: Handshake::respond(terms, me), request: Vec::new(), output: Vec::new() }
+        Answerer { handshake: Handshake::respond(terms, me), request: Vec::new(), output: Vec::new(), sealed: None }
+    }
+
+    /// What encrypts the connection from now on.
+    pub(super) fn take_sealed(&mut self) -> Option<SealedEnds> {
+        self.sealed.take()
     }
 
     /// Who asks for what, once that is known.
@@ -123,14 +146,27 @@ impl Answerer {
     }
 
     fn read_request(&mut self, pipe: &impl Pipe) -> Result<Option<(Rank, Request)>> {
-        while self.request.len() < REQUEST_BYTES {
-            let mut bytes = [0; REQUEST_BYTES];
-            let wanted = REQUEST_BYTES - self.request.len();
+        if self.sealed.is_none() {
+            self.sealed = self.handshake.take_sealed();
+        }
+        let whole = REQUEST_BYTES + if self.sealed.is_some() { RECORD_OVERHEAD } else { 0 };
+        while self.request.len() < whole {
+            let mut bytes = [0; REQUEST_BYTES + RECORD_OVERHEAD];
+            let wanted = whole - self.request.len();
             match pipe.read_some(&mut bytes[..wanted])? {
                 None => return Ok(None),
                 Some(0) => return Err(closed()),
                 Some(got) => self.request.extend_from_slice(&bytes[..got]),
             }
+        }
+        if let Some(SealedEnds { opener, .. }) = &mut self.sealed {
+            opener.room(whole)[..whole].copy_from_slice(&self.request);
+            opener.filled(whole);
+            if !opener.open(REQUEST_BYTES)? || opener.content().len() != REQUEST_BYTES {
+                return Err(closed());
+            }
+            self.request = opener.content().to_vec();
+            opener.take(REQUEST_BYTES);
         }
         let ticket = u64::from_le_bytes(std::array::from_fn(|place| self.request[place]));
         let index = u32::from_le_bytes(std::array::from_fn(|place| self.request[8 + place]));
@@ -170,23 +206,9 @@ fn closed() -> Error {
     Error::new(Kind::Remote, "the other end closed a connection before it began")
 }
 
-/// Makes the call until no signal interrupts it; `None` where it would block. Pumps rely on that: the kernel reports
-/// readiness again only after a call that would have blocked.
-pub(super) fn settle(name: &str, mut call: impl FnMut() -> std::io::Result<usize>) -> Result<Option<usize>> {
-    loop {
-        return match call() {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // A socket that is still connecting says NotConnected to a read.
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => Ok(None),
-            Err(error) => Err(Error::system(name, error)),
-        };
-    }
-}
-
 /// What both ends of a data connection prove to each other.
 pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
-    Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id(), job: None }
+    Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id(), job: None, encryption: Encryption::Off }
 }
 
 /// The connections that a listener has refused.

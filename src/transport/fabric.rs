@@ -11,21 +11,23 @@ use crate::device::{Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Weak};
 use crate::sync::{AbortFlag, Backoff, Chime, Deadline, Patience, Turn, Turned, Wait, Waiting};
+use crate::sys::poller::Interest;
 use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
-use crate::transport::connection::{EndKey, EndPart, EndRequest, Need, Receivers};
-use crate::transport::connection_ends::{ConnectionEnds, ConnectionKind, OpenEnd, TAG_ASK};
+use crate::transport::connection::{EndKey, EndPart, EndRequest, Need, Receivers, TAG_ASK};
+use crate::transport::connection_ends::{ConnectionEnds, ConnectionKind, OpenEnd};
 use crate::transport::device_queues::{ConnectionMemory, DeviceQueues, QueueMemory};
 use crate::transport::fabric_handles;
 use crate::transport::kernel_slots::FarEnd;
 use crate::transport::links::Links;
 use crate::transport::opening::{Openings, ROUND_PEERS};
 use crate::transport::peer_reads::PeerReads;
+use crate::transport::pumps::PumpSources;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registration, UserBoard, UserPointers};
-use crate::transport::{DeadRoutes, NicTable, PeerInfo, Policy, neighbourhood, select};
+use crate::transport::{DeadRoutes, Network, NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -110,6 +112,8 @@ pub struct Fabric {
     hosts: Topology,
     near: TransportKind,
     pub(super) windows: Option<Arc<HostWindows>>,
+    /// How many buffers have ever been registered.
+    registrations: u32,
     pub(super) links: Links,
     pub(super) queues: DeviceQueues,
     openings: Openings<EndKey, OpenEnd>,
@@ -130,6 +134,7 @@ impl Fabric {
             topology: Topology::new(peers.iter().map(|peer| neighbourhood(peer, policy))),
             hosts: Topology::new(peers.iter().map(|peer| peer.host)),
             windows: None,
+            registrations: 0,
             links: Links::new(PeerReads::new(mine, peers, policy)),
             queues: DeviceQueues::default(),
             openings: Openings::new(ROUND_PEERS),
@@ -144,6 +149,13 @@ impl Fabric {
     pub fn with_nics(mut self, table: NicTable, dead: &DeadRoutes) -> Fabric {
         let table = Arc::new(table);
         self.routes.transports.iter_mut().for_each(|transport| transport.use_nics(&table, dead));
+        self
+    }
+
+    /// Learns which network all ranks use between hosts.
+    #[must_use]
+    pub fn with_network(mut self, network: &Network) -> Fabric {
+        self.routes.transports.iter_mut().for_each(|transport| transport.use_network(network));
         self
     }
 
@@ -206,6 +218,13 @@ impl Fabric {
         self.windows.clone()
     }
 
+    /// These are the host's from now on, for messages too.
+    fn take_windows(&mut self, windows: HostWindows) {
+        let windows = Arc::new(windows);
+        self.links.shared = windows.registered.iter().any(Option::is_some).then(|| Arc::clone(&windows));
+        self.windows = Some(windows);
+    }
+
     /// The rings that are open.
     #[inline]
     pub fn links(&mut self) -> &mut Links {
@@ -266,7 +285,7 @@ impl Fabric {
         if let Some(transport) = self.routes.transports.iter().find(|transport| transport.sharing() == Some(sharing)) {
             transport.log_mapping(rank, &format!("Mapped {arena_bytes} bytes of each of {count} local ranks"));
         }
-        self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() }));
+        self.take_windows(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() });
         Ok(())
     }
 
@@ -304,7 +323,10 @@ impl Fabric {
                 "more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones"
             )));
         }
-        let generation = mine.keep().share_anew()?;
+        let serial = self.registrations;
+        // Nobody's offer is that old.
+        self.registrations = serial.wrapping_add(1);
+        let generation = buffer.generation.map_or_else(|| mine.keep().share_anew(), Ok)?;
         let peers: Vec<Rank> = windows.ranks.clone();
         let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, None)).collect();
         let offered = Some((mine.as_region(), None));
@@ -322,25 +344,26 @@ impl Fabric {
         }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.routes.world.rank, mine.bytes(), peers.len());
-        let fresh = Some(Registration { memory, generation, life: buffer.life.clone(), placed: buffer.placed.clone() });
+        let KnownBuffer { life, calls, placed, .. } = buffer.clone();
+        let fresh = Some(Registration { serial, memory, generation, life, calls, placed });
         match registered.get_mut(number) {
             Some(place) => *place = fresh,
             None => registered.push(fresh),
         }
         let all = registered.iter().flatten().count();
         crate::log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {all} in all");
-        self.windows = Some(Arc::new(HostWindows { neighbours, registered, ..windows.alike() }));
+        self.take_windows(HostWindows { neighbours, registered, ..windows.alike() });
         Ok(())
     }
 
-    /// Lets go of the registrations of `memory`, of which peers still know.
-    pub fn let_go(&mut self, memory: &HostRegion) {
+    /// Lets go of the registrations of `buffer`, of which peers still know.
+    pub fn let_go(&mut self, buffer: &KnownBuffer) {
         let Some(windows) = &self.windows else { return };
         let mut registered = windows.registered.clone();
-        for own in registered.iter_mut().flatten().filter(|own| own.memory[windows.me].base() == memory.base()) {
+        for own in registered.iter_mut().flatten().filter(|own| own.life.ptr_eq(&buffer.life)) {
             own.life = Weak::new();
         }
-        self.windows = Some(Arc::new(HostWindows { registered, ..windows.alike() }));
+        self.take_windows(HostWindows { registered, ..windows.alike() });
     }
 
     /// A bit for each registration of which this rank has let go, or that is none; `None` where there are none.
@@ -359,7 +382,7 @@ impl Fabric {
         let Some(windows) = &self.windows else { return };
         let of = |(number, one): (usize, &Option<Registration>)| one.clone().filter(|_| !is_gone(number));
         let registered = windows.registered.iter().enumerate().map(of).collect();
-        self.windows = Some(Arc::new(HostWindows { registered, ..windows.alike() }));
+        self.take_windows(HostWindows { registered, ..windows.alike() });
     }
 
     /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so
@@ -446,11 +469,6 @@ impl Fabric {
         self.links.has(need) && !self.openings.has(EndKey { need: *need, part: EndPart::Ring })
     }
 
-    /// A rank that waits for this rank's end of a connection.
-    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<EndRequest> {
-        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
-    }
-
     /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before, or can open
     /// none. From then on the rank [owes](Fabric::owes).
     ///
@@ -535,20 +553,20 @@ impl Fabric {
         let serves = self.openings.is_any() || !self.routes.outstanding().is_empty();
         for transport in self.routes.transports.iter().filter(|_| serves) {
             let Some(descriptors) = transport.sources(chime) else { return Ok(None) };
-            descriptors.into_iter().try_for_each(&mut *listen)?;
+            descriptors.into_iter().try_for_each(|descriptor| listen(descriptor, Interest::Read))?;
         }
-        let is_quiet = self.await_pumps(listen)?;
-        Ok(is_quiet.then_some(at_most))
+        let of_pumps = self.await_pumps(listen)?;
+        Ok(of_pumps.map(|pumps| pumps.min(at_most)))
     }
 
-    /// The same of pumps alone. False: one can move now, or must be looked at.
+    /// The same of pumps alone.
     ///
     /// # Errors
     /// As there.
-    pub fn await_pumps(&mut self, listen: Listen<'_>) -> Result<bool> {
-        let Some(pumps) = self.links.sources()? else { return Ok(false) };
-        pumps.into_iter().try_for_each(listen)?;
-        Ok(true)
+    pub fn await_pumps(&mut self, listen: Listen<'_>) -> Result<Option<Duration>> {
+        let Some(PumpSources { descriptors, at_most }) = self.links.sources()? else { return Ok(None) };
+        descriptors.into_iter().try_for_each(|(descriptor, interest)| listen(descriptor, interest))?;
+        Ok(Some(at_most))
     }
 
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand

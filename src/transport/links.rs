@@ -1,19 +1,21 @@
 //! The rings of a communicator, and the pumps behind those whose ends share no memory.
 
-use std::os::fd::BorrowedFd;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::device::StorePolicy;
 use crate::error::Result;
+use crate::sync::primitive::Arc;
 use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::rank_page::RankPage;
 use crate::sys::unanswered::Unanswered;
 use crate::transport::connection::{Channel, Need, Way};
 use crate::transport::peer_reads::PeerReads;
-use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
-use crate::transport::pumps::Pumps;
+use crate::transport::pump::{InPieces, Passed, ReceiveEnd, SendEnd, Taken};
+use crate::transport::pumps::{PumpSources, Pumps};
 use crate::transport::traffic::ConnectionTraffic;
+use crate::transport::windows::{HostWindows, Neighbour, OfferedRange, PeerCalls};
 use crate::types::{Rank, TransportKind};
 
 /// The rings that are open.
@@ -26,10 +28,14 @@ pub struct Links {
     pumps: Pumps,
     /// What was learnt of copies into memory that peers read.
     pub staging: StorePolicy,
+    /// Whether this rank shares its processor with those that it waits for, as far as waits have learnt.
+    pub shares_processor: bool,
     /// Where a fold puts what peers read before it is copied to them, if no output has it; empty until it is needed.
     pub fold_room: Vec<u8>,
     /// Whose memory this rank may read in place.
     pub reads: PeerReads,
+    /// What ranks of the host have registered, if anything.
+    pub(super) shared: Option<Arc<HostWindows>>,
 }
 
 /// The ends of one way, in the order in which they were opened, found by rank and channel.
@@ -137,6 +143,53 @@ impl Links {
         self.receivers.get_mut(peer, channel).expect("connected before the plan runs")
     }
 
+    /// Lends `memory` to `peer`, for a message that goes through no socket: where it is, as the peer has mapped it,
+    /// and where to count it once the peer has read it there.
+    /// `None` where it lies in no memory that this rank has registered.
+    ///
+    /// # Errors
+    /// As [`HostWindows::lend`].
+    ///
+    /// # Safety
+    /// The memory is good for reading.
+    pub unsafe fn lend(
+        &self,
+        (peer, channel): (Rank, Channel),
+        memory: Range<*const u8>,
+    ) -> Result<Option<(OfferedRange, PeerCalls)>> {
+        let Some(windows) = &self.shared else { return Ok(None) };
+        let is_near = self.senders.place(peer, channel).is_some_and(|place| self.senders.pumps[place].is_none());
+        if !is_near || windows.ranks.binary_search(&peer).is_err() {
+            return Ok(None);
+        }
+        let Some(loan) = windows.lend(memory)? else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        unsafe { loan.copy_in() };
+        let lent = (loan.offered(), loan.calls().clone());
+        // A peer that reads what is taken away from it reads what was there.
+        let _as_it_was = loan.end();
+        Ok(Some(lent))
+    }
+
+    /// By what `peer` reads memory that this rank offers it.
+    pub fn reader(&self, peer: Rank) -> Neighbour {
+        let windows = self.shared.as_ref();
+        let mapped = windows.and_then(|windows| Some(windows.neighbours[windows.ranks.binary_search(&peer).ok()?]));
+        let is_thread = self.reads.is_here(peer) || mapped == Some(Neighbour::Thread);
+        if is_thread { Neighbour::Thread } else { Neighbour::Process(self.reads.process(peer)) }
+    }
+
+    /// Whether ranks of the host have registered memory.
+    #[inline]
+    pub fn has_registered(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// What ranks of the host have registered.
+    pub fn registered(&self) -> Option<Arc<HostWindows>> {
+        self.shared.clone()
+    }
+
     /// The receiving end from `peer`, and how to read its memory.
     ///
     /// # Panics
@@ -184,6 +237,44 @@ impl Links {
             Passed::Partly => ring.publish(bytes, label),
         }
         Ok(true)
+    }
+
+    /// The same for a message of `bytes`, or what is left of one, that travels in pieces of `piece` bytes: how many
+    /// bytes have been passed, whole pieces.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As [`Links::pass`].
+    pub unsafe fn pass_pieces(
+        &mut self,
+        (peer, channel): (Rank, Channel),
+        from: *const u8,
+        (bytes, piece, label): (usize, usize, Label),
+    ) -> Result<usize> {
+        if !self.may_pass((peer, channel), piece) {
+            return Ok(0);
+        }
+        let (Some(place), Some(from)) = (self.senders.place(peer, channel), NonNull::new(from.cast_mut())) else {
+            return Ok(0);
+        };
+        let (ring, Some(pump)) = (&mut self.senders.open[place], self.senders.pumps[place]) else { return Ok(0) };
+        debug_assert_eq!(ring.shape().spread, 1, "else a shorter last piece would lie elsewhere than what is reserved");
+        let Some(slot) = ring.reserve(piece) else { return Ok(0) };
+        let message = InPieces { bytes, piece, label };
+        // SAFETY: as in `pass`.
+        let (passed, last) = unsafe { self.pumps.pass_pieces(pump, (from, slot), message) }?;
+        let mut noted = 0;
+        while noted < passed {
+            let length = piece.min(passed - noted);
+            noted += length;
+            match last {
+                Passed::Partly if noted == passed => ring.publish(length, label),
+                Passed::Nothing | Passed::Whole | Passed::Partly => ring.note(length as u64),
+            }
+        }
+        Ok(passed)
     }
 
     /// Receives the next message straight into the caller's memory, past the ring, in which nothing lies: for callers
@@ -299,14 +390,19 @@ impl Links {
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot wait.
     pub fn rest_on_pumps(&mut self, slice: Duration) -> Result<()> {
-        self.pumps.rest(slice, None)
+        self.pumps.rest(slice)
+    }
+
+    /// The communicator has failed: its connections end without a last word.
+    pub fn forsake(&mut self) {
+        self.pumps.forsake();
     }
 
     /// See [`Pumps::sources`].
     ///
     /// # Errors
     /// As there.
-    pub(super) fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+    pub(super) fn sources(&mut self) -> Result<Option<PumpSources<'_>>> {
         self.pumps.sources()
     }
 

@@ -1,14 +1,24 @@
-//! NET: TCP between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets.
+//! NET: between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets, or over a NIC
+//! that takes requests, where all ranks have one and the user asks for it ([`network_choice`]).
 //!
-//! The receiver [listens](listener), the sender [connects](connector). A [`ReceivePump`] stands at the one's end,
-//! a [`SendPump`] at the other's.
+//! Sockets: the receiver [listens](listener), the sender [connects](connector); or the other way round, where the
+//! receiver's address cannot be reached. A [`ReceivePump`] stands at the one's end, a [`SendPump`] at the other's.
+//! NICs: `requests`, over the contract in `request_nic`.
 
 mod congestion;
 mod connector;
 mod listener;
+mod network_choice;
+mod nic_libraries;
 mod receive_pump;
+pub(super) mod request_nic;
+mod requests;
 mod routes;
+mod sealed_socket;
 mod send_pump;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod test_nic;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
@@ -16,14 +26,14 @@ mod watched_socket;
 mod wire;
 
 use std::collections::{HashMap, HashSet};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::address::localise;
-use crate::bootstrap::auth::Purpose;
-use crate::config::{MAX_SOCKETS, PortRange};
+use crate::bootstrap::auth::{Purpose, Terms};
+use crate::config::{Encryption, MAX_SOCKETS, PortRange};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
@@ -37,19 +47,23 @@ use crate::transport::data_handshake::terms;
 use crate::transport::net::connector::{DataConnector, SocketRoutes};
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::receive_pump::ReceivePump;
+use crate::transport::net::requests::RequestNet;
 use crate::transport::net::routes::SocketRoute;
+use crate::transport::net::sealed_socket::{DataStream, SealedSocket};
 use crate::transport::net::send_pump::SendPump;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::nics::{NicTable, PeerRails};
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
 use crate::transport::socket_folder::SocketFolder;
 use crate::transport::table::{
-    Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
+    Dialling, Entry, ExpectedWire, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy,
+    Transport, Unreached,
 };
 use crate::types::{Rank, TransportKind};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
 pub use congestion::Congestion;
+pub use network_choice::{Agreement, Network, NetworkSeeker, NetworkWish, OwnNetwork};
 pub use routes::DeadRoutes;
 
 /// Socket options of data connections.
@@ -68,6 +82,8 @@ pub struct SocketOptions {
     pub silence: Duration,
     /// `RSCCL_TCP_CONGESTION`; the system's choice where `None`. Each rank has its own.
     pub congestion: Option<Congestion>,
+    /// `RSCCL_ENCRYPT`.
+    pub encryption: Encryption,
     /// `RSCCL_SOCKET_DIR`: where SHM makes its sockets; names without a file where `None`.
     pub folder: Option<SocketFolder>,
 }
@@ -82,6 +98,7 @@ impl Default for SocketOptions {
             ports: None,
             silence,
             congestion: None,
+            encryption: Encryption::Off,
             folder: None,
         }
     }
@@ -101,6 +118,8 @@ pub(super) struct Net {
     dead: DeadRoutes,
     /// The hosts of which the log has the rails.
     told: HashSet<u64>,
+    /// What is used in place of sockets, if anything.
+    requests: Option<RequestNet>,
 }
 
 impl Net {
@@ -113,7 +132,8 @@ impl Net {
 
     fn open(me: Rank, options: SocketOptions) -> Box<dyn Transport> {
         let (rails, dead, told) = (HashMap::new(), DeadRoutes::default(), HashSet::new());
-        Box::new(Net { me, options, listener: None, files: OpenFiles::need(1), nics: None, rails, dead, told })
+        let (files, requests) = (OpenFiles::need(1), None);
+        Box::new(Net { me, options, listener: None, files, nics: None, rails, dead, told, requests })
     }
 
     /// The rails to `peer`; none where nothing is known.
@@ -134,7 +154,7 @@ impl Net {
     }
 
     /// By which ways sockets connect to `peer`, which listens where the offer says.
-    fn ways(&mut self, (peer, channel): (Rank, Channel), offer: &DataOffer, own: SocketAddr) -> SocketRoutes {
+    fn ways(&mut self, (peer, channel, way): (Rank, Channel, Way), offer: &DataOffer, own: SocketAddr) -> SocketRoutes {
         // The likeliest one: the peer is on the link of the interface that all ranks use.
         let met = localise(offer.address, own, &[]).first().copied().unwrap_or(offer.address);
         let met = SocketRoute::plain(met);
@@ -143,7 +163,7 @@ impl Net {
         let order = self
             .nics
             .as_ref()
-            .map_or_else(Vec::new, |table| rails.order((mine, theirs), table.receiving((peer, channel), Way::Send)));
+            .map_or_else(Vec::new, |table| rails.order((mine, theirs), table.receiving((peer, channel), way)));
         let route = |place: usize| {
             let rail = rails.used.get(place)?;
             let (_, port) = offer.ports.iter().find(|(nic, _)| usize::from(*nic) == rail.theirs)?;
@@ -168,13 +188,20 @@ impl Transport for Net {
         (self.nics, self.dead) = (Some(Arc::clone(table)), dead.clone());
     }
 
-    fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {
+    fn use_network(&mut self, network: &Network) {
+        self.requests = network.nic.clone().map(|found| RequestNet::new(self.me, found));
+    }
+
+    fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<ExpectedWire> {
+        if let Some(requests) = &mut self.requests {
+            return requests.listen(peer, bootstrap);
+        }
         let rails = self.rails(peer);
         let sockets = self.sockets(&rails);
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none => {
-                let terms = terms(bootstrap, Purpose::Data);
+                let terms = Terms { encryption: self.options.encryption, ..terms(bootstrap, Purpose::Data) };
                 none.insert(DataListener::new(terms, self.me, bootstrap.interface(), self.options)?)
             }
         };
@@ -197,24 +224,48 @@ impl Transport for Net {
         let doors = u64::try_from(listener.doors() - doors).unwrap_or(u64::MAX);
         self.files.cover(self.files.count() + u64::from(sockets) + doors);
         let (ticket, address) = (listener.expect(peer, sockets)?, listener.address());
-        Ok((ticket, DataOffer { ticket, address, ports }.encode()))
+        Ok(ExpectedWire { ticket, offer: DataOffer { ticket, address, ports }.encode(), at: Some(address) })
     }
 
     fn dial(
         &mut self,
-        (peer, channel): (Rank, Channel),
-        offer: &[u8],
+        (peer, channel, way): (Rank, Channel, Way),
+        (offer, dialling): (&[u8], Dialling),
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
+        if let Some(requests) = &mut self.requests {
+            return requests.dial(peer, offer, bootstrap);
+        }
         let offer = DataOffer::decode(offer).map_err(|error| error.about(peer))?;
-        let ways = self.ways((peer, channel), &offer, bootstrap.interface());
+        let host = self.nics.as_ref().and_then(|table| table.host(peer));
+        let is_one_way = host.is_some_and(|host| self.dead.is_one_way(host));
+        let dialling =
+            if is_one_way && dialling == Dialling::OrReversed { Dialling::OrReversedAtOnce } else { dialling };
+        let ways = self.ways((peer, channel, way), &offer, bootstrap.interface());
         let rails = self.rails(peer);
         let sockets = self.sockets(&rails);
         self.files.cover(self.files.count() + u64::from(sockets));
-        let terms = terms(bootstrap, Purpose::Data);
+        let terms = Terms { encryption: self.options.encryption, ..terms(bootstrap, Purpose::Data) };
         let wanted = (offer.ticket, sockets, self.options);
-        let connector = DataConnector::new(&terms, (self.me, peer), ways, wanted)?;
-        Ok(Box::new(Connecting { peer, connector, silence: self.options.silence }))
+        let connector = DataConnector::new(&terms, (self.me, peer), (ways, dialling), wanted)?;
+        let host = host.map(|host| (host, self.dead.clone()));
+        Ok(Box::new(Connecting { peer, connector, silence: self.options.silence, host }))
+    }
+
+    fn withdraw(&mut self, ticket: u64) {
+        self.requests.iter_mut().for_each(|requests| requests.withdraw(ticket));
+        self.listener.iter_mut().for_each(|listener| listener.withdraw(ticket));
+    }
+
+    fn note_reversed(&mut self, peer: Rank) {
+        let Some(host) = self.nics.as_ref().and_then(|table| table.host(peer)) else { return };
+        if self.dead.add_one_way(host) {
+            log::info!(
+                Net @ self.me,
+                "the host of rank {peer} connects to this one for data, which has had no answer from there (NAT, or a \
+                 firewall)"
+            );
+        }
     }
 
     fn offer(&mut self, _: Offered<'_>, _: &[Rank], _: &dyn Bootstrap) -> Result<Vec<u8>> {
@@ -226,14 +277,22 @@ impl Transport for Net {
     }
 
     fn serve(&mut self, now: Instant) -> Result<()> {
+        if let Some(requests) = &mut self.requests {
+            return requests.serve();
+        }
         self.listener.as_mut().map_or(Ok(()), |listener| listener.progress(now))
     }
 
     fn sources(&self, chime: &Arc<Chime>) -> Option<Vec<BorrowedFd<'_>>> {
-        self.listener.as_ref().is_none_or(|listener| listener.ring_at_arrival(chime)).then(Vec::new)
+        let must_be_served = self.requests.as_ref().is_some_and(RequestNet::is_waiting);
+        let rings = self.listener.as_ref().is_none_or(|listener| listener.ring_at_arrival(chime));
+        (rings && !must_be_served).then(Vec::new)
     }
 
     fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {
+        if let Some(requests) = &mut self.requests {
+            return requests.accept();
+        }
         let ready = self.listener.as_mut().map_or_else(Vec::new, DataListener::take_ready);
         let silence = self.options.silence;
         let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) };
@@ -241,7 +300,10 @@ impl Transport for Net {
     }
 
     fn refused(&self) -> Option<String> {
-        self.listener.as_ref()?.refused()
+        match &self.requests {
+            Some(requests) => requests.refused(),
+            None => self.listener.as_ref()?.refused(),
+        }
     }
 
     fn outstanding(&mut self) -> Vec<u64> {
@@ -250,13 +312,17 @@ impl Transport for Net {
     }
 
     fn log_connection(&self, me: Rank, (peer, way): (Rank, Way), channel: &str) {
+        if let Some(requests) = &self.requests {
+            return requests.log_connection(me, way, channel);
+        }
         let end = if way == Way::Send { "send" } else { "receive" };
         let rails = self.rails.get(&peer).filter(|rails| !rails.rails.used.is_empty());
         let sockets = rails.map_or_else(|| self.options.sockets.unwrap_or(1), |rails| self.sockets(rails));
         let along = rails.map_or_else(String::new, |rails| format!(" along {}", rails.names()));
         let congestion =
             self.options.congestion.map_or_else(String::new, |name| format!(", congestion control {name}"));
-        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}{along}{congestion}");
+        let encrypted = if self.options.encryption == Encryption::Off { "" } else { ", encrypted" };
+        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}{along}{congestion}{encrypted}");
     }
 
     fn log_mapping(&self, _: Rank, _: &str) {}
@@ -307,23 +373,40 @@ const _: () = assert!(8 + ADDRESS_BYTES + 1 + 3 * MOST_NICS <= MOST_OFFER_BYTES)
 #[derive(Debug)]
 struct Sockets {
     peer: Rank,
-    sockets: Vec<TcpStream>,
+    sockets: Vec<DataStream>,
     silence: Duration,
 }
 
 impl Sockets {
-    fn watched(self) -> Vec<WatchedSocket> {
-        self.sockets.into_iter().map(|socket| WatchedSocket::new(socket, self.silence)).collect()
+    /// The sockets, of which all are encrypted or none: both ranks have the same setting.
+    fn watched(self) -> std::result::Result<Vec<WatchedSocket>, Vec<SealedSocket>> {
+        let (mut plain, mut sealed) = (Vec::new(), Vec::new());
+        for DataStream { stream, ends } in self.sockets {
+            let socket = WatchedSocket::new(stream, self.silence);
+            match ends {
+                None => plain.push(socket),
+                Some(ends) => sealed.push(SealedSocket::new(socket, ends)),
+            }
+        }
+        if sealed.is_empty() { Ok(plain) } else { Err(sealed) }
     }
 }
 
 impl Wire for Sockets {
     fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
-        Box::new(SendPump::new(self.peer, source, self.watched()))
+        let peer = self.peer;
+        match self.watched() {
+            Ok(plain) => Box::new(SendPump::new(peer, source, plain)),
+            Err(sealed) => Box::new(SendPump::new(peer, source, sealed)),
+        }
     }
 
     fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
-        Box::new(ReceivePump::new(self.peer, sink, self.watched()))
+        let peer = self.peer;
+        match self.watched() {
+            Ok(plain) => Box::new(ReceivePump::new(peer, sink, plain)),
+            Err(sealed) => Box::new(ReceivePump::new(peer, sink, sealed)),
+        }
     }
 }
 
@@ -333,17 +416,26 @@ struct Connecting {
     peer: Rank,
     connector: DataConnector,
     silence: Duration,
+    /// The peer's, where it is known, and what is known of hosts.
+    host: Option<(u64, DeadRoutes)>,
 }
 
 impl Opening<Box<dyn Wire>> for Connecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
         let sockets = self.connector.progress()?;
+        if let (Some(_), Some((host, known))) = (&sockets, &self.host) {
+            known.end_one_way(*host);
+        }
         let (peer, silence) = (self.peer, self.silence);
         Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets, silence }) }))
     }
 
     fn standing(&self) -> Option<String> {
         self.connector.standing()
+    }
+
+    fn unreached(&self) -> Option<Unreached> {
+        self.connector.unreached()
     }
 }
 

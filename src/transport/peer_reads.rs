@@ -114,6 +114,11 @@ impl PeerReads {
         self.info(peer).map(|info| info.process)
     }
 
+    /// Whether `peer` is known to be a thread of this process.
+    pub fn is_here(&self, peer: Rank) -> bool {
+        self.here.zip(self.info(peer)).is_some_and(|(here, info)| here.info.token == info.token)
+    }
+
     /// Copies `bytes` of `peer`'s memory to `into`; returns how many, which are fewer where the rest cannot be read.
     ///
     /// # Safety

@@ -4,12 +4,13 @@
 //! what the pump [waits for](Pump::waits), so that an idle connection costs no system call.
 
 use std::fmt::Debug;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
+use crate::sync::primitive::Arc;
 use crate::sync::ring::{Label, Message, Receiver, Sender, Shape};
 use crate::sys::poller::Interest;
 
@@ -39,6 +40,14 @@ pub(super) trait Pump: Debug + Send {
     /// The descriptors that it waits for, the same during its life. A pump without any is asked on every turn.
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)>;
 
+    /// What a thread may sleep on that waits for a pump without descriptors.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    fn sleep(&mut self) -> Result<PumpSleep> {
+        Ok(PumpSleep::Ask)
+    }
+
     /// Looks now and then, in a wait, whether what was sent is answered at all.
     ///
     /// # Errors
@@ -49,6 +58,12 @@ pub(super) trait Pump: Debug + Send {
 
     /// Whether all that was published has been handed to the system.
     fn drained(&self) -> bool;
+
+    /// Ends the connection in peace: says what the peer has to know, without blocking. True once the peer has all that
+    /// was sent, or nobody will tell. Where the system delivers what it was handed, nothing is to be done.
+    fn part(&mut self) -> bool {
+        true
+    }
 
     /// Hands a message to the system straight from the caller's memory, past the ring, where nothing is left to send
     /// before it. What the system does not take now is copied to `slot`, which the caller then publishes.
@@ -62,6 +77,25 @@ pub(super) trait Pump: Debug + Send {
     unsafe fn pass(&mut self, from: NonNull<u8>, slot: NonNull<u8>, message: (usize, Label)) -> Result<Passed> {
         let _ = (from, slot, message);
         Ok(Passed::Nothing)
+    }
+
+    /// The same for a message that travels in pieces of `piece` bytes, the last of which is shorter: as many of them as
+    /// the system takes by one call. How many bytes have been passed, whole pieces, and what has become of the last of
+    /// them: `slot` is for the one that was taken in part.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As [`Pump::pass`]; the slot was reserved for `piece` bytes.
+    unsafe fn pass_pieces(
+        &mut self,
+        from: NonNull<u8>,
+        slot: NonNull<u8>,
+        message: InPieces,
+    ) -> Result<(usize, Passed)> {
+        let _ = (from, slot, message);
+        Ok((0, Passed::Nothing))
     }
 
     /// Reads the next message straight into the caller's memory, past the ring, from which the caller has taken all
@@ -82,6 +116,27 @@ pub(super) trait Pump: Debug + Send {
     fn is_awaited(&self) -> bool {
         false
     }
+}
+
+/// What a thread may sleep on that waits for a pump without descriptors.
+#[derive(Debug)]
+pub(super) enum PumpSleep {
+    /// Nothing: it is asked again and again.
+    Ask,
+    /// Something has moved: it is asked at once.
+    Moved,
+    /// A descriptor of its NIC, readable when the NIC has something for this or another pump, unless another thread has
+    /// taken that from it since.
+    On(Arc<OwnedFd>),
+}
+
+/// A message, or what is left of one, that travels in pieces.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InPieces {
+    pub(super) bytes: usize,
+    pub(super) piece: usize,
+    /// The label of each piece.
+    pub(super) label: Label,
 }
 
 /// What has become of a message that was handed to [`Pump::pass`].

@@ -2,23 +2,26 @@
 //!
 //! # Which pumps are called
 //! Each turn calls the pumps that can move. A pump that waits for a descriptor is called when the kernel has reported
-//! one of them, edge-triggered: one `epoll_wait` asks for all such pumps together, and an idle connection costs
-//! nothing. The pump that moved last is called without asking, since its own read costs what asking would, and messages
+//! one of them: one system call asks for all such pumps together. Where they have few descriptors that is a `poll`,
+//! which takes none of its own, and where they have many, or one has several, an `epoll_wait`, edge-triggered, to which
+//! an idle connection costs nothing: of several sockets of a pump one may be ready all the time that it waits for
+//! another. The pump that moved last is called without asking, since its own read costs what asking would, and messages
 //! often come from where the last one came. The others are asked for in each turn in which it finds nothing. A turn in
 //! which a pump had something of its own to send asks nobody: what it sent may be all that the caller waits for.
 //! Whatever moves, one of [`LOOK_EVERY`] turns asks for all.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
+use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::sys::clock;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::sys::unanswered::{self, Unanswered};
-use crate::transport::pump::{Passed, Pump, Taken, Waits};
+use crate::transport::pump::{InPieces, Passed, Pump, PumpSleep, Taken, Waits};
 
 /// Pumps, and their descriptors.
 #[derive(Debug, Default)]
@@ -28,9 +31,27 @@ pub struct Pumps {
     recent: usize,
     /// Turns since all were asked for.
     unasked: u32,
-    watch: Option<Watched>,
+    /// How many descriptors they have.
+    descriptors: usize,
+    /// Watches them once they are more than [`FEW_DESCRIPTORS`], or a pump has several. Tokens are places among the
+    /// pumps.
+    poller: Option<Poller>,
+    ready: Ready,
     /// When the connections were last looked at.
     looked: Option<Instant>,
+    /// Whether the communicator has failed, so that nobody waits for what was sent.
+    is_forsaken: bool,
+    /// The descriptor of a NIC on which a thread sleeps.
+    of_nic: Option<Arc<OwnedFd>>,
+}
+
+/// What a thread sleeps on that waits for pumps.
+#[derive(Debug)]
+pub struct PumpSources<'a> {
+    /// One of these becomes ready when a pump may move.
+    pub descriptors: Vec<(BorrowedFd<'a>, Interest)>,
+    /// After so long the pumps are to be looked at in any case.
+    pub at_most: Duration,
 }
 
 /// A pump, and whether a descriptor of it was reported since it last had to wait for one.
@@ -38,15 +59,10 @@ pub struct Pumps {
 struct Driven {
     pump: Box<dyn Pump>,
     is_ready: bool,
+    /// Whether it has any descriptor.
+    has_descriptors: bool,
     /// Whether a turn has said that something has come that an executor [takes](Pump::take).
     is_told: bool,
-}
-
-/// The descriptors of all pumps. Tokens are places among the pumps.
-#[derive(Debug)]
-struct Watched {
-    poller: Poller,
-    ready: Ready,
 }
 
 impl Pumps {
@@ -55,15 +71,21 @@ impl Pumps {
     /// # Errors
     /// [`crate::error::Kind::System`] where the system watches no more descriptors.
     pub(super) fn add(&mut self, pump: Box<dyn Pump>) -> Result<()> {
-        let token = self.all.len() as u64;
-        for (descriptor, interest) in pump.descriptors() {
-            let watched = match &mut self.watch {
-                Some(watched) => watched,
-                none => none.insert(Watched { poller: Poller::new()?, ready: Ready::default() }),
-            };
-            watched.poller.add_edge(descriptor, token, interest)?;
+        let (token, descriptors) = (self.all.len() as u64, pump.descriptors());
+        self.descriptors += descriptors.len();
+        let has_descriptors = !descriptors.is_empty();
+        let are_many = descriptors.len() > 1 || self.descriptors > FEW_DESCRIPTORS;
+        if let Some(poller) = &self.poller {
+            watch(poller, token, descriptors)?;
+        } else {
+            drop(descriptors);
         }
-        self.all.push(Driven { pump, is_ready: true, is_told: false });
+        self.all.push(Driven { pump, is_ready: true, has_descriptors, is_told: false });
+        if self.poller.is_none() && are_many {
+            let poller = Poller::new()?;
+            (0..).zip(&self.all).try_for_each(|(token, driven)| watch(&poller, token, driven.pump.descriptors()))?;
+            self.poller = Some(poller);
+        }
         Ok(())
     }
 
@@ -100,7 +122,7 @@ impl Pumps {
             return Ok(moved);
         }
         self.unasked = 0;
-        self.look(Duration::ZERO, None)?;
+        self.look(Duration::ZERO)?;
         for (place, driven) in self.all.iter_mut().enumerate() {
             if driven.is_ready && is_asleep(driven) && driven.progress()? {
                 (moved, self.recent) = (true, place);
@@ -110,22 +132,24 @@ impl Pumps {
     }
 
     /// Marks the pumps whose descriptors become ready within `timeout`.
-    fn look(&mut self, timeout: Duration, bell: Option<BorrowedFd<'_>>) -> Result<()> {
-        let Some(Watched { poller, ready }) = &mut self.watch else { return Ok(()) };
+    fn look(&mut self, timeout: Duration) -> Result<()> {
+        let Pumps { all, poller, ready, .. } = self;
+        let Some(poller) = poller else {
+            let asleep = (0..).zip(&*all).filter(|(_, driven)| driven.is_asleep());
+            let few = asleep.flat_map(|(place, driven)| {
+                driven.pump.descriptors().into_iter().map(move |(descriptor, interest)| (place, descriptor, interest))
+            });
+            poller::wait_few(few, ready, timeout)?;
+            mark(all, ready);
+            return Ok(());
+        };
         if !timeout.is_zero() {
             // The poller's own wait counts in milliseconds, which is too coarse here.
-            let all = [Some(poller.as_fd()), bell];
-            let all: Vec<_> = all.into_iter().flatten().map(|descriptor| (descriptor, Interest::Read)).collect();
-            poller::wait_any(&all, timeout)?;
+            poller::wait_any(&[(poller.as_fd(), Interest::Read)], timeout)?;
         }
         loop {
             poller.wait(ready, Duration::ZERO)?;
-            for report in ready.iter() {
-                let driven = usize::try_from(report.token).ok().and_then(|place| self.all.get_mut(place));
-                if let Some(driven) = driven {
-                    driven.is_ready = true;
-                }
-            }
+            mark(all, ready);
             if !ready.is_full() {
                 return Ok(());
             }
@@ -147,6 +171,27 @@ impl Pumps {
     ) -> Result<Passed> {
         // SAFETY: the caller's word.
         self.all.get_mut(place).map_or(Ok(Passed::Nothing), |driven| unsafe { driven.pump.pass(from, slot, message) })
+    }
+
+    /// [`Pump::pass_pieces`] of the pump at `place`.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn pass_pieces(
+        &mut self,
+        place: usize,
+        (from, slot): (NonNull<u8>, NonNull<u8>),
+        message: InPieces,
+    ) -> Result<(usize, Passed)> {
+        let Some(driven) = self.all.get_mut(place) else { return Ok((0, Passed::Nothing)) };
+        // SAFETY: the caller's word.
+        let passed = unsafe { driven.pump.pass_pieces(from, slot, message) }?;
+        // The kernel tells of room again after a call that has found none, which the one that came short was not.
+        driven.is_ready |= passed.1 == Passed::Partly;
+        Ok(passed)
     }
 
     /// [`Pump::take`] of the pump at `place`, where something may have come for it.
@@ -192,27 +237,41 @@ impl Pumps {
         self.all.get(place).is_none_or(|driven| driven.pump.drained())
     }
 
+    /// The communicator has failed: its connections end without a last word.
+    pub(super) fn forsake(&mut self) {
+        self.is_forsaken = true;
+    }
+
     /// What the system tells of the connections of the pump at `place` whose data do not arrive.
     pub(super) fn unanswered(&self, place: usize) -> Option<Unanswered> {
         self.all.get(place)?.pump.descriptors().into_iter().find_map(|(descriptor, _)| unanswered::of(descriptor))
     }
 
-    /// `Some(Some(..))`: the descriptor that becomes readable when a pump may move. `Some(None)`: there is no pump that
-    /// waits for a descriptor. `None`: a pump can move now, or must be looked at.
+    /// What a thread may sleep on until a pump can move. `None`: one can move now, or must be asked again and again.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where the system cannot say.
-    pub fn sources(&mut self) -> Result<Option<Option<BorrowedFd<'_>>>> {
+    /// [`crate::error::Kind::System`] where the system cannot say, and of a connection, naming the peer.
+    pub fn sources(&mut self) -> Result<Option<PumpSources<'_>>> {
         self.look_after(clock::now())?;
         // What was reported already is taken: an edge that nobody has taken would end each sleep at once.
-        self.look(Duration::ZERO, None)?;
-        let can_move = |driven: &Driven| match driven.pump.waits() {
-            Waits::Ring => false,
-            Waits::Descriptor => driven.is_ready,
-            Waits::Nothing => true,
+        self.look(Duration::ZERO)?;
+        let can_move = |driven: &Driven| driven.pump.waits() == Waits::Descriptor && driven.is_ready;
+        if self.all.iter().any(can_move) {
+            return Ok(None);
+        }
+        self.of_nic = None;
+        if self.all.iter().any(Driven::must_be_asked) {
+            let PumpSleep::On(descriptor) = self.ask_all()? else { return Ok(None) };
+            self.of_nic = Some(descriptor);
+        }
+        let mut descriptors = match &self.poller {
+            Some(poller) => vec![(poller.as_fd(), Interest::Read)],
+            None => self.all.iter().filter(|one| one.is_asleep()).flat_map(|one| one.pump.descriptors()).collect(),
         };
-        let is_quiet = !self.all.iter().any(can_move);
-        Ok(is_quiet.then(|| self.watch.as_ref().map(|watched| watched.poller.as_fd())))
+        let of_nic = self.of_nic.as_ref().map(|descriptor| (descriptor.as_fd(), Interest::Read));
+        let at_most = if of_nic.is_some() { LONG_NIC_REST } else { Duration::MAX };
+        descriptors.extend(of_nic);
+        Ok(Some(PumpSources { descriptors, at_most }))
     }
 
     /// Looks whether the peers' systems answer, unless that was done a moment ago.
@@ -224,34 +283,109 @@ impl Pumps {
         self.all.iter_mut().try_for_each(|driven| driven.pump.look(now))
     }
 
-    /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.
+    /// Sleeps until a pump may move, at most `slice`.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where the system cannot wait.
-    pub fn rest(&mut self, slice: Duration, bell: Option<BorrowedFd<'_>>) -> Result<()> {
+    pub fn rest(&mut self, slice: Duration) -> Result<()> {
         self.look_after(clock::now())?;
         let slice = slice.min(LOOK_PAUSE);
-        let must_be_asked = |driven: &Driven| driven.pump.waits() == Waits::Nothing;
-        if self.all.iter().any(must_be_asked) {
-            futex::nap(slice.min(ASKING_NAP));
+        let may_be_told = self.poller.is_some() || self.all.iter().any(Driven::is_asleep);
+        if self.all.iter().any(Driven::must_be_asked) {
+            return self.rest_asking(slice);
+        }
+        if !may_be_told {
+            nap(slice);
             return Ok(());
         }
-        match (&self.watch, bell) {
-            (None, Some(bell)) => poller::wait_any(&[(bell, Interest::Read)], slice),
-            (None, None) => {
-                futex::nap(slice.min(ASKING_NAP));
+        self.look(slice)
+    }
+
+    /// The rest where some pumps have to be asked.
+    fn rest_asking(&mut self, slice: Duration) -> Result<()> {
+        match self.ask_all()? {
+            PumpSleep::Moved => Ok(()),
+            PumpSleep::Ask => {
+                nap(slice);
                 Ok(())
             }
-            (Some(_), bell) => self.look(slice, bell),
+            PumpSleep::On(descriptor) => {
+                poller::wait_any(&[(descriptor.as_fd(), Interest::Read)], slice.min(NIC_REST)).map(drop)
+            }
+        }
+    }
+
+    /// What a thread may sleep on for the pumps that have to be asked. If each of them has a descriptor, that of the
+    /// last one does for all: they are of one NIC. What one of them has let the NIC move may be another's, which has
+    /// been asked before: so all say first whether something has come for them.
+    fn ask_all(&mut self) -> Result<PumpSleep> {
+        let (mut on, mut must_ask) = (None, false);
+        for driven in self.all.iter_mut().filter(|driven| driven.must_be_asked()) {
+            match driven.pump.sleep()? {
+                PumpSleep::Moved => return Ok(PumpSleep::Moved),
+                PumpSleep::Ask => must_ask = true,
+                PumpSleep::On(descriptor) => on = Some(descriptor),
+            }
+        }
+        Ok(on.filter(|_| !must_ask).map_or(PumpSleep::Ask, PumpSleep::On))
+    }
+}
+
+/// A NIC may lose what it has not delivered when its endpoint is closed, so peers say first that they have taken all.
+impl Drop for Pumps {
+    fn drop(&mut self) {
+        if self.is_forsaken {
+            return;
+        }
+        let until = clock::now() + PARTING_TIME;
+        // All are asked in each turn: two ranks that part from each other wait for each other's words.
+        let have_parted = |all: &mut Vec<Driven>| {
+            let mut have_all = true;
+            all.iter_mut().for_each(|driven| have_all &= driven.pump.part());
+            have_all
+        };
+        while !have_parted(&mut self.all) && clock::now() < until {
+            nap(ASKING_NAP);
+        }
+    }
+}
+
+/// Sleeps until pumps are asked again.
+fn nap(slice: Duration) {
+    futex::nap(slice.min(ASKING_NAP));
+}
+
+/// Lets `poller` report the descriptors by `token`.
+fn watch(poller: &Poller, token: u64, descriptors: Vec<(BorrowedFd<'_>, Interest)>) -> Result<()> {
+    descriptors.into_iter().try_for_each(|(descriptor, interest)| poller.add_edge(descriptor, token, interest))
+}
+
+/// Notes the pumps that were reported.
+fn mark(all: &mut [Driven], ready: &Ready) {
+    for report in ready.iter() {
+        let driven = usize::try_from(report.token).ok().and_then(|place| all.get_mut(place));
+        if let Some(driven) = driven {
+            driven.is_ready = true;
         }
     }
 }
 
 impl Driven {
+    /// Whether it waits for a descriptor that was not reported.
+    fn is_asleep(&self) -> bool {
+        !self.is_ready && self.pump.waits() == Waits::Descriptor
+    }
+
+    /// Whether no descriptor of its own tells when it can move.
+    fn must_be_asked(&self) -> bool {
+        self.pump.waits() == Waits::Nothing
+    }
+
     fn progress(&mut self) -> Result<bool> {
         if self.pump.is_awaited() {
-            // An executor takes it, which this turn brings back to it; once, since it may never come back.
-            return Ok(self.is_ready && !std::mem::replace(&mut self.is_told, true));
+            // An executor takes it, which this turn brings back to it; once, since it may never come back. Where no
+            // descriptor tells that something has come, the executor asks in its own turns, which may grow slower.
+            return Ok(self.has_descriptors && self.is_ready && !std::mem::replace(&mut self.is_told, true));
         }
         let moved = self.pump.progress()?;
         self.has_tried();
@@ -267,6 +401,9 @@ impl Driven {
     }
 }
 
+/// The most descriptors that are named at each look. A look at so many costs little more than at a poller, and a
+/// communicator of two ranks, of which a process may have a thousand, keeps its sockets alone.
+const FEW_DESCRIPTORS: usize = 8;
 /// While something moves, one of so many turns asks for all pumps that wait for a descriptor.
 const LOOK_EVERY: u32 = 8;
 /// The pause between two looks at connections that do not move: a part of the shortest time (`RSCCL_NIC_TIMEOUT`) after
@@ -274,12 +411,20 @@ const LOOK_EVERY: u32 = 8;
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// How long a rest lasts where a pump has no descriptor and must be asked again.
 const ASKING_NAP: Duration = Duration::from_micros(50);
+/// How long a communicator that ends waits for the word of peers that they have taken the last messages: they say so
+/// when they end theirs.
+const PARTING_TIME: Duration = Duration::from_millis(200);
+/// How long a rest on a NIC's descriptor lasts, which says nothing of other pumps and rings.
+const NIC_REST: Duration = Duration::from_millis(1);
+/// The same of a thread that sleeps on the descriptors of all pumps: what it is told may have been read by another one
+/// that shares the NIC.
+const LONG_NIC_REST: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::fd::BorrowedFd;
+    use std::os::fd::{BorrowedFd, OwnedFd};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -358,6 +503,69 @@ mod tests {
         }
     }
 
+    /// Waits for one of its two sockets, while the other one is ready all the time.
+    #[derive(Debug)]
+    struct Lopsided([UnixStream; 2]);
+
+    impl Pump for Lopsided {
+        fn progress(&mut self) -> Result<bool> {
+            Ok(matches!(self.0[0].read(&mut [0]), Ok(1)))
+        }
+        fn waits(&self) -> Waits {
+            Waits::Descriptor
+        }
+        fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
+            self.0.iter().map(|socket| (socket.as_fd(), Interest::Read)).collect()
+        }
+        fn drained(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_ready_while_its_pump_waits_for_another_wakes_nobody() {
+        let mut pumps = Pumps::default();
+        let [(mut awaited, mine), (mut other, second)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        mine.set_nonblocking(true).unwrap();
+        other.write_all(b"x").unwrap();
+        pumps.add(Box::new(Lopsided([mine, second]))).unwrap();
+        while pumps.sources().unwrap().is_none() {
+            pumps.pump().unwrap();
+        }
+        for _ in 0..3 {
+            assert!(!pumps.pump().unwrap() && pumps.sources().unwrap().is_some(), "it sleeps");
+        }
+        awaited.write_all(b"y").unwrap();
+        pumps.rest(Duration::MAX).unwrap();
+        assert!(pumps.pump().unwrap());
+    }
+
+    /// Few descriptors are polled, and many watched by a poller: nothing is missed when they become many.
+    #[test]
+    fn pumps_move_alike_before_and_after_their_descriptors_become_many() {
+        let (mut pumps, mut ends) = (Pumps::default(), Vec::new());
+        for count in 1..=FEW_DESCRIPTORS + 3 {
+            ends.push(add(&mut pumps, false));
+            while pumps.pump().unwrap() {}
+            assert_eq!(pumps.poller.is_some(), count > FEW_DESCRIPTORS);
+            for (place, (theirs, _, bytes)) in ends.iter_mut().enumerate() {
+                let before = bytes.load(Ordering::Relaxed);
+                while pumps.sources().unwrap().is_none() {
+                    pumps.pump().unwrap();
+                }
+                assert_eq!(
+                    pumps.sources().unwrap().unwrap().descriptors.len(),
+                    if count > FEW_DESCRIPTORS { 1 } else { count }
+                );
+                theirs.write_all(b"x").unwrap();
+                pumps.rest(Duration::MAX).unwrap();
+                assert!(pumps.sources().unwrap().is_none(), "pump {place} of {count} can move");
+                while pumps.pump().unwrap() {}
+                assert_eq!(bytes.load(Ordering::Relaxed), before + 1, "pump {place} of {count}");
+            }
+        }
+    }
+
     #[test]
     fn a_connection_that_always_has_bytes_does_not_starve_the_others() {
         let mut pumps = Pumps::default();
@@ -379,12 +587,12 @@ mod tests {
         let mut ends: Vec<_> = (0..3).map(|_| add(&mut pumps, false)).collect();
         pumps.pump().unwrap();
         ends[1].0.write_all(b"xyz").unwrap();
-        pumps.rest(Duration::MAX, None).unwrap();
+        pumps.rest(Duration::MAX).unwrap();
         assert!(pumps.pump().unwrap());
         assert_eq!(ends[1].2.load(Ordering::Relaxed), 3);
         // The end of a stream is reported too.
         drop(ends.remove(0).0);
-        pumps.rest(Duration::MAX, None).unwrap();
+        pumps.rest(Duration::MAX).unwrap();
     }
 
     fn take(pumps: &mut Pumps, place: usize) -> Taken {
@@ -401,7 +609,7 @@ mod tests {
         ends[0].0.write_all(b"x").unwrap();
         assert!(pumps.pump().unwrap(), "pump 0 is the one that moved last");
         ends[1].0.write_all(b"xyz").unwrap();
-        pumps.rest(Duration::MAX, None).unwrap();
+        pumps.rest(Duration::MAX).unwrap();
         // SAFETY: the pump writes nothing there.
         assert_eq!(unsafe { pumps.take(1, NonNull::dangling(), (0, [0; 3])) }.unwrap(), Taken::ByRing);
         assert!(pumps.pump().unwrap());
@@ -432,12 +640,145 @@ mod tests {
         assert_eq!(ends[2].2.load(Ordering::Relaxed), 3);
     }
 
+    /// Regression: each turn said that something had moved, so that the wait never looked at an abort or at what peers
+    /// ask.
+    #[test]
+    fn a_turn_that_only_asks_an_awaited_pump_without_descriptors_has_moved_nothing() {
+        let mut pumps = Pumps::default();
+        let (mut theirs, _, bytes) = add(&mut pumps, true);
+        for _ in 0..3 {
+            assert_eq!(take(&mut pumps, 0), Taken::Open(false));
+            assert!(!pumps.pump().unwrap());
+        }
+        theirs.write_all(b"x").unwrap();
+        assert_eq!(take(&mut pumps, 0), Taken::Open(true));
+        assert_eq!(bytes.load(Ordering::Relaxed), 1);
+    }
+
+    /// Says so often that it has not parted, and says how often it may still.
+    #[derive(Debug)]
+    struct Parting(Arc<AtomicU64>);
+
+    impl Pump for Parting {
+        fn progress(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+        fn waits(&self) -> Waits {
+            Waits::Ring
+        }
+        fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
+            Vec::new()
+        }
+        fn drained(&self) -> bool {
+            true
+        }
+        fn part(&mut self) -> bool {
+            self.0.fetch_sub(1, Ordering::Relaxed) == 1
+        }
+    }
+
+    #[test]
+    fn pumps_part_in_peace_and_not_after_a_failure() {
+        for (has_failed, left) in [(false, 0), (true, 3)] {
+            let mut pumps = Pumps::default();
+            let asked = Arc::new(AtomicU64::new(3));
+            pumps.add(Box::new(Parting(Arc::clone(&asked)))).unwrap();
+            if has_failed {
+                pumps.forsake();
+            }
+            drop(pumps);
+            assert_eq!(asked.load(Ordering::Relaxed), left);
+        }
+    }
+
+    /// A pump of a NIC whose completions another pump's turn takes note of: first these say that something has moved.
+    #[derive(Debug)]
+    struct OfNic {
+        completions: Arc<AtomicU64>,
+        quiet: Arc<OwnedFd>,
+        moved: u64,
+        sleeps: Arc<AtomicU64>,
+    }
+
+    impl Pump for OfNic {
+        fn progress(&mut self) -> Result<bool> {
+            Ok(std::mem::take(&mut self.moved) > 0)
+        }
+        fn waits(&self) -> Waits {
+            Waits::Nothing
+        }
+        fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
+            Vec::new()
+        }
+        fn sleep(&mut self) -> Result<PumpSleep> {
+            self.moved += self.completions.swap(0, Ordering::Relaxed);
+            self.sleeps.fetch_add(u64::from(self.moved == 0), Ordering::Relaxed);
+            Ok(if self.moved > 0 { PumpSleep::Moved } else { PumpSleep::On(Arc::clone(&self.quiet)) })
+        }
+        fn drained(&self) -> bool {
+            true
+        }
+    }
+
+    /// Regression: a rest slept on the descriptor of the NIC for a millisecond, from which what had come was read.
+    #[test]
+    fn what_a_later_pump_has_noted_for_an_earlier_one_ends_a_rest_at_once() {
+        let mut pumps = Pumps::default();
+        let (_theirs, quiet) = UnixStream::pair().unwrap();
+        let quiet = Arc::new(OwnedFd::from(quiet));
+        let sleeps = Arc::new(AtomicU64::new(0));
+        let completions: Vec<Arc<AtomicU64>> = (0..3).map(|_| Arc::default()).collect();
+        for completions in completions.iter().cloned() {
+            let (quiet, sleeps) = (Arc::clone(&quiet), Arc::clone(&sleeps));
+            pumps.add(Box::new(OfNic { completions, quiet, moved: 0, sleeps })).unwrap();
+        }
+        for (place, completions) in completions.iter().enumerate() {
+            assert!(!pumps.pump().unwrap());
+            completions.store(1, Ordering::Relaxed);
+            sleeps.store(0, Ordering::Relaxed);
+            pumps.rest(Duration::MAX).unwrap();
+            // Those before it have nothing; those behind it are not asked.
+            assert_eq!(sleeps.load(Ordering::Relaxed), place as u64);
+            assert!(pumps.pump().unwrap(), "pump {place}");
+        }
+        pumps.rest(Duration::MAX).unwrap();
+        assert_eq!(sleeps.load(Ordering::Relaxed), 2 + 3, "nothing has come, and all sleep");
+    }
+
+    /// Regression: a thread that waited for a NIC alone asked it again each 50 µs.
+    #[test]
+    fn a_thread_that_waits_for_a_nic_sleeps_on_its_descriptor_and_not_where_something_has_come() {
+        let mut pumps = Pumps::default();
+        let (mut theirs, quiet) = UnixStream::pair().unwrap();
+        let quiet = Arc::new(OwnedFd::from(quiet));
+        let completions: Vec<Arc<AtomicU64>> = (0..2).map(|_| Arc::default()).collect();
+        for completions in completions.iter().cloned() {
+            let (quiet, sleeps) = (Arc::clone(&quiet), Arc::default());
+            pumps.add(Box::new(OfNic { completions, quiet, moved: 0, sleeps })).unwrap();
+        }
+        let (_socket, ..) = add(&mut pumps, false);
+        assert!(!pumps.pump().unwrap());
+        let is_told = |pumps: &mut Pumps| {
+            let sources = pumps.sources().unwrap().expect("nothing can move");
+            assert_eq!((sources.descriptors.len(), sources.at_most), (2, LONG_NIC_REST));
+            poller::ready(&sources.descriptors, Duration::ZERO).unwrap().contains(&true)
+        };
+        assert!(!is_told(&mut pumps));
+        theirs.write_all(b"x").unwrap();
+        assert!(is_told(&mut pumps));
+        completions[0].store(1, Ordering::Relaxed);
+        assert!(pumps.sources().unwrap().is_none());
+        assert!(pumps.pump().unwrap());
+        let (_other, ..) = add(&mut pumps, true);
+        assert!(pumps.sources().unwrap().is_none(), "a pump without any has to be asked");
+    }
+
     #[test]
     fn a_pump_without_descriptors_is_asked_on_every_turn() {
         let mut pumps = Pumps::default();
         let (mut theirs, calls, bytes) = add(&mut pumps, true);
         for turn in 1..=10 {
-            pumps.rest(Duration::MAX, None).unwrap();
+            pumps.rest(Duration::MAX).unwrap();
             theirs.write_all(b"x").unwrap();
             assert!(pumps.pump().unwrap());
             assert_eq!((calls.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)), (turn, turn));

@@ -6,6 +6,7 @@
 //! does not connect two ranks, and gets a line for it.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
 use crate::transport::connection::{Channel, Way};
 use crate::transport::local::Local;
-use crate::transport::net::{DeadRoutes, Net, SocketOptions};
+use crate::transport::net::{DeadRoutes, Net, Network, SocketOptions};
 use crate::transport::nics::NicTable;
 use crate::transport::pump::Wire;
 use crate::transport::shm::Shm;
@@ -49,27 +50,32 @@ pub(super) trait Transport: Debug + Send {
     /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
     fn sharing(&self) -> Option<Sharing>;
 
-    /// Expects a wire from `peer`: the ticket by which [`Transport::accept`] will give it, and what the peer needs to
-    /// dial.
+    /// Expects a wire that `peer` dials.
     ///
     /// # Errors
     /// Of the listener.
-    fn listen(&mut self, peer: Rank, _: &dyn Bootstrap) -> Result<(u64, Vec<u8>)> {
+    fn listen(&mut self, peer: Rank, _: &dyn Bootstrap) -> Result<ExpectedWire> {
         Err(Error::internal(format!("a wire from rank {peer}, whose memory can be mapped")))
     }
 
-    /// Begins to open the wire of a channel to `peer` that it offered.
+    /// Begins to open the wire of a channel with a peer that offered it: this rank's end is for this way.
     ///
     /// # Errors
     /// Of a broken offer or of sockets.
     fn dial(
         &mut self,
-        (peer, _): (Rank, Channel),
-        _: &[u8],
+        (peer, _, _): (Rank, Channel, Way),
+        (_, _): (&[u8], Dialling),
         _: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
         Err(Error::internal(format!("a wire to rank {peer}, whose memory can be mapped")))
     }
+
+    /// Nobody dials with this ticket any more.
+    fn withdraw(&mut self, _ticket: u64) {}
+
+    /// `peer`, which this rank has not reached in time, has reached this rank.
+    fn note_reversed(&mut self, _peer: Rank) {}
 
     /// Offers `memory` to `takers`; what they need to import it.
     ///
@@ -116,6 +122,9 @@ pub(super) trait Transport: Debug + Send {
     /// Learns which NICs all ranks have, and keeps in `dead` what it learns of routes.
     fn use_nics(&mut self, _: &Arc<NicTable>, _dead: &DeadRoutes) {}
 
+    /// Learns which network all ranks use between hosts.
+    fn use_network(&mut self, _: &Network) {}
+
     /// Writes the line for a connection with `peer`, of which `channel` says number and ranks, at one end or both.
     fn log_connection(&self, me: Rank, connection: (Rank, Way), channel: &str);
 
@@ -147,8 +156,30 @@ pub(super) struct PeerOffer {
     pub(super) bytes: usize,
 }
 
+/// A wire that a peer dials.
+#[derive(Debug)]
+pub(super) struct ExpectedWire {
+    /// By which [`Transport::accept`] will give it.
+    pub(super) ticket: u64,
+    /// What the peer needs to dial.
+    pub(super) offer: Vec<u8>,
+    /// Where it dials first, where that is an address.
+    pub(super) at: Option<SocketAddr>,
+}
+
+/// What becomes of a dial that does not get through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialling {
+    /// The other end may dial instead ([`Opening::unreached`]), once it has taken too long.
+    OrReversed,
+    /// The other end dials as well, as this one has not been reached in time before.
+    OrReversedAtOnce,
+    /// The other end could not.
+    Only,
+}
+
 /// The most bytes of an offer, whatever the transport.
-pub(super) const MOST_OFFER_BYTES: usize = 256;
+pub(super) const MOST_OFFER_BYTES: usize = 512;
 
 /// Something under way that never blocks.
 pub(super) trait Opening<T>: Debug + Send {
@@ -162,6 +193,20 @@ pub(super) trait Opening<T>: Debug + Send {
     fn standing(&self) -> Option<String> {
         None
     }
+
+    /// That the other end is not reached from here, where the other end may try instead.
+    fn unreached(&self) -> Option<Unreached> {
+        None
+    }
+}
+
+/// An end that cannot be opened from here, or not soon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unreached {
+    /// In words.
+    pub(super) why: String,
+    /// Whether it may open from here after all: nothing has answered so far.
+    pub(super) may_yet: bool,
 }
 
 /// What was there at once.

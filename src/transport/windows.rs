@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::device::{Generation, HostRegion};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicU64, AtomicUsize, Ordering, Weak};
 use crate::sys::alive::Process;
-use crate::sys::in_place::PlacedRange;
+use crate::sys::in_place::{PlacedMemory, PlacedRange};
 use crate::transport::Arena;
 use crate::transport::peer_reads::PeerReads;
 use crate::types::Rank;
@@ -57,12 +57,16 @@ pub struct UserBoard {
 /// One registration: the buffers of all ranks of the host.
 #[derive(Debug, Clone)]
 pub struct Registration {
+    /// How many there have been before it: numbers are used again, this is not.
+    pub serial: u32,
     /// Each rank's memory, mapped here.
     pub memory: Vec<HostRegion>,
     /// What of my own memory the others have mapped.
     pub generation: Generation,
     /// As long as my own buffer: gone where I have let go of the registration.
     pub life: Weak<()>,
+    /// Of my own buffer.
+    pub calls: PeerCalls,
     /// Where my own memory is, if the program has it at other addresses than `memory`.
     pub placed: Option<PlacedBuffer>,
 }
@@ -72,8 +76,12 @@ pub struct Registration {
 pub struct KnownBuffer {
     /// The memory, to hand it to peers.
     pub memory: HostRegion,
+    /// Which pages of it, where it must not be shared anew: somebody may be writing it.
+    pub generation: Option<Generation>,
     /// Of the buffer.
     pub life: Weak<()>,
+    /// Those in it, on all communicators.
+    pub calls: PeerCalls,
     /// Where the program has it, if `memory` is a second mapping.
     pub placed: Option<PlacedBuffer>,
 }
@@ -82,20 +90,45 @@ pub struct KnownBuffer {
 #[derive(Debug, Clone)]
 pub struct PlacedBuffer {
     range: PlacedRange,
-    /// In which peers worked in it.
-    calls: Arc<AtomicU64>,
+    /// Of memory that only a promise of the program keeps where it is.
+    promised: Weak<PlacedMemory>,
 }
 
 impl PlacedBuffer {
-    /// Memory at these addresses, in which no peer has worked yet.
+    /// Memory at these addresses.
     pub fn new(range: PlacedRange) -> PlacedBuffer {
-        PlacedBuffer { range, calls: Arc::default() }
+        PlacedBuffer { range, promised: Weak::new() }
     }
 
-    /// In how many calls peers worked in it.
-    pub fn calls(&self) -> u64 {
+    /// The same of memory that its owner has promised neither to free nor to resize: each loan looks in a debug build.
+    #[must_use]
+    pub fn promised(self, memory: &Arc<PlacedMemory>) -> PlacedBuffer {
+        PlacedBuffer { promised: Arc::downgrade(memory), ..self }
+    }
+
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where other memory is there by now, as far as a debug build looks.
+    fn check_promise(&self) -> Result<()> {
+        let memory = if cfg!(debug_assertions) { self.promised.upgrade() } else { None };
+        if memory.is_none_or(|memory| memory.is_there()) { Ok(()) } else { Err(promise_broken()) }
+    }
+}
+
+/// In how many calls peers worked in memory that was registered. Clones count together.
+#[derive(Debug, Clone, Default)]
+pub struct PeerCalls(Arc<AtomicU64>);
+
+impl PeerCalls {
+    /// A call has ended in which peers worked there.
+    pub fn note(&self) {
         // Relaxed: a figure for the log, of calls that have ended.
-        self.calls.load(Ordering::Relaxed)
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many have.
+    pub fn count(&self) -> u64 {
+        // Relaxed: as above.
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -108,12 +141,42 @@ pub struct UserRange {
     pub offset: u64,
 }
 
+/// A place in a registered buffer that holds a message. The ranks may register and deregister before the receiver looks
+/// there: the serial number says whether the registration is still the one that the sender meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OfferedRange {
+    /// The place.
+    pub range: UserRange,
+    /// The registration's [serial number](Registration::serial).
+    pub serial: u32,
+}
+
+impl OfferedRange {
+    /// As the whereabouts of a message: the first word is no address.
+    pub fn words(self) -> [u64; 2] {
+        [IN_WINDOW | u64::from(self.serial) << u16::BITS | u64::from(self.range.window), self.range.offset]
+    }
+
+    /// What [`OfferedRange::words`] has said; `None` where they are an address.
+    pub fn of_words([first, offset]: [u64; 2]) -> Option<OfferedRange> {
+        let first = first ^ IN_WINDOW;
+        let serial = u32::try_from(first >> u16::BITS).ok()?;
+        let window = u16::try_from(first & u64::from(u16::MAX)).ok()?;
+        Some(OfferedRange { range: UserRange { window, offset }, serial })
+    }
+}
+
+/// No user address has this bit.
+const IN_WINDOW: u64 = 1 << 63;
+
 /// A part of a registered buffer of mine that peers may work in while an operation lasts.
 #[derive(Debug)]
 pub struct Loan<'a> {
     memory: &'a HostRegion,
     generation: Generation,
     range: UserRange,
+    serial: u32,
+    calls: &'a PeerCalls,
     placed: Option<PlacedLoan<'a>>,
 }
 
@@ -130,6 +193,11 @@ impl Loan<'_> {
     /// Where it is, for the peers.
     pub fn range(&self) -> UserRange {
         self.range
+    }
+
+    /// The same for the receiver of a message.
+    pub fn offered(&self) -> OfferedRange {
+        OfferedRange { range: self.range, serial: self.serial }
     }
 
     /// Where the operation works instead of the place that its caller has named, if the memory is registered where it
@@ -164,12 +232,9 @@ impl Loan<'_> {
         }
     }
 
-    /// An operation has ended in which peers worked in the memory.
-    pub fn note_call(&self) {
-        if let Some(placed) = &self.placed {
-            // Relaxed: see `PlacedBuffer::calls`.
-            placed.buffer.calls.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Where to count the operation once it has ended, if peers worked in the memory.
+    pub fn calls(&self) -> &PeerCalls {
+        self.calls
     }
 
     /// [`crate::device::Keep::detach`] of the whole buffer: a peer that is still in it goes on in pages that are no
@@ -274,7 +339,18 @@ impl HostWindows {
     }
 
     /// Lets peers work in `range`, where it lies in one of my registered buffers that they still reach.
-    pub fn lend(&self, range: Range<*const u8>) -> Option<Loan<'_>> {
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] for registered memory that has been freed or resized, in a debug build.
+    pub fn lend(&self, range: Range<*const u8>) -> Result<Option<Loan<'_>>> {
+        let loan = self.loan(range);
+        if let Some(PlacedLoan { buffer, .. }) = loan.as_ref().and_then(|loan| loan.placed.as_ref()) {
+            buffer.check_promise()?;
+        }
+        Ok(loan)
+    }
+
+    fn loan(&self, range: Range<*const u8>) -> Option<Loan<'_>> {
         let (start, end) = (range.start.addr(), range.end.addr());
         self.registered.iter().enumerate().find_map(|(window, registered)| {
             let registered = registered.as_ref().filter(|registered| registered.life.strong_count() > 0)?;
@@ -289,9 +365,22 @@ impl HostWindows {
             });
             let offset = u64::try_from(offset).expect("addresses are at most 64 bits");
             let range = UserRange { window: u16::try_from(window).ok()?, offset };
-            let generation = registered.generation;
-            memory.keep().lend(generation).then_some(Loan { memory, generation, range, placed })
+            let Registration { generation, serial, ref calls, .. } = *registered;
+            memory.keep().lend(generation).then_some(Loan { memory, generation, range, serial, calls, placed })
         })
+    }
+
+    /// Where `bytes` begin that `peer` has lent for a message, if they lie in what it has registered, and that is not
+    /// another registration by now.
+    pub fn lent_by(
+        &self,
+        peer: Rank,
+        OfferedRange { range, serial }: OfferedRange,
+        bytes: usize,
+    ) -> Option<NonNull<u8>> {
+        let registered = self.registered.get(usize::from(range.window))?.as_ref();
+        registered.filter(|registered| registered.serial == serial)?;
+        self.resolve(self.ranks.binary_search(&peer).ok()?, range, bytes)
     }
 
     /// What a peer announced as a pointer into my mapping of its buffer, if `bytes` there lie inside it.
@@ -301,4 +390,12 @@ impl HostWindows {
         let end = offset.checked_add(bytes)?;
         (end <= memory.bytes()).then(|| memory.at(offset, bytes))
     }
+}
+
+#[cold]
+fn promise_broken() -> Error {
+    Error::invalid_usage(
+        "memory that was registered where it lies is no longer there: it was freed or resized while it was registered \
+         (a vector that grows moves); destroy the registration first",
+    )
 }

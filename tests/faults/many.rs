@@ -37,9 +37,9 @@ impl Burden {
 
 /// Of memory, for each communicator, with the page that `rsccl status` reads: 60 where there are 1,000.
 const MOST_RESIDENT_KIB: u64 = 64;
-/// For each communicator: the connection to the other rank and the poller of what ranks say to each other; between hosts
-/// a socket for each way, and the poller of these. They listen at one port of the process.
-const MOST_FILES: u64 = 5;
+/// For each communicator: the connection to the other rank, and between hosts a socket for each way. They listen at one
+/// port of the process, and few descriptors need no poller.
+const MOST_FILES: u64 = 3;
 /// Of the threads themselves.
 const LOOSE_FILES: u64 = 8;
 /// A part of what is measured comes at once: an allocator takes memory in pieces.
@@ -82,8 +82,8 @@ fn many_communicators_share_threads_that_sleep_while_nothing_moves() {
     let count = random::how_many("RSCCL_TEST_COMMUNICATORS", 40, 1000);
     let idle = Duration::from_millis(if count < 1000 { 100 } else { 10_000 });
     // One system call waits for 127 flags: of more the thread looks at the others now and then.
-    // Where it sleeps on flags, a second thread hears the sockets by which ranks learn of each other. One more accepts.
-    for (transport, threads, count) in [(NET, 2, count), (SHM, 3, count.min(100))] {
+    // Where it sleeps on flags, the service thread hears the sockets by which ranks learn of each other; it accepts, too.
+    for (transport, threads, count) in [(NET, 2, count), (SHM, 2, count.min(100))] {
         let burdens = many((transport, threads), count, idle);
         println!("{count} communicators: {burdens:?}");
     }
@@ -109,4 +109,24 @@ fn a_range_of_a_port_for_each_process_carries_fifty_communicators() {
     }
     job.must("end_many");
     job.must("call all_reduce 1000");
+}
+
+/// A connection has as many sockets as the settings say, for each way; a poller watches several of one.
+#[test]
+fn a_connection_has_the_sockets_that_threads_and_sockets_a_thread_make() {
+    const COUNT: u64 = 12;
+    let (threads, each) = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD");
+    for (settings, files) in
+        [(&[][..], 3), (&[(threads, "2")][..], 6), (&[(each, "3")][..], 8), (&[(threads, "2"), (each, "3")][..], 14)]
+    {
+        let mut job = Job::joined(2, &with(NET, settings));
+        job.must("many 1");
+        let before = Burden::of_all(&mut job);
+        job.must(&format!("many {COUNT}"));
+        for (after, before) in Burden::of_all(&mut job).iter().zip(&before) {
+            let grown = after.files - before.files;
+            assert!(grown.abs_diff(files * COUNT) <= LOOSE_FILES, "{settings:?}: {before:?}, {after:?}");
+        }
+        job.must("end_many");
+    }
 }

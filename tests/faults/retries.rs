@@ -8,7 +8,7 @@ use testing::random::{Luck, changing_seed};
 use testing::ranks::{Failure, Job, until};
 
 /// Less than a rank needs that waits for another one, more than the ranks of a test need to meet.
-const SHORT_MS: u32 = 300;
+const SHORT_MS: u32 = 600;
 const LONG_MS: u32 = 20_000;
 
 /// Three ranks and the stores in which they can meet.

@@ -341,4 +341,6 @@ fn a_step_of_slurm_on_hosts_with_ipv6_only() {
     job.begin("from_env", |_| true);
     must_join(&mut job);
     assert!(job.ranks[2].log().contains("ranks meet at n0, the first node of this step of Slurm"));
+    let is_told = |rank: &ranks::Rank| rank.log().contains("set RSCCL_SECRET on all ranks");
+    assert_eq!(job.ranks.iter().map(is_told).collect::<Vec<_>>(), [true, false, false], "by who serves");
 }

@@ -131,6 +131,16 @@ alone slurm_alone_het 3 salloc --quiet -n 1 : -n 2 srun --quiet --het-group=0,1 
 no_names='[ "$SLURM_PROCID" = 0 ] || mount --bind /dev/null /etc/hosts; exec "$0" "$@"'
 error slurm_alone_no_names 2 12 "the node n0 has no address on this host/set MASTER_ADDR to an address of the node of rank 0" \
     env RSCCL_INIT_TIMEOUT_MS=8000 srun --quiet -N 3 -n 3 unshare --mount sh -c "$no_names" "${rank[@]}"
+if wants slurm_alone_restarted; then
+    # As where a job was requeued, and ranks from before still run and hold their ports.
+    # shellcheck disable=SC2016 # the rank's shell expands it
+    both='SLURM_RESTART_COUNT=1 LAB_VALUE=2000 "$0" "$@" & "$0" "$@"; wait'
+    run slurm_alone_restarted 1000 srun --quiet -N 2 -n 3 sh -c "$both" "${rank[@]}"
+    for number in 1000 2000; do
+        grep -a "LAB $number " "$OUT/slurm_alone_restarted" >"$OUT/slurm_alone_restarted.$number" || true
+    done
+    tell slurm_alone_restarted "$(for number in 1000 2000; do verdict "$OUT/slurm_alone_restarted.$number" "$number" 3; done | uniq | tr '\n' ' ' | sed 's/ $//')"
+fi
 if wants slurm_alone_often; then
     often=right
     for ((start = 0; start < 20; start++)); do

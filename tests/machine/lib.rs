@@ -5,6 +5,9 @@
 //! have a second instance.
 
 pub mod gpus;
+pub mod headers;
+pub mod libfabric;
+pub mod net_plugin;
 mod waiting;
 
 use std::path::{Path, PathBuf};

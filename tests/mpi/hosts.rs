@@ -22,7 +22,7 @@ use testing::network::Network;
 use testing::verify::Program;
 use testing::worker::checked_call;
 
-pub(crate) const ACTS: &[Act] = &[("hosts", hosts), ("cut", cut)];
+pub(crate) const ACTS: &[Act] = &[("hosts", hosts), ("cut", cut), ("meet_beside", meet_beside)];
 
 /// Two ranks on each of three hosts: who is where, over what they talk, and that everything works.
 fn hosts(rank: &Rank) {
@@ -120,6 +120,19 @@ fn cut(rank: &Rank) {
     abort(&error);
 }
 
+/// A communicator by the launcher alone, while MPI runs in the process.
+fn meet_beside(rank: &Rank) {
+    let _universe = begin(rank, Threading::Funneled);
+    match Communicator::from_env() {
+        Ok(comm) => {
+            reduce_much(&comm).unwrap();
+            rank.say(&format!("met {} ranks", comm.size()));
+            comm.finalize().unwrap();
+        }
+        Err(error) => rank.say_error("met nobody", &error),
+    }
+}
+
 /// A job of two ranks on each of three hosts of `network`.
 fn plan(launcher: &Launcher, network: &Network, act: &str) -> Plan {
     let plan = Plan::new(launcher, act, 6).with(&[("NCCL_SOCKET_IFNAME", "eth0")]).prefix(network.on(0));
@@ -206,6 +219,26 @@ fn three_hosts_of_two_ranks() {
         assert!(place.starts_with(&expected), "{place}: {report}");
     }
     must_go(network);
+}
+
+/// No address and no folder: the process manager of Open MPI (PMIx) gives the id on beside MPI. Hydra's speaks to MPI alone.
+#[test]
+fn ranks_meet_by_the_process_manager_that_serves_mpi_too() {
+    let Some(launcher) = Launcher::matching() else { return };
+    let Some(network) = Network::make(3) else { return };
+    let job = plan(&launcher, &network, "meet_beside").start();
+    for rank in 0..6 {
+        job.await_line(rank, "met ");
+        let said = job.said(rank);
+        let line = said.iter().find(|line| line.starts_with("met ")).expect("it was awaited");
+        match launcher.family {
+            Family::Orte | Family::Prrte => assert_eq!(line, "met 6 ranks", "{}", job.report()),
+            Family::Hydra => {
+                assert!(line.contains("no place to meet: the process manager (PMI) speaks to MPI"), "{line}");
+            }
+        }
+    }
+    job.stop();
 }
 
 #[test]

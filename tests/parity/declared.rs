@@ -131,7 +131,9 @@ pub(crate) fn of_rust(source: &str) -> BTreeSet<String> {
             ["fn", "struct", "enum", "trait", "type", "const", "static", "mod", "union", "as"].contains(&last);
         // A macro's name, a field or a parameter.
         let is_field = behind.starts_with(':') && !behind.starts_with("::");
-        if key_word || is_field || last == "macro_rules" {
+        // A setter of the configuration, which a macro writes: `with_name => field: Type`.
+        let is_setter = word.starts_with("with_") && behind.starts_with("=>");
+        if key_word || is_field || is_setter || last == "macro_rules" {
             found.insert(word.to_owned());
         }
         last = word;

@@ -1,10 +1,18 @@
 //! Hosts out of network namespaces: each has its own name, interfaces and `/dev/shm`; a bridge in one more namespace
 //! joins them.
 
+use std::fs::File;
 use std::io::Write;
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rsccl::internals::sys::thread;
 
 /// Some hosts on one network, `10.77.0.1`, `fd77::1` and on. Dropping it ends what runs there and takes it away.
 #[derive(Debug)]
@@ -68,6 +76,15 @@ impl Network {
         words
     }
 
+    /// The same as [`Network::on`], where the folder `classes` is the host's `/sys/class`: the devices that it shows.
+    pub fn on_with_devices(&self, host: usize, classes: &Path) -> Vec<String> {
+        let mut words = self.on(host);
+        let mount = format!("mount --bind {} /sys/class && ", classes.display());
+        let script = words.iter_mut().find(|word| word.starts_with("hostname")).expect("a script names the host");
+        script.insert_str(0, &mount);
+        words
+    }
+
     /// Changes a host's links, addresses or routes: `words` follow `ip`.
     pub fn change(&self, host: usize, words: &str) {
         ip(&format!("-n {} {words}", self.host(host))).unwrap();
@@ -87,6 +104,25 @@ impl Network {
             self.change(*host, &format!("addr add 10.78.{number}.{}/24 dev {name}", host + 1));
             self.change(*host, &format!("link set {name} up"));
         }
+    }
+
+    /// Puts `inside` behind NAT: its only link leads to `router`, which sends on what it sends under an address of its
+    /// own. What `router` does with connections inwards is `inwards`, a verdict of nft; nobody else has a route there.
+    pub fn put_behind(&self, inside: usize, router: usize, inwards: &str) {
+        self.add_rail(inside, &[router, inside]);
+        self.change(inside, "link del eth0");
+        self.change(inside, &format!("route add default via 10.78.{inside}.{}", router + 1));
+        self.set(router, "net.ipv4.ip_forward=1");
+        let rules = format!(
+            "table ip nat {{ chain out {{ type nat hook postrouting priority 100; oifname eth0 masquerade; }}; }};
+             table ip filter {{ chain forward {{ type filter hook forward priority 0; iifname eth0 ct state new {inwards}; }}; }}"
+        );
+        run("ip", &["netns", "exec", &self.host(router), "nft", &rules]).unwrap();
+    }
+
+    /// Gives `host` a route to what is behind `router`, with [`Network::put_behind`].
+    pub fn show_way(&self, host: usize, inside: usize, router: usize) {
+        self.change(host, &format!("route add 10.78.{inside}.0/24 via 10.77.0.{}", router + 1));
     }
 
     /// Takes a host off a rail, without a word to anybody: its link there stays up.
@@ -144,6 +180,31 @@ impl Network {
         ip(&format!("-n {} link set eth0 up", self.host(host))).unwrap();
     }
 
+    /// Records what goes over the network from now on.
+    pub fn record(&self) -> Recorder {
+        let switch = File::open(format!("/run/netns/{}", self.switch())).unwrap();
+        let (stop, stopped) = mpsc::channel();
+        let (started, start) = mpsc::channel();
+        // A namespace is its thread's: this one ends with the record.
+        let thread = thread::spawn("recorder", move || {
+            let packets = packets_of(&switch);
+            started.send(()).unwrap();
+            let (mut seen, mut packet) = (Vec::new(), vec![0; 1 << 17]);
+            // What has come by the time that it is told to stop is read.
+            let mut is_last = false;
+            while seen.len() < MOST_RECORDED {
+                match packets.recv(&mut packet) {
+                    Ok(count) => seen.extend_from_slice(&packet[..count]),
+                    Err(_) if is_last => break,
+                    Err(_) => is_last = stopped.try_recv().is_ok(),
+                }
+            }
+            seen
+        });
+        start.recv().unwrap();
+        Recorder { stop, thread: thread.unwrap() }
+    }
+
     fn host(&self, host: usize) -> String {
         format!("{}-h{}", self.name, host + 1)
     }
@@ -151,6 +212,48 @@ impl Network {
     fn switch(&self) -> String {
         format!("{}-sw", self.name)
     }
+}
+
+/// Records packets on the bridge and its ports, until it is full.
+#[derive(Debug)]
+pub struct Recorder {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<Vec<u8>>,
+}
+
+impl Recorder {
+    /// All bytes that it has seen, with the headers of packets.
+    pub fn end(self) -> Vec<u8> {
+        // One that is full has ended.
+        let _full = self.stop.send(());
+        self.thread.join().unwrap()
+    }
+}
+
+/// The most bytes of a record.
+const MOST_RECORDED: usize = 64 << 20;
+
+/// For packets that the recorder has not read: on a busy machine it comes late, and the kernel drops what has no room.
+const ROOM_BYTES: libc::c_int = 16 << 20;
+
+/// A socket that gets all packets of this namespace, which becomes this thread's.
+fn packets_of(namespace: &File) -> UdpSocket {
+    // SAFETY: the descriptor is an open one of a namespace, and the call reads no memory.
+    assert_eq!(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
+    let protocol = i32::from(u16::try_from(libc::ETH_P_ALL).unwrap().to_be());
+    // SAFETY: the call reads no memory.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
+    assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just opened, and nobody else has it.
+    let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(socket) });
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let (room, bytes) = (ROOM_BYTES, libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap());
+    // SAFETY: the option is a number of this length, which lives until the call returns.
+    let set = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, (&raw const room).cast(), bytes)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    socket
 }
 
 impl Drop for Network {

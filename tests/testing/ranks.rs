@@ -189,6 +189,11 @@ impl Rank {
         (count("fd"), count("task"))
     }
 
+    /// What lies in its memory, by the names of files.
+    pub fn maps(&self) -> String {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.group.id())).unwrap()
+    }
+
     /// Where its open files lead, for messages.
     pub fn open_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.group.id())).unwrap();

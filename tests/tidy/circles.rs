@@ -64,6 +64,7 @@ pub(crate) const INNOCENT: &[(&str, Arrows)] = &[
             ("ffi/call", "ffi"),
             ("ffi/failure", "ffi"),
             ("ffi/foreign", "ffi"),
+            ("ffi/memory", "ffi"),
             ("ffi/over_mpi", "ffi"),
             ("ffi/persistent", "ffi"),
             ("ffi/places", "ffi"),

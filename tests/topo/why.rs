@@ -97,11 +97,20 @@ fn why_names_the_rails_between_two_hosts() {
     let said = |ends: [&str; 2], names: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
         command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env("NCCL_SOCKET_IFNAME", names);
+        // Which of its providers will do depends on the machine; this one does not.
+        command.env("NCCL_NET", "libfabric").env("FI_PROVIDER", "udp");
         let output = command.output().expect("the command line runs");
         (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).expect("text"))
     };
     let (works, here) = said(["net:", "net:10.1.0.2/24"], "lo");
     assert!(works && here.contains("no rail, so by the interfaces on which ranks met"), "{here}");
+    assert!(here.contains("\nNCCL_NET: libfabric: no NIC: libfabric "), "{here}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.args(["topo", "--file", &machine("h100x8"), "--why", "net:", "net:10.1.0.2/24"]);
+    command.envs([("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NET_PLUGIN", "/none/of.so")]);
+    let here = String::from_utf8_lossy(&command.output().expect("the command line runs").stdout).into_owned();
+    let no = "\nNCCL_NET: plugin: no NIC: /none/of.so: there is no /none/of.so where the loader looks; Socket (TCP)";
+    assert!(here.contains(no), "{here}");
     let (works, wrong) = said(["net:eth0", "net:"], "lo");
     assert!(!works && wrong.contains("write NAME=ADDRESS/BITS"), "{wrong}");
 }

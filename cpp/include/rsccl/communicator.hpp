@@ -19,6 +19,7 @@
 #include <rsccl/persistent.hpp>
 #include <rsccl/memory_use.hpp>
 #include <rsccl/placement.hpp>
+#include <rsccl/pool.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>
 #include <rsccl/unique_id.hpp>
@@ -257,7 +258,12 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Lets the other ranks work in `memory` during collectives, so that large ones need no copies. Collective: all ranks register, in
     /// the same order; lengths may differ. A call whose ranks use unregistered buffers works all the same, through scratch, and so does
-    /// every call of a communicator over several hosts or of more than 64 ranks, where registering does nothing.
+    /// every call of a communicator over several hosts or of more than 64 ranks, where registering does nothing. A message of 8 KiB and
+    /// more out of such memory is copied once, by its receiver, if that one comes soon or the message is longer than a connection
+    /// has room for; else twice.
+    ///
+    /// No thread writes the elements of a `buffer`, or of memory that was registered where it lies, while this runs: after a call that
+    /// failed they may be copied. The containers of a `pool` may be written.
     ///
     /// The memory stays mapped, here and by the other ranks, until deregister_buffer(), or the end of the communicator. Buffers that
     /// all ranks have destroyed are given back when they next register or deregister one.
@@ -267,12 +273,26 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     void register_buffer(buffer<T>& memory) const {
         register_memory(memory.bytes_, false);
     }
+    /// The same for memory that was registered where it lies, by rsccl::register_memory().
+    template <class T>
+    void register_buffer(registered<T>& memory) const {
+        register_memory(memory.bytes_, false);
+    }
+    /// The same for a pool, once: calls work in place in all that lies in it, also in what is allocated later.
+    void register_buffer(pool& memory) const { register_memory(*memory.bytes_, false); }
     /// Takes a buffer back: from now on no call works in it in place, and no rank keeps it mapped. Collective: all ranks call it, each with
     /// its buffer of the same register_buffer(). Until all have, the memory stays mapped. A buffer that was not registered changes
     /// nothing. What the buffer holds stays.
     /// @throws InvalidArgument for a moved-from buffer
     template <class T>
     void deregister_buffer(buffer<T>& memory) const {
+        register_memory(memory.bytes_, true);
+    }
+    /// The same for a pool.
+    void deregister_buffer(pool& memory) const { register_memory(*memory.bytes_, true); }
+    /// The same for memory that was registered where it lies. Destroying that gives its pages back.
+    template <class T>
+    void deregister_buffer(registered<T>& memory) const {
         register_memory(memory.bytes_, true);
     }
 
@@ -326,6 +346,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     int size_now() const;
     void submit(const detail::Call& call) const;
     void register_memory(detail::SharedBytes& memory, bool takes_back) const;
+    void register_memory(detail::PoolBytes& memory, bool takes_back) const;
     Window register_window(const detail::GpuBytes& memory) const;
     std::shared_ptr<detail::State> state_;
 };

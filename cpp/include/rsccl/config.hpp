@@ -138,10 +138,39 @@ struct Config {
     std::optional<std::string> graph_file = {};
     /// Where the command `rsccl topo` writes the channels as a graph file, and rank 0 those of a communicator. `NCCL_GRAPH_DUMP_FILE`.
     std::optional<std::string> graph_dump_file = {};
-    /// The network to use; "Socket" is the only one, and is used, with a warning, in place of another. `NCCL_NET`.
+    /// The network between hosts: "Socket" (TCP), "libfabric" or "IB" (verbs), which are loaded while the program runs, or "plugin", a network
+    /// plug-in of NCCL's. "Socket" is used, with a warning, in place of another, and where a rank finds no NIC of theirs that will do. Equal on
+    /// all ranks. `NCCL_NET`; libfabric where the hosts of all ranks have hardware for it, else "Socket".
     std::optional<std::string> net = {};
-    /// A network that rsccl does not have is an error. `RSCCL_NET_STRICT`; false.
+    /// Network plug-ins made for NCCL, between commas: files, or NAME for `libnccl-net-NAME.so`; "none". `net` may then say what the plug-in calls its
+    /// network. Given on all ranks or on none. `NCCL_NET_PLUGIN`; none.
+    std::optional<std::string> net_plugin = {};
+    /// A network that rsccl, or this rank, does not have is an error. `RSCCL_NET_STRICT`; false.
     std::optional<bool> net_strict = {};
+    /// Whether `NCCL_NET=IB` uses no device. `NCCL_IB_DISABLE`; false.
+    std::optional<bool> ib_disable = {};
+    /// Devices of verbs by the beginnings of their names, `=` before the list for whole names, `^` for all others; each with `:port`
+    /// where only that one is meant. The fastest of them is used. `NCCL_IB_HCA`; all.
+    std::optional<std::string> ib_hca = {};
+    /// The place of the GID in its port's table. `NCCL_IB_GID_INDEX`; the best, by the next two and never link-local where another is
+    /// there.
+    std::optional<std::uint32_t> ib_gid_index = {};
+    /// Of which family a GID is taken first. `NCCL_IB_ADDR_FAMILY`; IPv4.
+    std::optional<std::string> ib_addr_family = {};
+    /// Of which version of RoCE a GID is taken first. `NCCL_IB_ROCE_VERSION_NUM`; 2.
+    std::optional<std::uint32_t> ib_roce_version_num = {};
+    /// A packet without an answer is sent again after 4.096 us times 2 to this power, at 0 never. `NCCL_IB_TIMEOUT`; 20.
+    std::optional<std::uint32_t> ib_timeout = {};
+    /// How often it is sent again before the connection fails. `NCCL_IB_RETRY_CNT`; 7, which soft RoCE takes for no end.
+    std::optional<std::uint32_t> ib_retry_cnt = {};
+    /// The service level of what is sent. `NCCL_IB_SL`; 0.
+    std::optional<std::uint32_t> ib_sl = {};
+    /// The traffic class of what is sent over RoCE, which is four times the DSCP. `NCCL_IB_TC`; 0.
+    std::optional<std::uint32_t> ib_tc = {};
+    /// The place of the partition key in its port's table. `NCCL_IB_PKEY`; 0.
+    std::optional<std::uint32_t> ib_pkey = {};
+    /// Queue pairs of a connection, which its messages take in turn; two ends use the smaller number. `NCCL_IB_QPS_PER_CONNECTION`; 1.
+    std::optional<std::uint32_t> ib_qps_per_connection = {};
     /// Connect everything when first needed; if not, a communicator of one host maps its memory at set-up, and the rest waits for the
     /// first need all the same. Equal on all ranks. `NCCL_RUNTIME_CONNECT`; true.
     std::optional<bool> runtime_connect = {};
@@ -153,6 +182,9 @@ struct Config {
     std::optional<std::string> secret = {};
     /// A file that holds the secret, mode 600. `RSCCL_SECRET_FILE`.
     std::optional<std::string> secret_file = {};
+    /// Whether what goes over TCP is encrypted: "0", "1" (AES-128-GCM, or ChaCha20-Poly1305 where a processor has no AES), "ChaCha20".
+    /// Equal on all ranks; needs a library that was built with the feature `encrypt`. `RSCCL_ENCRYPT`; off.
+    std::optional<std::string> encrypt = {};
     /// Where Communicator::from_env meets: "tcp://host:port" or "file:///path". `RSCCL_STORE`.
     std::optional<std::string> store = {};
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. Ranks meet over the first; data between hosts take all that a

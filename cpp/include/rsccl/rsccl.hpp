@@ -15,6 +15,7 @@
 #include <rsccl/persistent.hpp>
 #include <rsccl/memory_use.hpp>
 #include <rsccl/placement.hpp>
+#include <rsccl/pool.hpp>
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>
 #include <rsccl/types.hpp>

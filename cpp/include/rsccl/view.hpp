@@ -29,6 +29,8 @@ template <class T>
 class buffer;
 template <class T>
 class gpu_buffer;
+template <class T>
+class registered;
 
 /// A pointer and a count of elements: a buffer that somebody else owns. What `std::span` is from C++20 on.
 template <class T>
@@ -291,8 +293,8 @@ struct IsGpuBuffer<gpu_buffer<T>> : std::true_type {};
 /// Whether what a C holds is memory of the host for certain. What a view or a span refers to may be memory of a GPU.
 template <class C>
 struct IsHostBuffer : std::false_type {};
-template <class T>
-struct IsHostBuffer<std::vector<T>> : std::true_type {};
+template <class T, class A>
+struct IsHostBuffer<std::vector<T, A>> : std::true_type {};
 template <class T, std::size_t Count>
 struct IsHostBuffer<std::array<T, Count>> : std::true_type {};
 template <class T, std::size_t Count>
@@ -301,6 +303,8 @@ template <class Char, class Traits>
 struct IsHostBuffer<std::basic_string<Char, Traits>> : std::true_type {};
 template <class T>
 struct IsHostBuffer<buffer<T>> : std::true_type {};
+template <class T>
+struct IsHostBuffer<registered<T>> : std::true_type {};
 
 /// Says that a gpu_buffer was passed with the host in place of a stream.
 [[noreturn]] void refuse_host_for_gpu();

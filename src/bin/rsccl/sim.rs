@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rsccl::internals::engine::foreseen::{
-    Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay, OnChannels,
+    Foreseen, ForeseenCall, ForeseenGpus, ForeseenRanks, ForeseenWay, JoinedLinks, OnChannels,
 };
 use rsccl::internals::plan::Windows;
 use rsccl::internals::sys::text_file;
@@ -201,7 +201,7 @@ impl There<'_> {
             protocols.extend(reach.is_linked.then_some(Protocol::LowLatency128));
         }
         let described = ForeseenGpus {
-            is_crowded: found.are_links_crowded(&system),
+            links: JoinedLinks::of(&found, &system),
             orders: if is_whole { self.orders(found, (&system, &gpus), &mut Vec::new())? } else { None },
             rails: channels::rails(&system, &gpus),
             on_channels: match (reach.is_staged, reach.is_reached) {

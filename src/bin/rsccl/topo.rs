@@ -284,7 +284,9 @@ fn rails_of(ends: [&str; 2], config: &Config) -> Result<String> {
     };
     let [mine, theirs] = [nics(ends[0])?, nics(ends[1])?];
     let lines = rails::between(&mine, &theirs).described((&mine, &theirs));
-    Ok(format!("rails between {} and {}\n  {}\n", ends[0], ends[1], lines.join("\n  ")))
+    let network = if ends.contains(&NICS) { settings::network_here(config, Path::new("/"))? } else { Vec::new() };
+    let network: String = network.iter().map(|line| format!("NCCL_NET: {line}\n")).collect();
+    Ok(format!("rails between {} and {}\n  {}\n{network}", ends[0], ends[1], lines.join("\n  ")))
 }
 
 /// What a host's interfaces begin with in `--why`.

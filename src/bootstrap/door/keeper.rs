@@ -1,19 +1,19 @@
-//! The doorkeeper: the thread that accepts for all communicators of a process, and what it knows.
+//! The doorkeeper: the duty of the service thread that accepts for all communicators of a process, and what it knows.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::doorway::{Doorway, NetworkSpace};
 use super::queue::IncomingQueue;
 use crate::bootstrap::auth::{self, Addressee, GREETING_BYTES, Greeting};
-use crate::bootstrap::leash::{Leash, LeashOrder};
 use crate::bootstrap::socket;
 use crate::error::Result;
 use crate::log;
-use crate::sync::primitive::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, Ordering};
+use crate::sync::service_thread::{Served, ServiceDuty};
 use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits};
 
@@ -25,6 +25,15 @@ pub(super) struct Doorkeeper {
     hall: Mutex<Hall>,
     /// The system's code for why no connection can be accepted; 0 while it can.
     trouble: AtomicU32,
+    /// Nobody needs it any more.
+    ends: AtomicBool,
+}
+
+/// What the service thread has of it.
+#[derive(Debug)]
+pub(super) struct Doorkeeping {
+    keeper: Arc<Doorkeeper>,
+    ready: Ready,
 }
 
 /// The listeners, who is to be found behind them, and who waits in between.
@@ -68,7 +77,7 @@ struct Caller {
     since: Instant,
 }
 
-const STOP: u64 = 0;
+const FIRST_TOKEN: u64 = 1;
 
 /// The most connections that have not said whom they are for; a newcomer beyond them drives the oldest out.
 pub(super) const MOST_UNNAMED: usize = 512;
@@ -95,12 +104,11 @@ const ACCEPTS_AT_ONCE: usize = 64;
 const MOST_ENDED: usize = 1024;
 
 impl Doorkeeper {
-    pub(super) fn new(leash: &Leash) -> Result<Doorkeeper> {
+    pub(super) fn new() -> Result<Doorkeeper> {
         let poller = Poller::new()?;
-        leash.watch(&poller, STOP)?;
         let hall = Hall {
             doors: BTreeMap::new(),
-            next_token: STOP + 1,
+            next_token: FIRST_TOKEN,
             queues: HashMap::new(),
             ended: VecDeque::new(),
             unnamed: BTreeMap::new(),
@@ -108,40 +116,43 @@ impl Doorkeeper {
             rest_until: None,
             told: Vec::new(),
         };
-        Ok(Doorkeeper { poller, hall: Mutex::new(hall), trouble: AtomicU32::new(0) })
+        Ok(Doorkeeper { poller, hall: Mutex::new(hall), trouble: AtomicU32::new(0), ends: AtomicBool::new(false) })
     }
 
-    /// The body of the thread.
-    pub(super) fn run(&self, leash: &Leash) {
-        let mut ready = Ready::default();
-        loop {
-            let until = self.hall.lock().next_moment();
-            let timeout = until.map_or(Duration::MAX, |until| until.saturating_duration_since(clock::now()));
-            if let Err(error) = self.poller.wait(&mut ready, timeout) {
-                // It never fails with a valid poller.
-                return log::warn!(Bootstrap, "this process accepts no connections any more: {error}");
-            }
-            let mut hall = self.hall.lock();
-            let mut place = 0;
-            while let Some(event) = ready.get(place) {
-                place += 1;
-                match event.token {
-                    STOP if leash.read() == LeashOrder::End => return,
-                    STOP => {}
-                    token if hall.doors.contains_key(&token) => self.accept(&mut hall, token),
-                    token => self.look(&mut hall, token),
-                }
-            }
-            self.expire(&mut hall, clock::now());
-            let told = std::mem::take(&mut hall.told);
-            drop(hall);
-            for line in told {
-                match line {
-                    ToTell::Warning(text) => log::warn!(Bootstrap, "{text}"),
-                    ToTell::Trace(text) => log::trace!(Bootstrap, "{text}"),
-                }
+    /// Accepts what has come, and closes what is over.
+    fn serve(&self, ready: &mut Ready) {
+        // It never fails with a valid poller: without one the thread hears nothing, and tells so.
+        let _reported = self.poller.wait(ready, Duration::ZERO);
+        let mut hall = self.hall.lock();
+        let mut place = 0;
+        while let Some(event) = ready.get(place) {
+            place += 1;
+            match hall.doors.contains_key(&event.token) {
+                true => self.accept(&mut hall, event.token),
+                false => self.look(&mut hall, event.token),
             }
         }
+        self.expire(&mut hall, clock::now());
+        let told = std::mem::take(&mut hall.told);
+        drop(hall);
+        for line in told {
+            match line {
+                ToTell::Warning(text) => log::warn!(Bootstrap, "{text}"),
+                ToTell::Trace(text) => log::trace!(Bootstrap, "{text}"),
+            }
+        }
+    }
+
+    /// The thread forgets it at its next turn.
+    pub(super) fn end(&self) {
+        // Release: pairs with the load in `Doorkeeping::serve`, though nothing but the word is read.
+        self.ends.store(true, Ordering::Release);
+    }
+
+    /// Whether it serves nobody any more.
+    pub(super) fn has_ended(&self) -> bool {
+        // Acquire: as in `Doorkeeping::serve`.
+        self.ends.load(Ordering::Acquire)
     }
 
     /// A further user of the listener of `doorway`, if there is one.
@@ -194,7 +205,7 @@ impl Doorkeeper {
         let early = std::mem::take(&mut hall.early).into_iter();
         let (here, others): (VecDeque<_>, VecDeque<_>) = early.partition(|(whom, _)| *whom == addressee);
         hall.early = others;
-        here.into_iter().for_each(|(_, caller)| _ = queue.put(caller.stream, caller.from));
+        here.into_iter().for_each(|(_, caller)| _ = queue.put(caller.stream, caller.from, caller.since));
     }
 
     /// No connections go to `queue` any more; those that wait there, and later ones, are told.
@@ -231,6 +242,26 @@ impl Doorkeeper {
         hall.unnamed.len() + hall.early.len()
     }
 
+    /// No connection can be accepted: whoever waits for one learns it, however long it meant to sleep.
+    fn tell_trouble(&self, hall: &mut Hall, error: &io::Error) {
+        let is_new = self.trouble().is_none();
+        self.set_trouble(Some(error));
+        if is_new {
+            let text = format!("cannot accept connections for now: {}", socket::explain(error));
+            hall.told.push(ToTell::Warning(text));
+            hall.queues.values().for_each(|queue| queue.wake());
+        }
+    }
+
+    /// As where the system refuses to accept.
+    #[cfg(test)]
+    pub(super) fn have_trouble(&self, error: Option<&io::Error>) {
+        match error {
+            Some(error) => self.tell_trouble(&mut self.hall.lock(), error),
+            None => self.set_trouble(None),
+        }
+    }
+
     fn set_trouble(&self, error: Option<&io::Error>) {
         let code = error.and_then(io::Error::raw_os_error).and_then(|code| u32::try_from(code).ok());
         self.trouble.store(code.unwrap_or(0), Ordering::Relaxed);
@@ -253,11 +284,7 @@ impl Doorkeeper {
                 Ok(None) => return self.set_trouble(None),
                 Err(error) if limits::is_exhausted(&error) && hall.drop_idle(now) => {}
                 Err(error) => {
-                    if self.trouble().is_none() {
-                        let text = format!("cannot accept connections for now: {}", socket::explain(&error));
-                        hall.told.push(ToTell::Warning(text));
-                    }
-                    self.set_trouble(Some(&error));
+                    self.tell_trouble(hall, &error);
                     return self.rest(hall, now + EXHAUSTED_PAUSE);
                 }
             }
@@ -314,12 +341,53 @@ impl Doorkeeper {
             let why = "it is for a communicator that nobody here knows";
             oldest.iter().for_each(|(_, caller)| hall.dropped(caller, why));
         }
-        if hall.rest_until.is_some_and(|until| now >= until) && self.set_interest(hall, Interest::Read) {
+        if hall.rest_until.is_some_and(|until| now >= until) {
+            if !self.set_interest(hall, Interest::Read) {
+                hall.rest_until = Some(now + EXHAUSTED_PAUSE);
+                return;
+            }
             hall.rest_until = None;
             let doors: Vec<u64> = hall.doors.keys().copied().collect();
             // Also where nobody has come: it tells whether the shortage is over.
             doors.into_iter().for_each(|door| self.accept(hall, door));
         }
+    }
+}
+
+impl Doorkeeping {
+    pub(super) fn of(keeper: &Arc<Doorkeeper>) -> Doorkeeping {
+        Doorkeeping { keeper: Arc::clone(keeper), ready: Ready::default() }
+    }
+}
+
+impl Drop for Doorkeeping {
+    /// Where it ends by itself, which a defect of ours may do too, who comes next gets another doorkeeper.
+    fn drop(&mut self) {
+        self.keeper.end();
+    }
+}
+
+impl ServiceDuty for Doorkeeping {
+    fn serve(&mut self, is_ready: bool) -> Served {
+        // Acquire: see `Doorkeeper::end`.
+        if self.keeper.ends.load(Ordering::Acquire) {
+            return Served::Over;
+        }
+        let until = self.keeper.hall.lock().next_moment();
+        if !is_ready && until.is_none_or(|until| clock::now() < until) {
+            return Served::Until(until);
+        }
+        self.keeper.serve(&mut self.ready);
+        let until = self.keeper.hall.lock().next_moment();
+        Served::Until(until)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.keeper.poller.as_fd())
+    }
+
+    fn deafen(&mut self) {
+        log::warn!(Bootstrap, "this process accepts no connections any more: its descriptors were closed");
     }
 }
 
@@ -367,7 +435,7 @@ impl Hall {
     fn deliver(&mut self, addressee: Addressee, caller: Caller) {
         if let Some(queue) = self.queues.get(&addressee) {
             let from = caller.from;
-            if !queue.put(caller.stream, from) {
+            if !queue.put(caller.stream, from, clock::now()) {
                 let text = format!("dropped a connection from {from}: too many wait for {addressee:?}");
                 self.told.push(ToTell::Trace(text));
             }

@@ -6,10 +6,12 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::keeper::{MOST_EARLY, MOST_UNNAMED, PATIENCE};
+use super::queue::{AGED, MOST_OF_ADDRESS};
 use super::*;
 use crate::bootstrap::auth::{ENDED, GREETING_BYTES, Handshake, Purpose};
+use crate::config::Encryption;
 use crate::sync::Deadline;
-use crate::sys::poller::{Interest, Poller, Ready};
+use crate::sys::poller::Interest;
 use crate::sys::{clock, fork, poller};
 
 /// Longer than anything takes on a busy machine.
@@ -36,7 +38,7 @@ fn alone(name: &str) -> (DoorSeat, Running) {
 
 /// Communicators of tests differ, since the doorkeeper is one for all.
 fn terms(communicator: u64) -> Terms {
-    Terms { key: [7; 32], purpose: Purpose::Peer, communicator, job: None }
+    Terms { key: [7; 32], purpose: Purpose::Peer, communicator, job: None, encryption: Encryption::Off }
 }
 
 const ME: Rank = Rank::new(3);
@@ -89,7 +91,7 @@ fn communicators_share_a_port_and_each_gets_its_own_connections_whole() {
     let doorway = doorway("shared");
     let (one, other) = (enter(&doorway), enter(&doorway));
     assert_eq!(one.address(), other.address());
-    let (first, second) = (one.incoming(&terms(11), ME, None), other.incoming(&terms(12), ME, None));
+    let (first, second) = (one.incoming(&terms(11), ME), other.incoming(&terms(12), ME));
     let _dialled = [12, 11].map(|communicator| connect(&one, &hello(communicator)));
     for (incoming, communicator) in [(&first, 11), (&second, 12)] {
         let mut stream = await_one(incoming);
@@ -126,7 +128,7 @@ fn what_tells_listeners_apart_has_ports_of_its_own() {
 #[test]
 fn who_takes_no_connection_holds_up_no_other() {
     let seat = enter(&doorway("stopped"));
-    let (stopped, moving) = (seat.incoming(&terms(21), ME, None), seat.incoming(&terms(22), ME, None));
+    let (stopped, moving) = (seat.incoming(&terms(21), ME), seat.incoming(&terms(22), ME));
     let waiting: Vec<TcpStream> = (0..200).map(|_| connect(&seat, &hello(21))).collect();
     let _dialled = connect(&seat, &hello(22));
     await_one(&moving);
@@ -136,27 +138,57 @@ fn who_takes_no_connection_holds_up_no_other() {
 }
 
 #[test]
-fn a_connection_wakes_who_waits_for_it_by_its_poller_or_its_chime() {
+fn a_connection_rings_the_chime_of_who_waits_for_it() {
     let seat = enter(&doorway("woken"));
-    let (poller, mut ready) = (Arc::new(Poller::new().unwrap()), Ready::default());
-    let watching = seat.incoming(&terms(31), ME, Some((Arc::clone(&poller), 9)));
-    let chiming = seat.incoming(&terms(32), ME, None);
+    let chiming = seat.incoming(&terms(32), ME);
     let chime = Arc::<Chime>::default();
     assert!(chiming.ring_at_arrival(&chime) && chiming.ring_at_arrival(&chime));
     let heard = chime.count();
-    let dialled = connect(&seat, &hello(31));
-    poller.wait(&mut ready, LONG).unwrap();
-    assert_eq!(ready.iter().map(|event| event.token).collect::<Vec<_>>(), [9]);
-    await_one(&watching);
-    drop(dialled);
-    // What was taken is watched no more.
-    poller.wait(&mut ready, Duration::ZERO).unwrap();
-    assert_eq!(ready.iter().count(), 0);
     let _dialled = connect(&seat, &hello(32));
     assert!(chime.sleep(heard, &[], LONG));
     assert_eq!(chime.count(), heard + 1);
     assert!(!chiming.ring_at_arrival(&chime), "one waits");
     await_one(&chiming);
+}
+
+/// Regression: a thread that slept for long learnt of it at the next of its looks, and its calls did not fail before.
+#[test]
+fn who_sleeps_hears_that_no_connection_can_come() {
+    let (seat, _running) = alone("shut");
+    let incoming = seat.incoming(&terms(33), ME);
+    let chime = Arc::<Chime>::default();
+    assert!(incoming.ring_at_arrival(&chime));
+    let (heard, error) = (chime.count(), std::io::Error::from_raw_os_error(24));
+    seat.keeper.have_trouble(Some(&error));
+    seat.keeper.have_trouble(Some(&error));
+    assert_eq!((chime.count(), seat.trouble().unwrap().raw_os_error()), (heard + 1, Some(24)));
+    seat.keeper.have_trouble(None);
+    seat.keeper.have_trouble(Some(&error));
+    assert_eq!(chime.count(), heard + 2);
+}
+
+/// Regression: connections that name a rank and prove nothing waited for it without end, from one address as many as
+/// there were descriptors.
+#[test]
+fn connections_of_one_address_wait_for_a_rank_in_bounds_and_old_ones_make_room() {
+    let (listener, at) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let stream = TcpStream::connect(at).unwrap();
+    let (queue, now) = (IncomingQueue::default(), clock::now());
+    let address = |host: usize, port: usize| {
+        let host = Ipv4Addr::from_bits(u32::try_from(host).unwrap());
+        SocketAddr::from((host, u16::try_from(port).unwrap()))
+    };
+    let put = |from, since| queue.put(stream.try_clone().unwrap(), from, since);
+    assert!(put(address(2, 1), now));
+    for port in 1..=MOST_OF_ADDRESS {
+        assert!(put(address(1, port), now));
+    }
+    assert!(!put(address(1, 7), now + AGED - LOOK), "too many of one address");
+    assert!(put(address(2, 2), now + AGED - LOOK), "another one has room");
+    assert!(put(address(1, 2000), now + AGED), "the oldest of the address makes room");
+    assert_eq!(queue.take().unwrap().1, address(2, 1));
+    assert_eq!(queue.take().unwrap().1, address(1, 2));
+    drop(listener);
 }
 
 #[test]
@@ -169,21 +201,21 @@ fn whom_a_connection_is_for_may_come_byte_by_byte_and_its_rank_later() {
     for byte in &said[1..] {
         dialled.write_all(&[*byte]).unwrap();
     }
-    let incoming = seat.incoming(&terms(41), ME, None);
+    let incoming = seat.incoming(&terms(41), ME);
     await_one(&incoming);
 }
 
 #[test]
 fn a_communicator_that_has_ended_says_so_to_those_that_come_late() {
     let seat = enter(&doorway("ended"));
-    let incoming = seat.incoming(&terms(51), ME, None);
+    let incoming = seat.incoming(&terms(51), ME);
     let waiting = connect(&seat, &hello(51));
     until("it has come", || !incoming.ring_at_arrival(&Arc::default()));
     drop(incoming);
     assert_eq!(answer(waiting), [ENDED]);
     assert_eq!(answer(connect(&seat, &hello(51))), [ENDED]);
     // One of the same name that begins later has them again.
-    let again = seat.incoming(&terms(51), ME, None);
+    let again = seat.incoming(&terms(51), ME);
     let _dialled = connect(&seat, &hello(51));
     await_one(&again);
 }
@@ -211,7 +243,7 @@ fn what_is_for_nobody_is_closed_in_time_and_garbage_at_once() {
 #[test]
 fn floods_of_strangers_are_bounded_and_keep_nobody_out() {
     let (seat, _running) = alone("flood");
-    let incoming = seat.incoming(&terms(71), ME, None);
+    let incoming = seat.incoming(&terms(71), ME);
     let mut held = Vec::new();
     for number in 0..u64::try_from(2 * (MOST_UNNAMED + MOST_EARLY)).unwrap() {
         let said = if number % 2 == 0 { Vec::new() } else { hello(1_000_000 + number) };
@@ -228,13 +260,13 @@ fn floods_of_strangers_are_bounded_and_keep_nobody_out() {
 fn a_forked_child_has_no_part_in_its_parent_s_door() {
     let doorway = doorway("forked");
     let seat = enter(&doorway);
-    let incoming = seat.incoming(&terms(81), ME, None);
+    let incoming = seat.incoming(&terms(81), ME);
     let mut parts = Some((incoming, seat));
     assert!(fork::in_child(|| {
         let own = enter(&doorway);
         let is_apart = parts.as_ref().is_some_and(|(_, seat)| own.address() != seat.address());
         drop(parts.take());
-        let incoming = own.incoming(&terms(82), ME, None);
+        let incoming = own.incoming(&terms(82), ME);
         let _dialled = connect(&own, &hello(82));
         await_one(&incoming);
         is_apart

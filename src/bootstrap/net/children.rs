@@ -12,7 +12,6 @@ use crate::bootstrap::graph;
 use crate::bootstrap::{Agreed, BackgroundWork, Bootstrap, Child, MakeChild, cause};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Deadline, Wait};
-use crate::sys::poller::Poller;
 use crate::sys::{clock, limits};
 use crate::types::{Rank, World};
 
@@ -20,7 +19,6 @@ use crate::types::{Rank, World};
 #[derive(Debug)]
 pub(super) struct ChildPlace {
     pub(super) own: Own,
-    poller: Poller,
 }
 
 /// How long a rank waits on a child's connections before it looks at the parent's.
@@ -43,18 +41,17 @@ impl NetBootstrap {
         let (mine, _) = mine.ok_or_else(|| Error::internal("a child without its maker"))?;
         let world = World { rank: Rank::new(mine), size };
         let key = collective::child_key(&self.terms.key, kind, &ranks);
-        let child = match NetBootstrap::open(world, key, place.own, &self.options, place.poller) {
-            Ok(child) => child,
-            Err(error) => {
-                self.publish(&cause::child_note(kind, &error));
-                return Ok(Err(error));
-            }
-        };
+        let child = NetBootstrap::open(world, key, place.own, &self.options);
         for (rank, (_, address)) in world.ranks().zip(members) {
             child.control.lock().set_address(rank, *address);
         }
         let neighbours = graph::neighbours(world.rank, size);
-        child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
+        let called: Vec<Rank> = {
+            let control = self.control.lock();
+            world.ranks().filter(|rank| control.is_called(ranks[rank.index()])).collect()
+        };
+        let addresses = neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1);
+        child.connect_neighbours(addresses, |rank| called.contains(&rank));
         // No rank returns before all connections of the child exist; so a connection that ends later means a dead rank.
         let Err(error) = self.meet_child(&child, kind, &ranks, wait) else {
             return Ok(Ok(collective::child(child, ranks)));
@@ -162,7 +159,7 @@ impl NetBootstrap {
     /// What this rank needs first for a child.
     pub(super) fn prepare(&self) -> Result<ChildPlace> {
         let seat = door::enter(&Doorway::plain(self.interface, self.options.ports), |_| Ok(()))?;
-        Ok(ChildPlace { own: Own { interface: self.interface, seat }, poller: Poller::new()? })
+        Ok(ChildPlace { own: Own { interface: self.interface, seat } })
     }
 
     /// Connects the child of `members`, with their addresses, and makes the rest of it.

@@ -2,17 +2,19 @@
 //!
 //! Only [`ControlPlane::drive`] waits, and only as long as its time-out.
 
+mod call_back;
 mod parting;
 #[cfg(test)]
 mod tests;
+mod watching;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Own;
 use super::absent::Absent;
+use super::call_backs::CallBacks;
 use super::gossip::{Gossip, Seen};
 use super::shortage::{self, Shortage};
 use crate::bootstrap::auth::{Handshake, Terms};
@@ -37,8 +39,10 @@ pub(super) struct ControlPlane {
     terms: Terms,
     incoming: Incoming,
     own: Own,
-    /// Watches the connections of this rank, and those that the doorkeeper has handed to it.
-    poller: Arc<Poller>,
+    /// Watches the connections once they are many.
+    poller: Option<Poller>,
+    /// That of the last thread that slept here.
+    chime: Option<Arc<Chime>>,
     ready: Ready,
     scratch: Vec<u8>,
     links: HashMap<u64, Entry>,
@@ -66,6 +70,7 @@ pub(super) struct ControlPlane {
     /// The word of this rank's goodbye, once it closes.
     word: u64,
     absent: Absent,
+    call_backs: CallBacks,
     shortage: Shortage,
     /// Whether the doorkeeper could not accept connections at the last look.
     is_shut: bool,
@@ -88,6 +93,8 @@ struct Route {
     /// Frames that wait until there is a link.
     queued: Vec<u8>,
     tries: u32,
+    /// When the first one was.
+    since: Option<Instant>,
     /// The peer will connect to us, so we do not dial.
     awaited: bool,
     /// Whether there has been a message for the peer.
@@ -103,7 +110,6 @@ struct Rules {
     most_bytes: usize,
 }
 
-const INCOMING: u64 = 0;
 /// The source of gossip that did not come over a link.
 const OURSELVES: u64 = 0;
 const FIRST_LINK: u64 = 1;
@@ -120,7 +126,8 @@ const ACCEPTS_AT_ONCE: usize = 64;
 /// The upper bound of a frame's bytes; in small worlds the bound is the largest all-gather.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 
-/// A rank listens before others learn its address, so after this many refused connections it must be gone.
+/// A rank listens before others learn its address: after this many refused connections, and once it has had the time to
+/// connect by itself, it must be gone.
 const REFUSED_TRIES: u32 = 3;
 
 /// How long to wait for a connection that the peer opens.
@@ -147,11 +154,11 @@ const COLLECTIVE: u8 = 2;
 const SHRINK: u8 = 3;
 const NEWS: u8 = 4;
 const GOODBYE: u8 = 5;
+const CALL_BACK: u8 = 6;
 
 impl ControlPlane {
-    pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<ControlPlane> {
-        let poller = Arc::new(poller);
-        let incoming = own.seat.incoming(&terms, world.rank, Some((Arc::clone(&poller), INCOMING)));
+    pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options) -> ControlPlane {
+        let incoming = own.seat.incoming(&terms, world.rank);
         let ranks = Rank::new(world.size).index();
         let rules = Rules {
             retry_count: options.retry_count,
@@ -159,12 +166,13 @@ impl ControlPlane {
             handshake_timeout: options.handshake_timeout + PATIENCE_A_RANK.saturating_mul(world.size),
             most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
         };
-        Ok(ControlPlane {
+        ControlPlane {
             world,
             terms,
             incoming,
             own,
-            poller,
+            poller: None,
+            chime: None,
             ready: Ready::default(),
             scratch: vec![0; SCRATCH_BYTES],
             links: HashMap::new(),
@@ -184,9 +192,10 @@ impl ControlPlane {
             is_open: true,
             word: 0,
             absent: Absent::default(),
+            call_backs: CallBacks::default(),
             shortage: Shortage::default(),
             is_shut: false,
-        })
+        }
     }
 
     /// The address of this rank's listener.
@@ -235,7 +244,8 @@ impl ControlPlane {
 
     /// What was waited for, and what has kept this rank from opening connections meanwhile.
     pub(super) fn with_hindrance(&self, waited: String) -> String {
-        match self.shortage.words(clock::now()).or_else(|| self.absent.words()) {
+        let words = self.shortage.words(clock::now()).or_else(|| self.absent.words());
+        match words.or_else(|| self.neither_way()) {
             Some(words) => format!("{waited}; {words}"),
             None => waited,
         }
@@ -347,12 +357,14 @@ impl ControlPlane {
             Ok(handshake) => handshake,
             Err(error) => return self.inbox.failed(error),
         };
+        let (route, now) = (self.routes.entry(peer).or_default(), clock::now());
+        route.since.get_or_insert(now);
         match Link::connect(address, handshake, self.rules.most_bytes) {
             Ok(mut link) => {
                 self.shortage.end();
-                let route = self.routes.entry(peer).or_default();
+                link.keep_unheard();
                 link.queue_frames(&std::mem::take(&mut route.queued));
-                route.awaited = false;
+                self.call_backs.begin(peer, std::mem::take(&mut route.awaited), now);
                 let token = self.next_token;
                 if let Some(token) = self.register(Entry { link, dialled: Some(peer), has_heard: false }) {
                     self.dialling.insert(token);
@@ -365,7 +377,10 @@ impl ControlPlane {
                 self.shortage.note(error, now);
                 self.retries.insert((now + shortage::PAUSE, peer));
             }
-            Err(end) => self.retry(peer, &end),
+            Err(end) => {
+                self.call_backs.begin(peer, std::mem::take(&mut route.awaited), now);
+                self.retry(peer, &end);
+            }
         }
     }
 
@@ -374,7 +389,7 @@ impl ControlPlane {
         self.next_token += 1;
         entry.link.told = entry.link.interest();
         entry.link.handshake_until = Some(moment(clock::now(), self.rules.handshake_timeout));
-        match self.poller.add(entry.link.fd(), token, entry.link.told) {
+        match self.watch(token, &entry) {
             Ok(()) => {
                 self.links.insert(token, entry);
                 Some(token)
@@ -388,17 +403,23 @@ impl ControlPlane {
 
     /// Plans another dial after a failure, or declares the peer dead.
     fn retry(&mut self, peer: Rank, end: &End) {
+        if self.use_its_link(peer) {
+            return;
+        }
+        self.ask_to_call(peer);
         let refused = matches!(end, End::Unreachable(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
         let most = if refused { self.rules.retry_count.min(REFUSED_TRIES) } else { self.rules.retry_count };
-        let is_neighbour = self.is_neighbour(peer);
+        let (is_neighbour, may_call) = (self.is_neighbour(peer), self.may_call(peer, clock::now()));
         let route = self.routes.entry(peer).or_default();
         route.token = None;
         route.tries += 1;
         // Of a rank that nobody needs one refusal says enough: it has gone.
-        if route.tries > most || (refused && !route.is_needed && !is_neighbour) {
+        if (route.tries > most && !may_call) || (refused && !route.is_needed && !is_neighbour) {
             let (tries, at) = (route.tries, self.addresses[peer.index()].first());
-            let at = at.map_or_else(String::new, |at| format!(" at {at}"));
-            return self.unreachable(peer, format!("it cannot be reached{at} in {tries} tries: {end}"));
+            let (at, own) = (at.map_or_else(String::new, |at| format!(" at {at}")), self.own.seat.address());
+            let why =
+                format!("it cannot be reached{at} in {tries} tries: {end}; nor has it reached this rank at {own}");
+            return self.unreachable(peer, why);
         }
         let pause = self.rules.retry_sleep.saturating_mul(route.tries).min(MAX_RETRY_SLEEP);
         self.retries.insert((clock::now() + pause, peer));
@@ -427,8 +448,8 @@ impl ControlPlane {
         if !self.inbox.ring_at_news(chime, asks) {
             return Ok(None);
         }
-        listen(self.poller.as_fd())?;
-        Ok(Some(self.next_moment(clock::now(), Duration::MAX)))
+        let is_heard = self.listen_with(chime, listen)?;
+        Ok(is_heard.then(|| self.next_moment(clock::now(), Duration::MAX)))
     }
 
     /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
@@ -444,19 +465,15 @@ impl ControlPlane {
         self.drives += 1;
         let now = clock::now();
         let timeout = self.next_moment(now, timeout);
-        let outcome = self.poller.wait(&mut self.ready, timeout);
-        let (mut place, mut has_incoming) = (0, false);
+        let slept = self.sleep(timeout);
+        let outcome = slept.and(self.look());
+        let mut place = 0;
         while let Some(event) = self.ready.get(place) {
-            match event.token {
-                INCOMING => has_incoming = true,
-                token => self.serve(token, event.readable),
-            }
+            self.serve(event.token, event.readable);
             place += 1;
         }
         // Behind the others, and once: who is about to prove itself must not make room for newcomers.
-        if has_incoming {
-            self.accept();
-        }
+        self.accept();
         self.look_at_door();
         self.expire(clock::now());
         self.tell_news();
@@ -469,7 +486,7 @@ impl ControlPlane {
         };
         let retry = self.retries.first().map(|(again, _)| *again);
         let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell];
-        let next = moments.into_iter().flatten().chain(self.absent.next()).min();
+        let next = moments.into_iter().flatten().chain(self.absent.next()).chain(self.call_backs.next()).min();
         next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
 
@@ -541,15 +558,13 @@ impl ControlPlane {
         self.strangers.remove(&token);
         self.dialling.remove(&token);
         let impossible = peer.get() >= self.world.size || peer == self.world.rank;
-        let Some(entry) = self.links.get_mut(&token).filter(|_| !impossible) else {
+        if impossible {
             self.links.remove(&token);
             return;
-        };
-        let route = self.routes.entry(peer).or_default();
-        if route.token.is_none() {
-            route.token = Some(token);
-            entry.link.queue_frames(&std::mem::take(&mut route.queued));
-            self.flush(token);
+        }
+        self.leave_vain_dial(peer);
+        if self.routes.entry(peer).or_default().token.is_none() {
+            self.use_its_link(peer);
         }
         self.greet(token, peer);
     }
@@ -557,12 +572,15 @@ impl ControlPlane {
     fn frame(&mut self, token: u64, frame: Frame) {
         let Some(entry) = self.links.get_mut(&token) else { return };
         entry.has_heard = true;
+        entry.link.note_heard();
         let Some(peer) = entry.link.peer() else { return };
         let channel = match frame.kind {
             MESSAGE => Channel::Message(frame.tag),
             COLLECTIVE => Channel::Collective(frame.tag),
             SHRINK => Channel::Shrink(frame.tag),
             NEWS => return self.news(token, peer, &frame.payload),
+            CALL_BACK if self.hear_call(frame.tag, &frame.payload) => return,
+            CALL_BACK => return self.end(token, &End::Closed("it sent a broken request to connect".to_owned())),
             GOODBYE => {
                 let word = <[u8; 8]>::try_from(&frame.payload[..]).map_or(0, u64::from_le_bytes);
                 // Its sender closes once this has been acknowledged, and sends nothing behind it.
@@ -655,19 +673,30 @@ impl ControlPlane {
         } else if entry.link.peer().is_some() {
             // The other end may have closed before it had read the last bytes of the handshake: then it knows nothing
             // of this connection, and has said goodbye on others.
-            self.routes.entry(peer).or_default().token = None;
-            match self.absent.take_left(peer) {
-                Some(word) => self.left(peer, word, token),
-                None => self.unreachable(peer, end.to_string()),
+            let was_route = self.routes.get(&peer).is_some_and(|route| route.token == Some(token));
+            match (self.absent.take_left(peer), entry.link.into_frames()) {
+                (Some(word), _) => self.left(peer, word, token),
+                // It may be there, and have closed the connection for want of room or time.
+                (None, Some(frames)) if was_route => self.send_again(peer, frames, end),
+                (None, _) if !was_route && self.has_link(peer) => {}
+                (None, _) => {
+                    self.routes.entry(peer).or_default().token = None;
+                    self.unreachable(peer, end.to_string());
+                }
             }
         } else {
-            let frames = entry.link.into_frames();
-            let route = self.routes.entry(peer).or_default();
-            // Frames that were queued meanwhile follow the others.
-            let later = std::mem::replace(&mut route.queued, frames);
-            route.queued.extend(later);
-            self.retry(peer, end);
+            let frames = entry.link.into_frames().unwrap_or_default();
+            self.send_again(peer, frames, end);
         }
+    }
+
+    /// The connection with `peer` was none, and its frames go over another one.
+    fn send_again(&mut self, peer: Rank, frames: Vec<u8>, end: &End) {
+        let route = self.routes.entry(peer).or_default();
+        // Frames that were queued meanwhile follow the others.
+        let later = std::mem::replace(&mut route.queued, frames);
+        route.queued.extend(later);
+        self.retry(peer, end);
     }
 
     fn flush(&mut self, token: u64) {
@@ -677,17 +706,6 @@ impl ControlPlane {
             // Reads what the peer sent before it closed; the read then finds the end.
             Err(End::Closed(_)) => self.serve(token, true),
             Err(end) => self.end(token, &end),
-        }
-    }
-
-    fn tell_poller(&mut self, token: u64) {
-        let Some(entry) = self.links.get_mut(&token) else { return };
-        let wanted = entry.link.interest();
-        if wanted != entry.link.told {
-            match self.poller.modify(entry.link.fd(), token, wanted) {
-                Ok(()) => entry.link.told = wanted,
-                Err(error) => self.inbox.failed(error),
-            }
         }
     }
 
@@ -712,6 +730,7 @@ impl ControlPlane {
                 self.dial(peer);
             }
         }
+        self.look_for_unreached(now);
         self.look_for_absent(now);
     }
 

@@ -1,9 +1,12 @@
 //! A rank's check-in with its root.
 
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use super::{ABORT_CHECK, Own};
-use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
+use crate::bootstrap::checkin::{
+    self, AddressTable, CheckIn, FurtherRoot, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape,
+};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::door::{self, Doorway};
 use crate::bootstrap::graph;
@@ -13,9 +16,9 @@ use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
 use crate::bootstrap::rotation::ServicePlace;
 use crate::bootstrap::{Options, address, interface};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::Wait;
+use crate::sync::{Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::interfaces::{self, Interface};
 use crate::sys::poller::{Poller, Ready};
@@ -26,7 +29,6 @@ use crate::wire::frame::Frame;
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) own: Own,
-    pub(super) poller: Poller,
     pub(super) welcome: AddressTable,
     pub(super) seconds: f64,
 }
@@ -55,11 +57,12 @@ pub(super) fn check_in(
     wait: &Wait,
 ) -> Result<Joined, JoinError> {
     let started = clock::now();
-    let shape = shape(ids, rank, size)?;
+    let shape = shape(ids, rank, size, options)?;
     let root = shape.root_of(rank);
-    let id = &ids[Rank::new(root).index()];
+    // A further root of the world of one id is known to root 0 alone.
+    let (id, is_further) = ids.get(Rank::new(root).index()).map_or((&ids[0], true), |id| (id, false));
     // Before this rank listens at a free port, which may be the fixed one.
-    let served = if id.is_fixed() && rank == shape.first(root) {
+    let served = if id.is_fixed() && rank == shape.first(root) && !is_further {
         let fixed = fixed_place(options)?.map_or_else(|| id.address().to_string().parse(), Ok)?;
         Some(Root::serve_fixed(id, &fixed, options, wait)?)
     } else {
@@ -80,12 +83,7 @@ pub(super) fn check_in(
             id.address()
         );
     }
-    let left = wait.deadline.remaining(started).map_or(u128::MAX, |left| left.as_millis());
-    let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
-    let mine = CheckIn { rank, shape, root, left_ms, address: own.seat.address() };
     let poller = Poller::new()?;
-    let first = shape.first(root);
-    let server = Some(first).filter(|first| *first != rank && (id.is_fixed() || options.first_serves));
     let mut client = CheckInClient {
         ids,
         rank,
@@ -93,16 +91,19 @@ pub(super) fn check_in(
         options,
         poller: &poller,
         own: &own,
-        clients: vec![service_client((id, place), (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
+        clients: Vec::new(),
+        looks: false,
+        refused: None,
         scratch: vec![0; SCRATCH_BYTES],
         is_late: false,
     };
+    client.begin((id, place), is_further, wait)?;
     let welcome = client.run(wait).map_err(|error| JoinError { error, is_late: client.is_late })?;
     let seconds = clock::now().saturating_duration_since(started).as_secs_f64();
-    Ok(Joined { own, poller, welcome, seconds })
+    Ok(Joined { own, welcome, seconds })
 }
 
-fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<WorldShape> {
+fn shape(ids: &[UniqueId], rank: Rank, size: u32, options: &Options) -> Result<WorldShape> {
     if size == 0 || size > MAX_WORLD {
         return Err(Error::invalid_argument(format!("the world must have 1 to {MAX_WORLD} ranks, got {size}")));
     }
@@ -118,7 +119,8 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<WorldShape> {
     if let Some(twice) = (1..ids.len()).find(|i| ids[..*i].contains(&ids[*i])) {
         return Err(Error::invalid_argument(format!("the unique id {:?} is given twice", ids[twice])));
     }
-    Ok(WorldShape { world: size, roots })
+    // The caller who passes several ids has chosen.
+    Ok(WorldShape { world: size, roots: if roots == 1 { options.roots(size) } else { roots }, ids: roots })
 }
 
 /// Listens on the interface that the options choose. If they name none and the root has a fixed or loopback address,
@@ -168,6 +170,9 @@ fn place_of(id: &UniqueId, own: &Own, options: &Options) -> Result<ServicePlace>
 }
 
 /// The rank's side of a check-in: a connection to its own root and, for the first rank of a block, one to root 0.
+///
+/// The first rank of each further block says to root 0 where the root of that block serves. In a large world of one id
+/// it serves that root itself; the other ranks of the block ask root 0 first where that is, and then check in there.
 struct CheckInClient<'a> {
     ids: &'a [UniqueId],
     rank: Rank,
@@ -176,6 +181,10 @@ struct CheckInClient<'a> {
     poller: &'a Poller,
     own: &'a Own,
     clients: Vec<ServiceClient>,
+    /// Whether the connection is one to root 0, which is asked where this rank's own root serves.
+    looks: bool,
+    /// Why root 0 refuses this rank's block.
+    refused: Option<Vec<u8>>,
     scratch: Vec<u8>,
     is_late: bool,
 }
@@ -198,10 +207,74 @@ fn service_client(
 }
 
 impl CheckInClient<'_> {
+    /// Begins to connect to the root of `id`, which is at `place`: this rank's own, unless that is a further one.
+    fn begin(&mut self, (id, place): (&UniqueId, ServicePlace), is_further: bool, wait: &Wait) -> Result<()> {
+        let (shape, root) = (self.shape, self.shape.root_of(self.rank));
+        let knows_server = id.is_fixed() || self.options.first_serves;
+        let serves = shape.first(root) == self.rank;
+        if !is_further {
+            self.check_in_at((id, place), knows_server, wait)?;
+            if root > 0 && serves {
+                let (first, at) = (&self.ids[0], Some(id.address()));
+                let place = place_of(first, self.own, self.options)?;
+                self.say_of_root((first, place), None, at, wait);
+            }
+            return Ok(());
+        }
+        let at = serves.then(|| Root::serve_further(id, self.own.interface, self.options)).transpose()?;
+        if let Some(at) = at {
+            log::detail!(Bootstrap @ self.rank, "Bootstrap: root {root} of {} listens on {at}", shape.roots);
+            self.check_in_at((id, ServicePlace::Known(vec![at])), true, wait)?;
+        }
+        self.looks = at.is_none();
+        self.say_of_root((id, place), knows_server.then_some(Rank::new(0)), at, wait);
+        Ok(())
+    }
+
+    /// Begins to tell root 0 where this rank's own root serves, or to ask it. `server`: the rank in whose process
+    /// root 0 is, where that is known.
+    fn say_of_root(
+        &mut self,
+        (id, place): (&UniqueId, ServicePlace),
+        server: Option<Rank>,
+        at: Option<SocketAddr>,
+        wait: &Wait,
+    ) {
+        let (rank, shape, root) = (self.rank, self.shape, self.shape.root_of(self.rank));
+        let (kind, said) = FurtherRoot { rank, shape, root, left_ms: left_ms(wait), at }.encode();
+        self.clients.push(service_client((id, place), (rank, server), (kind, &said), self.options));
+    }
+
+    /// Begins to check in with this rank's own root. `knows_server`: it is in the process of the block's first rank.
+    fn check_in_at(&mut self, (id, place): (&UniqueId, ServicePlace), knows_server: bool, wait: &Wait) -> Result<()> {
+        let (rank, shape, root) = (self.rank, self.shape, self.shape.root_of(self.rank));
+        let left_ms = left_ms(wait);
+        let (address, encryption) = (self.own.seat.address(), self.options.encryption);
+        let mine = CheckIn { rank, shape, root, left_ms, address, encryption };
+        let server = Some(shape.first(root)).filter(|first| *first != rank && knows_server);
+        let opening = (checkin::CHECK_IN, &*mine.encode());
+        self.clients = vec![service_client((id, place), (rank, server), opening, self.options)];
+        Ok(())
+    }
+
+    /// What is waited for, in words.
+    fn state(&self) -> String {
+        if self.looks && self.clients[0].is_connected() {
+            let root = self.shape.root_of(self.rank);
+            let (first, count) = (self.shape.first(root).get(), self.shape.count(root));
+            return format!(
+                "rank {first} has not come, in whose process the {count} ranks from it on check in (root {root} of {})",
+                self.shape.roots
+            );
+        }
+        self.clients[0].state()
+    }
+
     fn run(&mut self, wait: &Wait) -> Result<AddressTable> {
         let mut ready = Ready::default();
         loop {
-            wait.check(|| self.clients[0].state())?;
+            wait.check(|| self.state())
+                .map_err(|error| if error.kind() == Kind::Timeout { self.why_refused(error) } else { error })?;
             let now = clock::now();
             for place in 0..self.clients.len() {
                 let outcome = self.clients[place]
@@ -215,18 +288,23 @@ impl CheckInClient<'_> {
             let now = clock::now();
             for event in ready.iter() {
                 let place = usize::try_from(event.token).unwrap_or(usize::MAX);
-                if let Some(table) = self.serve(place, event.readable, now)? {
+                if let Some(table) = self.serve(place, (event.readable, now), wait)? {
                     return Ok(table);
                 }
             }
         }
     }
 
-    fn serve(&mut self, place: usize, readable: bool, now: Instant) -> Result<Option<AddressTable>> {
+    fn serve(&mut self, place: usize, (readable, now): (bool, Instant), wait: &Wait) -> Result<Option<AddressTable>> {
         let Some(client) = self.clients.get_mut(place) else { return Ok(None) };
         let (frames, outcome) = client.serve(self.poller, token(place), readable, &mut self.scratch, now);
         for frame in frames {
-            if let Some(table) = self.frame(place, &frame)? {
+            if self.looks && frame.kind == checkin::PLACE {
+                self.found(checkin::decode_place(&frame.payload)?, wait)?;
+                // Root 0 has closed the connection, which has been replaced.
+                return Ok(None);
+            }
+            if let Some(table) = self.frame(place, &frame, wait)? {
                 return Ok(Some(table));
             }
         }
@@ -237,26 +315,35 @@ impl CheckInClient<'_> {
         Ok(None)
     }
 
-    fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<AddressTable>> {
+    /// This rank's own root serves at `at`.
+    fn found(&mut self, at: SocketAddr, wait: &Wait) -> Result<()> {
+        self.looks = false;
+        let place = ServicePlace::Known(address::localise(at, self.own.interface, &interfaces::list()?));
+        self.check_in_at((&self.ids[0], place), true, wait)
+    }
+
+    fn frame(&mut self, place: usize, frame: &Frame, wait: &Wait) -> Result<Option<AddressTable>> {
         match (place, frame.kind) {
             (0, checkin::WELCOME) => {
                 let expected = graph::neighbours(self.rank, self.shape.world).len();
                 AddressTable::decode(&frame.payload, expected).map(Some)
             }
-            (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
+            (0, checkin::REFUSAL) => {
+                if let Err(error) = self.tell_root_0(&frame.payload, wait) {
+                    log::trace!(Bootstrap @ self.rank, "root 0 does not hear why this rank's root has failed: {error}");
+                }
+                Err(checkin::decode_refusal(&frame.payload))
+            }
             (0, checkin::LATE) => {
                 self.is_late = true;
                 Err(checkin::decode_refusal(&frame.payload))
             }
-            (0, checkin::BLOCK) if self.clients.len() == 1 => {
+            // It was on its way when root 0 refused the block.
+            (0, checkin::BLOCK) if self.refused.is_some() => Ok(None),
+            // Root 0 knows this rank already.
+            (0, checkin::BLOCK) if self.clients.len() > 1 => {
                 RankBlock::decode(&frame.payload)?;
-                let place = place_of(&self.ids[0], self.own, self.options)?;
-                self.clients.push(service_client(
-                    (&self.ids[0], place),
-                    (self.rank, None),
-                    (checkin::BLOCK, &frame.payload),
-                    self.options,
-                ));
+                self.clients[1].send_always(self.poller, token(1), (checkin::BLOCK, &frame.payload))?;
                 Ok(None)
             }
             // Root 0's answer goes to our own root, which sends it to every rank of its block, this one included.
@@ -264,14 +351,52 @@ impl CheckInClient<'_> {
                 self.tell_own_root(frame.kind, &frame.payload)?;
                 Ok(None)
             }
+            (1, checkin::LATE) => {
+                self.is_late = true;
+                self.tell_own_root(checkin::REFUSAL, &frame.payload)?;
+                Ok(None)
+            }
             _ => Err(checkin::unexpected(frame)),
         }
     }
 
+    /// Passes on what root 0 has said: the table, or why it refuses the block. The latter is said also over a
+    /// connection that is made later, and is this rank's own error if none is.
     fn tell_own_root(&mut self, kind: u8, payload: &[u8]) -> Result<()> {
         // Root 0 has nothing more to send, and the end of its connection is not a failure.
         self.clients.truncate(1);
-        self.clients[0].send(self.poller, token(0), (kind, 0, payload))
+        if kind == checkin::TABLE {
+            return self.clients[0].send(self.poller, token(0), (kind, 0, payload));
+        }
+        self.refused = Some(payload.to_vec());
+        let told = self.clients[0].send_always(self.poller, token(0), (kind, payload));
+        told.map_err(|error| self.why_refused(error))
+    }
+
+    /// Why root 0 refuses the block, if it does: this rank's own root has failed, or has not answered, besides.
+    fn why_refused(&self, error: Error) -> Error {
+        self.refused.as_deref().map_or(error, checkin::decode_refusal)
+    }
+
+    /// Tells root 0, if this rank has a connection there, why its own root has failed: all ranks learn of that, and
+    /// root 0 does not take the end of the connection for the death of this rank.
+    fn tell_root_0(&mut self, refusal: &[u8], wait: &Wait) -> Result<()> {
+        let [own, root_0] = &mut self.clients[..] else { return Ok(()) };
+        // Its end, which is near, would wake this rank again and again.
+        own.link = None;
+        root_0.send_always(self.poller, token(1), (checkin::REFUSAL, refusal))?;
+        let (wait, mut ready) = (wait.until(Deadline::within_wait(REFUSAL_PATIENCE)), Ready::default());
+        while !root_0
+            .link
+            .as_ref()
+            .is_some_and(|link| link.peer().is_some() && link.unsent() == 0 && link.is_delivered())
+        {
+            wait.check(|| root_0.state())?;
+            root_0.dial(self.poller, token(1), clock::now())?;
+            self.poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
+            root_0.serve(self.poller, token(1), true, &mut self.scratch, clock::now()).1?;
+        }
+        Ok(())
     }
 
     /// A failed connection to our own root fails this rank. A failed connection to root 0 fails the whole block, so our
@@ -279,9 +404,17 @@ impl CheckInClient<'_> {
     fn settle(&mut self, place: usize, outcome: Result<()>) -> Result<()> {
         match outcome {
             Err(error) if place > 0 => self.tell_own_root(checkin::REFUSAL, &checkin::encode_refusal(&error)),
-            other => other,
+            other => other.map_err(|error| self.why_refused(error)),
         }
     }
+}
+
+/// How long the first rank of a block, whose root has failed, takes at most to say so to root 0.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
+
+fn left_ms(wait: &Wait) -> u32 {
+    let left = wait.deadline.remaining(clock::now()).map_or(u128::MAX, |left| left.as_millis());
+    u32::try_from(left).unwrap_or(u32::MAX)
 }
 
 fn token(place: usize) -> u64 {

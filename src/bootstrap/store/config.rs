@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
-use crate::bootstrap::{Options, SharedSecret};
+use crate::bootstrap::{Options, SharedSecret, sealed};
+use crate::config::Encryption;
 use crate::error::Result;
 
 /// How a [`TcpStore`](super::TcpStore) is served and opened. All its processes have the same secret and job; the
-/// default has neither, so that any process that reaches the port can use the store.
+/// default has neither, so that any process that reaches the port can use the store, and nothing is encrypted.
 ///
 /// # Examples
 /// ```
@@ -54,6 +55,20 @@ impl StoreConfig {
     pub fn with_job(mut self, name: &str, key: &str) -> StoreConfig {
         self.0.job = Some(JobTag::new(name, key));
         self
+    }
+
+    /// Whether what this process and the store say to each other is encrypted, by keys that each connection agrees on
+    /// and both ends forget. Off, whatever `RSCCL_ENCRYPT` says. A process that serves a store does as each of its
+    /// clients asks. Encryption keeps out nobody who holds the secret, and without a secret that is everybody.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where this build cannot encrypt: it lacks the cargo feature `encrypt`.
+    pub fn with_encrypt(mut self, encrypt: Encryption) -> Result<StoreConfig> {
+        if encrypt != Encryption::Off {
+            sealed::check_built()?;
+        }
+        self.0.encryption = encrypt;
+        Ok(self)
     }
 
     /// How often a failed connection is tried again; the pause before the k-th time is k times `pause`. 34 times, and

@@ -187,7 +187,7 @@ pub(super) fn terms(options: &Options) -> Terms {
         Some(secret) => secret.key("rsccl store"),
         None => blake3::hash(b"rsccl store without secret").into(),
     };
-    Terms { key, purpose: Purpose::Store, communicator: 0, job: options.job.clone() }
+    Terms { key, purpose: Purpose::Store, communicator: 0, job: options.job.clone(), encryption: options.encryption }
 }
 
 impl Store for TcpStore {

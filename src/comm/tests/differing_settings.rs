@@ -18,12 +18,14 @@ use crate::types::{Collective, DataType, ReduceOp, TransportKind};
 enum Rule {
     /// Init fails on every rank, with both values.
     Equal,
+    /// Ranks do not meet: each is told of two that differ.
+    Met,
     /// Init fails on every rank, with the names of the files.
     EqualFile,
     /// Each rank has its own.
     Own,
 }
-use Rule::{Equal, EqualFile, Own};
+use Rule::{Equal, EqualFile, Met, Own};
 
 /// Of each variable the value that one rank has, the others being without.
 const TABLE: &[(&str, &str, Rule)] = &[
@@ -75,14 +77,27 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("NCCL_TOPO_DUMP_FILE", "/none/topo", Own),
     ("NCCL_GRAPH_FILE", "/none/of.xml", Own),
     ("NCCL_GRAPH_DUMP_FILE", "/none/graph", Own),
+    ("NCCL_NET_PLUGIN", "/none/of.so", Equal),
     ("RSCCL_NET_STRICT", "1", Own),
-    ("NCCL_NET", "Socket", Own),
+    ("NCCL_NET", "test-nic", Equal),
+    ("NCCL_IB_DISABLE", "1", Own),
+    ("NCCL_IB_HCA", "mlx5", Own),
+    ("NCCL_IB_GID_INDEX", "3", Own),
+    ("NCCL_IB_ADDR_FAMILY", "AF_INET6", Own),
+    ("NCCL_IB_ROCE_VERSION_NUM", "1", Own),
+    ("NCCL_IB_TIMEOUT", "18", Own),
+    ("NCCL_IB_RETRY_CNT", "6", Own),
+    ("NCCL_IB_SL", "3", Own),
+    ("NCCL_IB_TC", "106", Own),
+    ("NCCL_IB_PKEY", "1", Own),
+    ("NCCL_IB_QPS_PER_CONNECTION", "2", Own),
     ("NCCL_RUNTIME_CONNECT", "0", Equal),
     ("NCCL_HOSTID", "odd", Own),
     // The id says where to meet.
     ("NCCL_COMM_ID", "127.0.0.1:1", Own),
     ("RSCCL_SECRET", "0123456789abcdef", Own),
     ("RSCCL_SECRET_FILE", "{secret}", Own),
+    ("RSCCL_ENCRYPT", ENCRYPT, if cfg!(feature = "encrypt") { Met } else { Own }),
     ("RSCCL_STORE", "tcp://127.0.0.1:1", Own),
     ("NCCL_SOCKET_IFNAME", "=lo", Own),
     ("RSCCL_RAILS", "lo=3", Own),
@@ -103,6 +118,9 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("NCCL_DEBUG_TIMESTAMP_FORMAT", "%T", Own),
     ("NCCL_DEBUG_TIMESTAMP_LEVELS", "ALL", Own),
 ];
+
+/// Without the feature any other value is an error of that rank alone.
+const ENCRYPT: &str = if cfg!(feature = "encrypt") { "1" } else { "0" };
 
 /// The files that the table names.
 struct Files(tempfile::TempDir);
@@ -217,6 +235,26 @@ fn all_say(case: &str, ends: Vec<Result<Known>>, odd: u32, sentence: impl Fn(boo
     wrong
 }
 
+/// What is wrong with a rank's end where rank `odd` has another value, which the root has seen.
+fn has_not_met(
+    case: &str,
+    end: Result<Known>,
+    (name, odd): (&str, u32),
+    (usually, oddly): (&str, &str),
+) -> Option<String> {
+    // The first that comes is named first.
+    let told: Vec<String> = (0..3u32)
+        .filter(|rank| *rank != odd)
+        .flat_map(|other| [(odd, oddly, other, usually), (other, usually, odd, oddly)])
+        .map(|(a, of_a, b, of_b)| format!("{name} is {of_a} on rank {a} and {of_b} on rank {b}"))
+        .collect();
+    match end {
+        Ok(_) => Some(format!("{case}: a rank has joined")),
+        Err(error) if error.kind() == Kind::Mismatch && told.iter().any(|told| error.message().contains(told)) => None,
+        Err(error) => Some(format!("{case}: {:?} {error}", error.kind())),
+    }
+}
+
 /// What is wrong where rank `odd` has this value and the others none.
 fn judge((name, value, rule): (&str, &str, Rule), odd: u32, (standing, usual): &(&str, Vec<Config>)) -> Vec<String> {
     let (mut configs, case) = (usual.clone(), format!("{name}={value} on rank {odd} of {standing}"));
@@ -239,6 +277,7 @@ fn judge((name, value, rule): (&str, &str, Rule), odd: u32, (standing, usual): &
         EqualFile => all_say(&case, ends, odd, |_, _| {
             vec![name.to_owned(), value.to_owned(), "has no tuning file".to_owned(), format!("rank {odd} ")]
         }),
+        Met => ends.into_iter().filter_map(|end| has_not_met(&case, end, (name, odd), (&usually, &oddly))).collect(),
         Own => {
             let found: Vec<Known> = match ends.into_iter().collect::<Result<_>>() {
                 Ok(found) => found,

@@ -199,3 +199,80 @@ fn requests_groups_and_persistent_calls_take_it() {
         comm.finalize()
     });
 }
+
+/// A message as each rank sends it to the next.
+fn words(rank: u32, count: usize, turn: usize) -> Vec<u32> {
+    (0..count).map(|at| value(rank, at + turn)).collect()
+}
+
+/// Longer ones than a connection has room for cannot go any other way, but by a copy of the kernel: so peers worked there.
+#[test]
+fn messages_in_registered_memory_arrive_whole_and_by_one_copy() {
+    ranks(|comm| {
+        let (me, size) = (comm.rank(), comm.size());
+        let (next, last) = ((me + 1) % size, (me + size - 1) % size);
+        for count in [10, 3000, 20_000, 300_001, 2_500_000] {
+            let mut out = placed(me, count);
+            let (mut into, mut loose) = (placed(9, count), vec![0u32; count]);
+            let mut buffer = Buffer::<u32>::new(count)?;
+            comm.register(&out)?;
+            comm.register(&into)?;
+            comm.register(&buffer)?;
+            for turn in 0..4 {
+                out.copy_from_slice(&words(me, count, turn));
+                comm.send_recv(&out, next, &mut into, last)?;
+                assert_eq!(into[..], words(last, count, turn), "both registered, {count}");
+                comm.send_recv(&out, last, &mut loose, next)?;
+                assert_eq!(loose, words(next, count, turn), "from registered memory, {count}");
+                buffer.copy_from_slice(&loose);
+                comm.send_recv(&buffer, next, &mut into, last)?;
+                assert_eq!(into[..], words(me, count, turn), "from a buffer, {count}");
+                // A part that begins and ends anywhere; what lies beside it stays.
+                let part = 3..count - 5;
+                into.fill(7);
+                comm.send_recv(&out[part.clone()], next, &mut into[part.clone()], last)?;
+                assert_eq!(into[part.clone()], words(last, count, turn)[part.clone()], "a part of {count}");
+                assert_eq!((into[2], into[part.end]), (7, 7));
+                comm.send_recv(&loose, next, &mut into, last)?;
+                assert_eq!(into[..], words(me, count, turn), "into registered memory, {count}");
+            }
+            assert!(out.calls() > 0 || count < 2_500_000, "peers read there");
+            comm.barrier()?;
+            comm.deregister(&out)?;
+            comm.send_recv(&out, next, &mut into, last)?;
+            assert_eq!(into[..], words(last, count, 3), "deregistered, {count}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn messages_of_groups_requests_and_persistent_calls_take_registered_memory() {
+    ranks(|comm| {
+        let (me, size, count) = (comm.rank(), comm.size(), 700_000);
+        let (next, last) = ((me + 1) % size, (me + size - 1) % size);
+        let (mut out, mut into) = (placed(me, count), placed(9, count));
+        comm.register(&out)?;
+        comm.register(&into)?;
+        crate::comm::group(|calls| {
+            let mut calls = calls.on(&comm);
+            calls.send(&out, next)?;
+            calls.recv(&mut into, last)
+        })?;
+        assert_eq!(into[..], values(last, count), "a group");
+        out.copy_from_slice(&words(me, count, 1));
+        let request = comm.start((out, into), |calls, (out, into)| calls.send_recv(out, next, into, last))?;
+        (out, into) = request.wait()?;
+        assert_eq!(into[..], words(last, count, 1), "a request");
+        let mut call = comm.prepare((out, into), |calls, (out, into)| calls.send_recv(out, next, into, last))?;
+        for turn in 2..5 {
+            call.buffers()?.0.copy_from_slice(&words(me, count, turn));
+            call.run()?;
+            assert_eq!(call.buffers()?.1[..], words(last, count, turn), "a persistent call");
+        }
+        let (out, into) = call.into_buffers()?;
+        assert!(out.calls() >= 5, "peers read there");
+        drop((out, into));
+        comm.finalize()
+    });
+}

@@ -10,8 +10,9 @@ use crate::comm::long_rest::LongRest;
 use crate::comm::{Buffer, Buffers, Call, CallCount, Communicator, Home, Message, local};
 use crate::config::Config;
 use crate::error::{Error, Kind};
+use crate::exec::Asides;
+use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
-use crate::sync::{Deadline, aside};
 use crate::sys::thread;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -681,16 +682,16 @@ fn a_wait_moves_the_requests_of_other_communicators_of_its_thread() {
 fn requests_are_beside_waits_for_others_alone() {
     local::run(2, |comm| {
         let other = Rank::new(1 - comm.rank());
-        assert!(!aside::is_any());
+        assert!(!Asides::is_any());
         let received = comm.begin_message(Message::recv(leaked(1, 9), other))?;
         // The watcher may have it, and gives it back to a call.
         let deadline = Deadline::after(Duration::from_secs(20));
-        while !aside::is_any() && !deadline.is_over() {
+        while !Asides::is_any() && !deadline.is_over() {
             drop(comm.home());
         }
         assert!(!deadline.is_over());
         let home = comm.home();
-        assert!(!aside::is_any() && aside::turn().is_none());
+        assert!(!Asides::is_any() && Asides::turn().is_none());
         drop(home);
         comm.barrier()?;
         comm.send(&[1u32], other.get())?;

@@ -42,7 +42,10 @@ fn vcuda() -> &'static Path {
 fn on_machine(options: &[&str], filter: &str, environment: &[(&str, &str)]) -> Finished {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", LONGEST_S]).arg(vcuda()).arg("run").args(options).arg("--");
-    command.arg(std::env::current_exe().unwrap()).args(filter.split(' ')).args(["--test-threads=2", "--nocapture"]);
+    command.arg(std::env::current_exe().unwrap()).args(filter.split(' ')).arg("--nocapture");
+    if !filter.contains("--test-threads") {
+        command.arg("--test-threads=2");
+    }
     command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_LAUNCH_BLOCKING").env_remove("CUDA_MODULE_LOADING");
     command.env_remove("VCUDA_FAIL").env_remove("VCUDA_SEED").envs(environment.iter().copied());
     let finished = command.stdin(Stdio::null()).output().unwrap();
@@ -65,7 +68,10 @@ fn everything_here_holds_on_virtual_gpus() {
     must_pass("1", "alone::memory_is_not_freed_while_work", &[]);
     must_pass("2-nvswitch", "alone::memory_is_not_freed_while_another", &[]);
     must_pass("1", "cuda::tests::lines::", &[]);
-    must_pass("1", "cuda::tests::led::", &[]);
+    // One after the other: streams of a process share hardware queues by the order in which they were made, and here
+    // the leader and its member, two processes elsewhere, are one. In one queue the leader would stand behind who waits
+    // for it.
+    must_pass("1", "cuda::tests::led:: --test-threads=1", &[]);
     // What a stream is not told to wait for shows with some order of the streams.
     for seed in ["2", "3"] {
         must_pass("2-nvswitch", "tests::gpu::one_launch_serves", &[("VCUDA_SEED", seed)]);

@@ -159,6 +159,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_build_that_cannot_encrypt_says_so() {
+        let read = Settings::read(&Config::default().with_encrypt(crate::config::Encryption::On));
+        assert_eq!(read.is_ok(), cfg!(feature = "encrypt"));
+        if let Err(error) = read {
+            assert_eq!(error.kind(), error::Kind::InvalidUsage);
+            assert!(error.message().contains("RSCCL_ENCRYPT=1") && error.message().contains("feature `encrypt`"));
+        }
+    }
+
     /// Each name is one of the table, whose value is shown.
     #[test]
     fn the_variables_exist() {

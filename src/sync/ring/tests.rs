@@ -8,6 +8,13 @@ use crate::sys::memory::SharedMemory;
 use crate::sys::region::DeviceId;
 use crate::sys::{clock, cpu};
 
+impl Sender {
+    /// Takes the receiver for far.
+    pub fn become_far(&mut self) {
+        self.distance = Distance::far();
+    }
+}
+
 fn pair(slots: u32) -> (Sender, Receiver) {
     pair_of(Shape { slots, slot_bytes: 64, spread: 1 })
 }
@@ -74,7 +81,7 @@ fn an_offer_takes_one_slot_whether_it_is_taken_or_withdrawn() {
         assert!(message.is_offer && message.label == [turn; 3] && sender.settled(&posted).is_none());
         let (whereabouts, word) = receiver.take_offer().unwrap();
         assert!(whereabouts == [turn, 9] && !word.is_stopped() && !posted.word().withdraw());
-        receiver.leave(77);
+        assert!(receiver.leave(77));
         assert!(sender.answer().0.reached(sender.answer().1));
         assert_eq!(sender.settled(&posted), Some(77));
         // Withdrawn before and after the receiver has seen it, and filled.
@@ -122,7 +129,7 @@ fn an_offer_may_be_withdrawn_while_the_receiver_looks_at_it() {
                     if !seen.is_offer {
                         receiver.release();
                     } else if receiver.take_offer().is_some_and(|(at, _)| at == [message, 9]) {
-                        receiver.leave(message);
+                        assert!(receiver.leave(message));
                     } else {
                         return None;
                     }
@@ -177,8 +184,130 @@ fn payloads_that_are_spread_stay_whole_and_go_through_all_of_their_memory() {
     assert!(last <= shape.spread_bytes() && last > shape.spread_bytes() * 3 / 4, "{last}");
 }
 
+/// As above, with a sender that changes its mind all the time about how payloads lie.
+#[test]
+fn payloads_stay_whole_whenever_their_sender_wants_to_pack_or_to_spread_them() {
+    let shape = Shape { slots: 4, slot_bytes: 20_032, spread: 2 };
+    let (mut sender, mut receiver) = pair_of(shape);
+    let length = |message: u64| usize::try_from(message * message * 137 % 20_033).unwrap();
+    let byte = |message: u64| u8::try_from(message % 251).unwrap();
+    let (mut sent, mut received, mut changes, mut places) = (0u64, 0u64, 0, std::collections::BTreeSet::new());
+    while received < 2_000 {
+        for _ in 0..=sent * 7 % 4 {
+            let before = sender.packs;
+            sender.pack(sent / 5 % 2 == 1);
+            assert!(before == sender.packs || sent == received, "nothing is under way when it changes over");
+            changes += u32::from(before != sender.packs);
+            let Some(place) = sender.reserve(length(sent)) else { break };
+            // SAFETY: the bytes that were reserved.
+            unsafe { place.as_ptr().write_bytes(byte(sent), length(sent)) };
+            if sender.packs && length(sent) > BESIDE_LINE {
+                places.insert(place);
+            }
+            sender.publish(length(sent), [sent; 3]);
+            sent += 1;
+        }
+        for _ in 0..=received * 5 % 4 {
+            let Some(message) = receiver.peek().unwrap() else { break };
+            assert_eq!((message.bytes, message.label), (length(received), [received; 3]));
+            // SAFETY: the bytes of a message that has come.
+            let bytes = unsafe { std::slice::from_raw_parts(message.payload.as_ptr(), message.bytes) };
+            assert!(bytes.iter().all(|found| *found == byte(received)), "message {received}");
+            receiver.release();
+            received += 1;
+        }
+    }
+    assert!(changes > 50, "{changes}");
+    assert_eq!(places.len(), 4, "each slot has its place");
+}
+
+/// Sends a message, if there is room.
+fn send_byte(sender: &mut Sender) -> bool {
+    let has_room = sender.reserve(1).is_some();
+    if has_room {
+        sender.publish(1, [0; 3]);
+    }
+    has_room
+}
+
+fn receive_byte(receiver: &mut Receiver) {
+    assert!(receiver.peek().unwrap().is_some());
+    receiver.release();
+}
+
+/// Regression: where the ring does not spread payloads, a receiver that was once far stayed so for ever.
+#[test]
+fn a_sender_measures_one_look_for_credit_in_some_rounds_where_it_may_learn_from_that() {
+    for (spread, is_far, expected) in [(2, false, 3), (1, false, 0), (1, true, 3)] {
+        let (mut sender, mut receiver) = pair_of(Shape { slots: 4, slot_bytes: 8192, spread });
+        if is_far {
+            sender.become_far();
+        }
+        for _ in 0..4 * u64::from(sender.shape().slots) * TIMED_ROUNDS {
+            assert!(send_byte(&mut sender));
+            receive_byte(&mut receiver);
+        }
+        assert_eq!(sender.distance.reads(), expected, "spread {spread}, far {is_far}");
+    }
+}
+
+/// Regression: a line that this end had just read itself made a far receiver a near one.
+#[test]
+fn a_sender_measures_no_read_that_finds_what_it_has_read_before() {
+    let (mut sender, mut receiver) = pair_of(Shape { slots: 4, slot_bytes: 8192, spread: 2 });
+    // The receiver is two messages behind.
+    for message in 0..4 * TIMED_ROUNDS {
+        assert!(send_byte(&mut sender));
+        if message >= 2 {
+            receive_byte(&mut receiver);
+        }
+    }
+    assert!(send_byte(&mut sender) && send_byte(&mut sender));
+    assert_eq!(sender.distance.reads(), 1);
+    // The ring is full, and the receiver stands still.
+    assert!(!send_byte(&mut sender) && !send_byte(&mut sender));
+    assert_eq!(sender.distance.reads(), 1);
+    (0..4).for_each(|_| receive_byte(&mut receiver));
+    assert!(send_byte(&mut sender));
+    receive_byte(&mut receiver);
+    assert!(!sender.has_looked);
+    sender.pack(true);
+    assert!(sender.packs && sender.has_looked, "it has read the head");
+}
+
+/// Regression: slots were counted in place of offers, and where each offer followed a message none was measured.
+#[test]
+fn a_sender_measures_one_answer_in_some_offers() {
+    let (mut sender, mut receiver) = pair(2);
+    for _ in 0..2 * TIMED_OFFERS {
+        assert!(send_byte(&mut sender));
+        receive_byte(&mut receiver);
+        let posted = sender.offer([1, 2], [0; 3]).unwrap();
+        assert!(receiver.peek().unwrap().unwrap().is_offer && receiver.take_offer().is_some());
+        assert!(receiver.leave(5));
+        assert_eq!(sender.settled(&posted), Some(5));
+    }
+    assert_eq!(sender.distance.reads(), 2);
+}
+
 #[test]
 fn a_forged_length_is_the_peers_fault() {
+    for spread in [1, 2] {
+        let (mut sender, mut receiver) = pair_of(Shape { slots: 2, slot_bytes: 8192, spread });
+        sender.reserve(1).unwrap();
+        sender.publish(1, [0; 3]);
+        for forged in [8193, PACKED | 8193, u64::MAX] {
+            sender.view.words(0)[0].store(forged, Ordering::Relaxed);
+            assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
+        }
+        // The mark alone is none where nothing is spread.
+        sender.view.words(0)[0].store(PACKED | 8192, Ordering::Relaxed);
+        assert_eq!(receiver.peek().is_ok(), spread == 2);
+    }
+}
+
+#[test]
+fn a_forged_length_of_a_small_ring_is_the_peers_fault() {
     let (mut sender, mut receiver) = pair(1);
     sender.reserve(1).unwrap();
     sender.publish(1, [0; 3]);

@@ -2,6 +2,7 @@ use super::*;
 use crate::error::Kind;
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sys::memory::SharedMemory;
+use crate::sys::pinning::OwnPins;
 use crate::sys::room::alone;
 
 const PAGE: usize = 4096;
@@ -142,6 +143,95 @@ fn blocks_of_an_allocator_move_and_come_back() {
     assert!(output.status.success() && told.contains("1 passed"), "{told}");
 }
 
+/// In a process of its own: while it has pinned pages, no memory of its tests can be registered.
+#[test]
+fn pages_that_others_have_pinned_count_and_our_own_do_not() {
+    let mut fresh = std::process::Command::new(std::env::current_exe().unwrap());
+    let role = "sys::in_place::tests::pinned_pages_in_a_process_of_its_own";
+    let output = fresh.args(["--exact", role, "--ignored", "--test-threads=1", "--nocapture"]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    if let Some(why) = told.lines().find(|line| line.starts_with("skipped")) {
+        // Past the capture of tests, so that it is seen.
+        drop(io::Write::write_all(&mut io::stderr(), format!("{why}\n").as_bytes()));
+    }
+}
+
+#[test]
+#[ignore = "a part of `pages_that_others_have_pinned_count_and_our_own_do_not`, which starts it"]
+fn pinned_pages_in_a_process_of_its_own() {
+    let (own, others, mine) = (Bytes::mapped(4 * PAGE), Bytes::mapped(PAGE), Bytes::mapped(2 * PAGE));
+    let mut pins = OwnPins::default();
+    // As a NIC does that pins what it is given.
+    let Ok(_nic) = pins.count(&own.addresses(), || pinned_by_the_kernel(own)) else {
+        println!("skipped: this kernel has no io_uring to pin pages by");
+        return;
+    };
+    assert_eq!(crate::sys::pinning::own_pins_bytes(), 4 * PAGE as u64);
+    give_back(&mine.place().unwrap()).unwrap();
+    let of_another = pinned_by_the_kernel(others).unwrap();
+    let error = mine.place().unwrap_err();
+    assert!(error.kind() == Kind::InvalidUsage && error.message().contains("has pinned pages"), "{error}");
+    drop(of_another);
+    // What the kernel still counts is nobody's any more.
+    drop(pins);
+    assert!(mine.place().is_err());
+}
+
+/// Has the kernel pin pages, as it does for io_uring's buffers, for as long as the file is open.
+fn pinned_by_the_kernel(bytes: Bytes) -> io::Result<OwnedFd> {
+    const REGISTER_BUFFERS: libc::c_long = 0;
+    // `struct io_uring_params`, which the kernel fills.
+    let mut parameters = [0u32; 30];
+    // SAFETY: the call writes no more than the parameters.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    let Ok(ring) = i32::try_from(ring).map(|ring| ring.max(-1)) else { return Err(io::ErrorKind::Other.into()) };
+    if ring < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it was just opened, and nobody else has it.
+    let ring = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ring) };
+    let buffer = libc::iovec { iov_base: bytes.start.as_ptr().cast(), iov_len: bytes.count };
+    // SAFETY: the call reads one `iovec`; the pages are the test's, and stay as they are.
+    let registered =
+        unsafe { libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), REGISTER_BUFFERS, &raw const buffer, 1) };
+    if registered == 0 { Ok(ring) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The allocators that programs put in the place of the C library's.
+#[test]
+fn blocks_of_other_allocators_move_and_come_back() {
+    for library in ["libjemalloc.so.2", "libmimalloc.so.2", "libtcmalloc_minimal.so.4"] {
+        let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib"];
+        let mut places = folders.iter().map(|folder| std::path::Path::new(folder).join(library));
+        let Some(place) = places.find(|place| place.exists()) else {
+            // Past the capture of tests, so that it is seen.
+            drop(io::Write::write_all(&mut io::stderr(), format!("skipped: no {library} here\n").as_bytes()));
+            continue;
+        };
+        let mut fresh = std::process::Command::new(std::env::current_exe().unwrap());
+        let role = "sys::in_place::tests::a_life_with_another_allocator";
+        fresh.args(["--exact", role, "--ignored", "--test-threads=1"]).env("LD_PRELOAD", place);
+        // Freed memory goes back to the system at once, so that registered pages lie beside holes.
+        let output = fresh.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0").output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("1 passed"), "{library}: {told}");
+    }
+}
+
+#[test]
+#[ignore = "another test starts it, in a process of its own"]
+fn a_life_with_another_allocator() {
+    for count in [1, 5000, 120_000, (9 << 20) + 5] {
+        let (mut vector, mut boxed) = (vec![0u8; count], vec![1u8; count].into_boxed_slice());
+        there_and_back(Bytes::of(&mut vector), count);
+        there_and_back(Bytes::of(&mut boxed), count);
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(["jemalloc", "mimalloc", "tcmalloc"].iter().any(|name| maps.contains(name)), "it is preloaded");
+    assert!(random_life(7, 300), "seed 7");
+}
+
 #[test]
 #[ignore = "a part of `blocks_of_an_allocator_move_and_come_back`, which starts it"]
 fn blocks_in_a_process_of_its_own() {
@@ -190,6 +280,105 @@ fn what_was_given_back_is_one_mapping_with_its_neighbours() {
         drop(placed);
         map_lines(whole) == before
     }));
+}
+
+/// Neighbours that were advised otherwise than by default, and a part with a policy of its own.
+#[test]
+fn advice_and_nodes_come_back_with_the_pages() {
+    assert!(alone(|| {
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_NOHUGEPAGE] {
+            let whole = Bytes::mapped(2 * PIECE_BYTES);
+            // SAFETY: memory of the test; advice changes no content.
+            assert_eq!(unsafe { libc::madvise(whole.start.as_ptr().cast(), whole.count, advice) }, 0);
+            let before = map_lines(whole);
+            there_and_back(whole.part(5 * PAGE..2 * PIECE_BYTES - 100), 7);
+            assert!(map_lines(whole) <= before + SEAM, "advice {advice}");
+        }
+        let whole = Bytes::mapped(40 * PAGE);
+        let bind = |first: usize, pages: usize| {
+            let (place, nodes) = (whole.part(first * PAGE..(first + pages) * PAGE).start, [1 as libc::c_ulong; 1]);
+            let (mode, most) = (libc::MPOL_BIND as libc::c_ulong, 64 as libc::c_ulong);
+            let (bytes, none) = ((pages * PAGE) as libc::c_ulong, 0 as libc::c_ulong);
+            // SAFETY: the call reads one word, and changes no content.
+            unsafe { libc::syscall(libc::SYS_mbind, place.as_ptr(), bytes, mode, nodes.as_ptr(), most, none) }
+        };
+        if bind(10, 20) != 0 {
+            println!("skipped: this system lets no process bind its memory to nodes");
+            return true;
+        }
+        let before = map_lines(whole);
+        there_and_back(whole.part(5 * PAGE + 7..15 * PAGE + 9), 8);
+        assert_eq!(map_lines(whole), before, "the policy is what the neighbours have");
+        true
+    }));
+}
+
+/// How many bytes of these addresses lie in huge pages, private ones and those of files.
+fn huge_bytes(bytes: Bytes) -> (usize, usize) {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut inside, mut found) = (false, (0, 0));
+    for line in smaps.lines() {
+        if let Some((start, end)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
+            let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+            inside = number(start) < bytes.addresses().end && number(end) > bytes.addresses().start;
+        }
+        let kilobytes = |name: &str| {
+            let text = line.strip_prefix(name).filter(|_| inside)?;
+            text.trim().trim_end_matches(" kB").parse::<usize>().ok()
+        };
+        found.0 += kilobytes("AnonHugePages:").unwrap_or(0) << 10;
+        found.1 += kilobytes("ShmemPmdMapped:").unwrap_or(0) << 10;
+    }
+    found
+}
+
+/// A process's memory is in huge pages as far as the system has some, so each attempt has others.
+#[test]
+fn memory_in_huge_pages_is_in_huge_pages_there_and_back() {
+    assert!(alone(|| {
+        for _ in 0..HUGE_ATTEMPTS {
+            match huge_there_and_back() {
+                Some(true) => return true,
+                Some(false) => {}
+                None => {
+                    println!("skipped: this kernel has no huge pages to give now, or does not tell of them");
+                    return true;
+                }
+            }
+        }
+        false
+    }));
+}
+
+/// Beside memory in huge pages the system joins neighbours or leaves one seam, by when its own thread has looked there.
+const SEAM: usize = 1;
+/// How often memory is moved, of a system that may be short of huge pages.
+const HUGE_ATTEMPTS: usize = 8;
+
+/// Whether memory in huge pages was in such while registered and afterwards; `None` where the system has none.
+fn huge_there_and_back() -> Option<bool> {
+    const BYTES: usize = 4 * PIECE_BYTES;
+    let whole = Bytes::mapped(BYTES);
+    // SAFETY: memory of the test; advice changes no content.
+    unsafe { libc::madvise(whole.start.as_ptr().cast(), whole.count, libc::MADV_HUGEPAGE) };
+    // As an allocator's block lies.
+    let mut bytes = whole.part(16..BYTES - 5 * PAGE);
+    bytes.fill(1);
+    if huge_bytes(whole).0 < BYTES / 2 || !PagePolicy::of(&whole.addresses()).is_huge() {
+        return None;
+    }
+    let before = map_lines(whole);
+    let placed = bytes.place().unwrap();
+    assert!(bytes.holds(1));
+    let (_, of_file) = huge_bytes(whole);
+    println!("{of_file} of {BYTES} bytes in huge pages while registered");
+    let (_theirs, mut seen) = as_peer(&placed, bytes);
+    assert!(seen.part(PAGE..bytes.count - 2 * PAGE).count > 0 && seen.holds(1));
+    bytes.fill(2);
+    give_back(&placed).unwrap();
+    assert!(bytes.holds(2));
+    assert!(map_lines(whole) <= before + SEAM);
+    Some(huge_bytes(whole).0 >= BYTES / 2 && of_file >= BYTES / 2)
 }
 
 #[test]

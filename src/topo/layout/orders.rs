@@ -108,13 +108,20 @@ impl Layout {
         &self.channels
     }
 
-    /// How many lanes use all that a search has found for an algorithm: one for each ring, two for each chain, since
-    /// there are two trees between domains. `None` where nothing was searched for.
+    /// How many lanes use all that a search has found for an algorithm. Between domains that is one for each ring, and
+    /// two for each chain, since there are two trees. Inside one it is one for each chain and, where rings are few, two
+    /// for each ring: while one lane waits for the rank before it, its links would idle (`bench/NOTES.md`, "Two lanes
+    /// on each ring"). `None` where nothing was searched for.
     #[doc(hidden)]
     pub fn lanes_of(&self, algorithm: Algorithm) -> Option<u32> {
         let found = self.channels.of(algorithm);
-        let trees = if algorithm == Algorithm::Tree && found.iter().any(|order| order.len() > 1) { 2 } else { 1 };
-        u32::try_from(found.len() * trees).ok().filter(|lanes| *lanes > 0)
+        let is_between = found.iter().any(|order| order.len() > 1);
+        let lanes = match algorithm {
+            Algorithm::Tree if is_between => 2,
+            Algorithm::Ring if !is_between && found.len() * 2 <= MOST_DOUBLED_LANES => 2,
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Direct | Algorithm::Pat => 1,
+        };
+        u32::try_from(found.len() * lanes).ok().filter(|lanes| *lanes > 0)
     }
 
     /// Which channel a lane of an algorithm over slots follows; `None` where nothing was searched for.
@@ -126,6 +133,10 @@ impl Layout {
         Some(SearchedLane { order: &found[channel], second_tree: (lane / found.len() + channel) % 2 == 1 })
     }
 }
+
+/// Lanes up to which each ring inside a domain has two. Each lane is a block of threads, and by simulations twelve
+/// rings of a mesh gain 1 % by a second lane each.
+const MOST_DOUBLED_LANES: usize = 16;
 
 #[cfg(test)]
 mod tests {

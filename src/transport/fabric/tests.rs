@@ -7,7 +7,7 @@ use crate::bootstrap::{LocalBootstrap, NetBootstrap, Options, Root};
 use crate::sync::ring::Shape;
 use crate::sys::numa::ThreadHome;
 use crate::sys::thread;
-use crate::transport::{Channel, QueueBytes, QueuePart, SocketOptions, Way};
+use crate::transport::{Channel, EndRequest, QueueBytes, QueuePart, SocketOptions, Way};
 
 /// A watch that hears after some turns that another rank has failed.
 struct HearsSoon(u32);
@@ -30,7 +30,7 @@ impl Turn<Fabric> for Serves<'_> {
         if self.until.passed(clock::now()) {
             return Err(Error::timeout(waiting_for.words()));
         }
-        if let Some(ask) = Fabric::asking(self.bootstrap) {
+        if let Some(ask) = EndRequest::next(self.bootstrap) {
             fabric.open_for(ask, self.bootstrap)?;
         }
         Ok(if fabric.pay(self.bootstrap)? { Turned::Moved } else { Turned::Tired(Duration::from_micros(50)) })

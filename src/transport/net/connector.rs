@@ -1,4 +1,4 @@
-//! The sender's side of TCP connections: connects all sockets of one connection, and says what they are for.
+//! The side of TCP connections that connects: all sockets of one connection. It says what they are for.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -13,7 +13,9 @@ use crate::log;
 use crate::sys::{clock, limits};
 use crate::transport::data_handshake::{Caller, Request};
 use crate::transport::net::routes::{DeadRoutes, SocketRoute};
+use crate::transport::net::sealed_socket::DataStream;
 use crate::transport::net::{SocketOptions, apply};
+use crate::transport::table::{Dialling, Unreached};
 use crate::types::Rank;
 
 /// One rank's side that connects: all sockets of one connection.
@@ -26,6 +28,9 @@ pub(in crate::transport) struct DataConnector {
     ticket: u64,
     options: SocketOptions,
     ways: SocketRoutes,
+    dialling: Dialling,
+    /// That the other end is not reached by any route, where it may dial instead.
+    unreached: Option<Unreached>,
     /// Routes that lead to the peer's host, which has refused or ended a connection there: its process may have died.
     /// Another connection tries them again.
     refused: DeadRoutes,
@@ -53,6 +58,8 @@ struct RouteFailure {
     why: String,
     /// Whether the host at its end has answered, so that the route is none that fails.
     is_answered: bool,
+    /// Whether it cannot answer any more.
+    is_final: bool,
 }
 
 /// A socket that connects.
@@ -72,15 +79,31 @@ impl DataConnector {
     pub(in crate::transport) fn new(
         terms: &Terms,
         (me, owner): (Rank, Rank),
-        ways: SocketRoutes,
+        (ways, dialling): (SocketRoutes, Dialling),
         (ticket, sockets, options): (u64, u32, SocketOptions),
     ) -> Result<DataConnector> {
-        let (terms, refused, calls, stopped_pacing) = (terms.clone(), DeadRoutes::default(), Vec::new(), false);
-        let mut connector = DataConnector { terms, me, owner, ticket, options, ways, refused, calls, stopped_pacing };
+        let mut connector = DataConnector {
+            terms: terms.clone(),
+            me,
+            owner,
+            ticket,
+            options,
+            ways,
+            dialling,
+            unreached: None,
+            refused: DeadRoutes::default(),
+            calls: Vec::new(),
+            stopped_pacing: false,
+        };
         for index in 0..sockets {
             let left = connector.ways.of_socket(index);
-            let call = connector.call(index, left)?;
-            connector.calls.push(call);
+            match connector.call(index, left)? {
+                Some(call) => connector.calls.push(call),
+                None => break,
+            }
+        }
+        if connector.unreached.is_some() {
+            connector.calls.clear();
         }
         if connector.stopped_pacing {
             log::detail!(Net @ me, "to rank {owner} inside this host: Reno in place of BBR");
@@ -89,7 +112,11 @@ impl DataConnector {
     }
 
     /// The sockets, once all are through.
-    pub(in crate::transport) fn progress(&mut self) -> Result<Option<Vec<TcpStream>>> {
+    pub(in crate::transport) fn progress(&mut self) -> Result<Option<Vec<DataStream>>> {
+        if self.unreached.as_ref().is_some_and(|unreached| !unreached.may_yet) {
+            return Ok(None);
+        }
+        let may_reverse = self.may_reverse();
         for index in 0..self.calls.len() {
             let call = &mut self.calls[index];
             if call.is_done {
@@ -100,18 +127,38 @@ impl DataConnector {
                     call.is_done = is_done;
                     call.silence()
                 }
-                Err(error) if call.left.is_empty() => return Err(error),
+                Err(error) if call.left.is_empty() && !(may_reverse && call.is_unmade(&error)) => return Err(error),
                 Err(error) => Some(RouteFailure::of_handshake(&error)),
             };
-            // Whoever waits for a socket without another route gives up at its deadline, and not before.
-            if let Some(why) = why.filter(|_| !call.left.is_empty()) {
-                let (route, left) = (call.route.clone(), std::mem::take(&mut call.left));
-                self.leave_out(&route, why);
-                self.calls[index] = self.call(u32::try_from(index).unwrap_or(u32::MAX), left)?;
+            let Some(failure) = why else { continue };
+            let (route, left) = (call.route.clone(), std::mem::take(&mut call.left));
+            if !left.is_empty() {
+                self.leave_out(&route, failure);
+                match self.call(u32::try_from(index).unwrap_or(u32::MAX), left)? {
+                    Some(call) => self.calls[index] = call,
+                    None => return Ok(None),
+                }
+            } else if may_reverse && (failure.is_final || self.unreached.is_none()) {
+                // What has connected ends here, so that the owner never has the end of a connection that nobody uses.
+                self.unreached = Some(unreached(route.to, &failure.why, !failure.is_final));
+                if failure.is_final {
+                    self.calls.clear();
+                    return Ok(None);
+                }
             }
+            // Whoever waits for a socket without another route, or another end, gives up at its deadline.
+        }
+        if self.dialling == Dialling::OrReversedAtOnce
+            && self.unreached.is_none()
+            && let Some(call) = self.calls.iter().find(|call| !call.is_done)
+        {
+            self.unreached = Some(unreached(call.route.to, "there was no answer in time before", true));
         }
         if self.calls.iter().all(|call| call.is_done) {
-            return Ok(Some(std::mem::take(&mut self.calls).into_iter().map(|call| call.stream).collect()));
+            let calls = std::mem::take(&mut self.calls).into_iter();
+            let wanted = self.terms.encryption;
+            let through = |mut call: ConnectingSocket| DataStream::new(call.stream, call.caller.take_sealed(), wanted);
+            return calls.map(through).collect::<Result<_>>().map(Some);
         }
         Ok(None)
     }
@@ -126,8 +173,20 @@ impl DataConnector {
         })
     }
 
-    /// Begins to connect the socket of this number, which may take these routes.
-    fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<ConnectingSocket> {
+    /// That the other end is not reached, where it may dial instead.
+    pub(in crate::transport) fn unreached(&self) -> Option<Unreached> {
+        self.unreached.clone()
+    }
+
+    fn may_reverse(&self) -> bool {
+        match self.dialling {
+            Dialling::OrReversed | Dialling::OrReversedAtOnce => true,
+            Dialling::Only => false,
+        }
+    }
+
+    /// Begins to connect the socket of this number, which may take these routes; `None` where the other end has to.
+    fn call(&mut self, index: u32, mut left: Vec<SocketRoute>) -> Result<Option<ConnectingSocket>> {
         loop {
             // What another socket has found dead is tried if nothing else is left.
             while left.len() > 1 && left.last().is_some_and(|route| self.has_failed(route)) {
@@ -148,7 +207,12 @@ impl DataConnector {
                     self.stopped_pacing |= stopped;
                     let request = Request { ticket: self.ticket, index };
                     let caller = Caller::new(self.terms.clone(), (self.me, owner), request)?;
-                    return Ok(ConnectingSocket { stream, caller, is_done: false, route, left, since: clock::now() });
+                    let since = clock::now();
+                    return Ok(Some(ConnectingSocket { stream, caller, is_done: false, route, left, since }));
+                }
+                Err(error) if left.is_empty() && self.may_reverse() && is_unreachable(&error) => {
+                    self.unreached = Some(unreached(route.to, &error.to_string(), false));
+                    return Ok(None);
                 }
                 Err(error) if limits::is_exhausted(&error) || left.is_empty() => {
                     return Err(failed(owner, route.to, error));
@@ -163,7 +227,7 @@ impl DataConnector {
     }
 
     /// Notes that a route has failed, and says so once.
-    fn leave_out(&self, route: &SocketRoute, RouteFailure { why, is_answered }: RouteFailure) {
+    fn leave_out(&self, route: &SocketRoute, RouteFailure { why, is_answered, .. }: RouteFailure) {
         let known = if is_answered { &self.refused } else { &self.ways.dead };
         if known.add(route) {
             let (me, owner) = (self.me, self.owner);
@@ -182,6 +246,12 @@ impl SocketRoutes {
 }
 
 impl ConnectingSocket {
+    /// Whether the error is of the network or the other host, before the socket was connected.
+    fn is_unmade(&self, error: &Error) -> bool {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        self.stream.peer_addr().is_err() && source.is_some_and(is_unreachable)
+    }
+
     /// Why the route does not answer, once it has had its time.
     fn silence(&self) -> Option<RouteFailure> {
         let is_silent = self.stream.peer_addr().is_err() && clock::now().duration_since(self.since) >= ROUTE_PATIENCE;
@@ -193,7 +263,7 @@ impl ConnectingSocket {
             None => "",
         };
         let why = || format!("no answer within {} s{remedy}", ROUTE_PATIENCE.as_secs());
-        is_silent.then(|| RouteFailure { why: why(), is_answered: false })
+        is_silent.then(|| RouteFailure { why: why(), is_answered: false, is_final: false })
     }
 }
 
@@ -204,15 +274,40 @@ impl RouteFailure {
         match std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>()) {
             Some(error) => RouteFailure::of_system(error, why),
             // The other end has said something that is wrong, or has closed the connection.
-            None => RouteFailure { why, is_answered: true },
+            None => RouteFailure { why, is_answered: true, is_final: true },
         }
     }
 
     fn of_system(error: &io::Error, why: String) -> RouteFailure {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
         let answers = [ConnectionRefused, ConnectionReset, ConnectionAborted, BrokenPipe];
-        RouteFailure { why, is_answered: answers.contains(&error.kind()) }
+        RouteFailure { why, is_answered: answers.contains(&error.kind()), is_final: true }
     }
+}
+
+/// Whether the network or the other host has kept a socket from connecting.
+fn is_unreachable(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AddrNotAvailable, ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown,
+        NetworkUnreachable, PermissionDenied, TimedOut,
+    };
+    // Permission: of a firewall on this host. Machines on the way may reset what they do not let through.
+    let kinds = [
+        AddrNotAvailable,
+        ConnectionAborted,
+        ConnectionRefused,
+        ConnectionReset,
+        HostUnreachable,
+        NetworkDown,
+        NetworkUnreachable,
+        PermissionDenied,
+        TimedOut,
+    ];
+    kinds.contains(&error.kind())
+}
+
+fn unreached(address: SocketAddr, why: &str, may_yet: bool) -> Unreached {
+    Unreached { why: format!("connecting to {address} for data: {why}"), may_yet }
 }
 
 fn failed(owner: Rank, address: SocketAddr, error: io::Error) -> Error {
@@ -263,7 +358,7 @@ mod tests {
         let ways = SocketRoutes { own: second.ip(), routes, last: None, dead: dead.clone() };
         let options = Settings::read(&Config::default()).unwrap().sizes.sockets;
         let ranks = (Rank::new(0), Rank::new(1));
-        let mut connector = DataConnector::new(&terms, ranks, ways, (1, 1, options)).unwrap();
+        let mut connector = DataConnector::new(&terms, ranks, (ways, Dialling::Only), (1, 1, options)).unwrap();
         let deadline = Deadline::after(Duration::from_secs(60));
         while connector.calls[0].route.to != second {
             assert!(connector.progress().unwrap().is_none() && !deadline.is_over());
@@ -283,6 +378,45 @@ mod tests {
         assert!(!is_dead_after(SocketRoute::plain(refuses), second));
         let nowhere = SocketRoute { device: Some("rsccl-none".to_owned()), ..SocketRoute::plain(refuses) };
         assert!(is_dead_after(nowhere, second));
+    }
+
+    /// What becomes of a connection to a port where nobody listens, by the only route.
+    fn of_a_refused_dial(dialling: Dialling) -> Result<Option<Unreached>> {
+        let bootstrap = LocalBootstrap::world(1).unwrap().remove(0);
+        let terms = data_handshake::terms(&bootstrap, Purpose::Data);
+        let closed = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let routes = vec![SocketRoute::plain(closed)];
+        let ways = SocketRoutes { own: closed.ip(), routes, last: None, dead: DeadRoutes::default() };
+        let options = Settings::read(&Config::default()).unwrap().sizes.sockets;
+        let ranks = (Rank::new(0), Rank::new(1));
+        let mut connector = DataConnector::new(&terms, ranks, (ways, dialling), (1, 4, options))?;
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while connector.unreached().is_none() {
+            assert!(connector.progress()?.is_none() && !deadline.is_over());
+            std::thread::yield_now();
+        }
+        assert!(connector.progress()?.is_none(), "it waits for the other end");
+        Ok(connector.unreached())
+    }
+
+    #[test]
+    fn errors_of_a_way_are_told_from_those_of_this_process() {
+        // EPERM, EADDRNOTAVAIL, ENETDOWN, ENETUNREACH, ECONNABORTED, ECONNRESET, ETIMEDOUT, ECONNREFUSED, EHOSTUNREACH.
+        for code in [1, 99, 100, 101, 103, 104, 110, 111, 113] {
+            assert!(is_unreachable(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        // ENOMEM, ENFILE, EMFILE, EPIPE, ENOBUFS.
+        for code in [12, 23, 24, 32, 105] {
+            assert!(!is_unreachable(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_dial_that_fails_is_left_to_the_other_end_if_that_can_dial() {
+        let Unreached { why, may_yet } = of_a_refused_dial(Dialling::OrReversed).unwrap().unwrap();
+        assert!(!may_yet && why.starts_with("connecting to 127.0.0.1:") && why.contains("refused"), "{why}");
+        let error = of_a_refused_dial(Dialling::Only).unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error}");
     }
 
     #[test]

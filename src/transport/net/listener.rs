@@ -1,7 +1,7 @@
-//! The receiver's side of TCP connections: takes those that the process has accepted for this rank, and gives each
+//! The side of TCP connections that listens: takes those that the process has accepted for this rank, and gives each
 //! socket to the ring that its ticket names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::sync::Chime;
 use crate::sync::primitive::Arc;
 use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Refused, Request, SESSION_TIME, crowd_out};
+use crate::transport::net::sealed_socket::DataStream;
 use crate::transport::net::{SocketOptions, apply, watched_socket};
 use crate::types::Rank;
 
@@ -27,8 +28,10 @@ pub(in crate::transport) struct DataListener {
     doors: Vec<DataDoor>,
     options: SocketOptions,
     expected: HashMap<u64, Expected>,
+    /// The last tickets that were withdrawn: sockets may still come for them.
+    withdrawn: VecDeque<u64>,
     sessions: Vec<Session>,
-    ready: Vec<(u64, Rank, Vec<TcpStream>)>,
+    ready: Vec<(u64, Rank, Vec<DataStream>)>,
     refused: Refused,
     /// Since when this process can accept no connection, and when that was last seen.
     shut_since: Option<(Instant, Instant)>,
@@ -45,7 +48,7 @@ struct DataDoor {
 #[derive(Debug)]
 struct Expected {
     peer: Rank,
-    sockets: Vec<Option<TcpStream>>,
+    sockets: Vec<Option<DataStream>>,
 }
 
 #[derive(Debug)]
@@ -65,10 +68,23 @@ impl DataListener {
         options: SocketOptions,
     ) -> Result<DataListener> {
         let doors = vec![DataDoor::open(interface, None, options)?];
-        let incoming = doors[0].seat.incoming(&terms, me, None);
+        let incoming = doors[0].seat.incoming(&terms, me);
         let (expected, sessions, ready) = (HashMap::new(), Vec::new(), Vec::new());
         let refused = Refused::default();
-        Ok(DataListener { terms, me, incoming, doors, options, expected, sessions, ready, refused, shut_since: None })
+        let (withdrawn, shut_since) = (VecDeque::new(), None);
+        Ok(DataListener {
+            terms,
+            me,
+            incoming,
+            doors,
+            options,
+            expected,
+            withdrawn,
+            sessions,
+            ready,
+            refused,
+            shut_since,
+        })
     }
 
     /// Listens at a further address as well, unless it does, and returns the port there.
@@ -101,6 +117,14 @@ impl DataListener {
         Ok(ticket)
     }
 
+    /// What comes with this ticket is not needed: it is closed, also what has come.
+    pub(in crate::transport) fn withdraw(&mut self, ticket: u64) {
+        if self.expected.remove(&ticket).is_some() {
+            self.withdrawn.truncate(MOST_WITHDRAWN - 1);
+            self.withdrawn.push_front(ticket);
+        }
+    }
+
     /// Takes what has come. Errors of one connection end that connection.
     pub(in crate::transport) fn progress(&mut self, now: Instant) -> Result<()> {
         self.check_doors(now)?;
@@ -117,7 +141,13 @@ impl DataListener {
             match session.answerer.progress(&session.stream) {
                 Ok(None) if now.duration_since(session.since) < SESSION_TIME => self.sessions.push(session),
                 Ok(None) => self.refused.add(session.from, "it did not say in time what it wants"),
-                Ok(Some((peer, request))) => self.admit(peer, request, session.stream),
+                Ok(Some((peer, request))) => {
+                    let ends = session.answerer.take_sealed();
+                    match DataStream::new(session.stream, ends, self.terms.encryption) {
+                        Ok(stream) => self.admit(peer, request, stream),
+                        Err(error) => self.refused.add(session.from, error.message()),
+                    }
+                }
                 Err(error) => {
                     crate::log::trace!(Net @ self.me, "a connection to the data port was refused: {error}");
                     self.refused.add(session.from, error.message());
@@ -142,7 +172,11 @@ impl DataListener {
         Err(Error::system("accept on the data port", error))
     }
 
-    fn admit(&mut self, peer: Rank, request: Request, stream: TcpStream) {
+    fn admit(&mut self, peer: Rank, request: Request, stream: DataStream) {
+        if self.withdrawn.contains(&request.ticket) {
+            crate::log::trace!(Net @ self.me, "rank {peer} connected to the data port for what was withdrawn");
+            return;
+        }
         let Some(expected) = self.expected.get_mut(&request.ticket).filter(|expected| expected.peer == peer) else {
             crate::log::warn!(Net @ self.me, "rank {peer} connected to the data port for nothing that was offered to it");
             self.refused.add(format_args!("rank {peer}"), "nothing was offered to it");
@@ -164,13 +198,15 @@ impl DataListener {
         self.refused.words("the data port")
     }
 
-    /// Rings `chime` when a connection comes. False while one has come and not said what it is for.
+    /// Rings `chime` when a connection comes, or none can come any more. False while one has come and not said what it
+    /// is for, or none can come.
     pub(in crate::transport) fn ring_at_arrival(&self, chime: &Arc<Chime>) -> bool {
-        self.incoming.ring_at_arrival(chime) && self.sessions.is_empty()
+        let is_heard = self.incoming.ring_at_arrival(chime);
+        is_heard && self.sessions.is_empty() && self.doors.iter().all(|door| door.seat.trouble().is_none())
     }
 
     /// The connections that are complete.
-    pub(in crate::transport) fn take_ready(&mut self) -> Vec<(u64, Rank, Vec<TcpStream>)> {
+    pub(in crate::transport) fn take_ready(&mut self) -> Vec<(u64, Rank, Vec<DataStream>)> {
         std::mem::take(&mut self.ready)
     }
 }
@@ -197,6 +233,9 @@ fn inherited(options: SocketOptions) -> String {
     }
     format!("{send_buffer_bytes:?} {receive_buffer_bytes:?} {congestion:?}")
 }
+
+/// The withdrawn tickets that are known: more than peers whose sockets are on their way at once.
+const MOST_WITHDRAWN: usize = 1024;
 
 /// How long a process may be unable to accept: other threads may hold descriptors for a moment only.
 const SHUT_PATIENCE: Duration = Duration::from_millis(500);

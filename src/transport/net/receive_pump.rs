@@ -74,7 +74,7 @@ impl<S: DataSocket> ReceivePump<S> {
                 Some(0) => return Err(cut_off(self.peer)),
                 Some(got) => {
                     self.ahead.filled(got);
-                    self.is_dry = got < wanted;
+                    self.is_dry = got < wanted && !self.sockets[0].has_failed();
                 }
             }
             *moved = true;
@@ -123,7 +123,7 @@ impl<S: DataSocket> ReceivePump<S> {
                 into = &mut into[of_part..];
                 if index == 0 {
                     self.ahead.filled(got - of_part);
-                    self.is_dry = got < could;
+                    self.is_dry = got < could && !socket.has_failed();
                 }
                 *moved = true;
             }

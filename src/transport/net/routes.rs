@@ -1,5 +1,6 @@
 //! By which interface a socket leaves, and where it leads.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -74,8 +75,17 @@ pub(super) fn device(nics: &[DataNic], place: usize) -> Option<String> {
 /// Routes that have failed on this rank, in this communicator or one that it comes from. Ports differ from connection
 /// to connection: a route is its interface and the address where it leads. One whose end answers has not failed, also
 /// where a process there refuses the connection.
+///
+/// Also which hosts this rank has not reached in time by any route, and is reached by: they are asked to connect at
+/// once.
 #[derive(Debug, Clone, Default)]
-pub struct DeadRoutes(Arc<Mutex<Vec<DeadRoute>>>);
+pub struct DeadRoutes(Arc<Mutex<FailedWays>>);
+
+#[derive(Debug, Default)]
+struct FailedWays {
+    routes: Vec<DeadRoute>,
+    one_way: HashSet<u64>,
+}
 
 /// Its interface, and where it leads.
 type DeadRoute = (Option<String>, IpAddr);
@@ -83,7 +93,7 @@ type DeadRoute = (Option<String>, IpAddr);
 impl DeadRoutes {
     /// Adds a route; false where it is known.
     pub(super) fn add(&self, route: &SocketRoute) -> bool {
-        let mut dead = self.0.lock();
+        let dead = &mut self.0.lock().routes;
         let known = dead.iter().any(|known| is_it(known, route));
         if !known {
             dead.push((route.interface.clone(), route.to.ip()));
@@ -92,7 +102,21 @@ impl DeadRoutes {
     }
 
     pub(super) fn has(&self, route: &SocketRoute) -> bool {
-        self.0.lock().iter().any(|known| is_it(known, route))
+        self.0.lock().routes.iter().any(|known| is_it(known, route))
+    }
+
+    /// Notes that a host connects to this one, which has not reached it in time; false where that is known.
+    pub(super) fn add_one_way(&self, host: u64) -> bool {
+        self.0.lock().one_way.insert(host)
+    }
+
+    /// Notes that this rank has reached a host: it was slow for a moment only.
+    pub(super) fn end_one_way(&self, host: u64) {
+        self.0.lock().one_way.remove(&host);
+    }
+
+    pub(super) fn is_one_way(&self, host: u64) -> bool {
+        self.0.lock().one_way.contains(&host)
     }
 }
 

@@ -11,8 +11,11 @@ use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::net::wire::{DataSocket, HEADER_BYTES, SocketPart, broken, cut, encode};
-use crate::transport::pump::{Passed, Pump, SlotSource, Waits};
+use crate::transport::pump::{InPieces, Passed, Pump, SlotSource, Waits};
 use crate::types::Rank;
+
+/// The most pieces that one call hands to the system, each with its header.
+const MOST_GATHERED: usize = 8;
 
 /// Moves what lies in slots to sockets.
 #[derive(Debug)]
@@ -104,6 +107,79 @@ impl<S: DataSocket> Pump for SendPump<S> {
         current.payload = slot;
         self.current = Some(current);
         Ok(Passed::Partly)
+    }
+
+    /// The system is handed as much as it takes at once: between two calls it hands on what it has, and takes nothing.
+    unsafe fn pass_pieces(
+        &mut self,
+        from: NonNull<u8>,
+        slot: NonNull<u8>,
+        message: InPieces,
+    ) -> Result<(usize, Passed)> {
+        // A message of several parts is cut piece by piece.
+        let [socket] = &self.sockets[..] else { return Ok((0, Passed::Nothing)) };
+        if !self.drained() || !socket.may_stop_anywhere() {
+            return Ok((0, Passed::Nothing));
+        }
+        let gathered = Gathered::new(message);
+        let mut slices = [IoSlice::new(&[]); 2 * MOST_GATHERED];
+        let count = message.bytes.div_ceil(message.piece).min(MOST_GATHERED);
+        for (index, pair) in slices.chunks_exact_mut(2).enumerate().take(count) {
+            let (length, header) = gathered.piece(index);
+            let place = from.as_ptr().wrapping_add(index * message.piece).cast_const();
+            // SAFETY: the piece lies inside the message, for which the caller's memory is good.
+            let payload = unsafe { std::slice::from_raw_parts(place, length) };
+            pair.copy_from_slice(&[IoSlice::new(header), IoSlice::new(payload)]);
+        }
+        let written = socket.write_from(&slices[..2 * count]).map_err(|error| broken(error, self.peer))?;
+        let (index, rest) = gathered.end(written.unwrap_or(0));
+        if rest == 0 {
+            let passed = (index * message.piece).min(message.bytes);
+            return Ok((passed, if passed > 0 { Passed::Whole } else { Passed::Nothing }));
+        }
+        let (length, header) = gathered.piece(index);
+        let end = index * message.piece + length;
+        if rest == HEADER_BYTES + length {
+            return Ok((end, Passed::Whole));
+        }
+        let (header_sent, at) = (rest.min(HEADER_BYTES), rest.saturating_sub(HEADER_BYTES));
+        cut(length, 1, &mut self.parts);
+        self.parts[0].at = at;
+        let from = from.as_ptr().wrapping_add(end - length + at);
+        // SAFETY: the rest of the piece lies inside the message; the slot is as long as a piece, and never overlaps
+        // user memory.
+        unsafe { slot.as_ptr().wrapping_add(at).copy_from_nonoverlapping(from, length - at) };
+        self.current = Some(Outgoing { header: *header, header_sent, payload: slot });
+        Ok((end, Passed::Partly))
+    }
+}
+
+/// A message in pieces as its connection carries them: each with its header before it.
+struct Gathered {
+    message: InPieces,
+    /// The headers of the last piece and of all others.
+    last: [u8; HEADER_BYTES],
+    each: [u8; HEADER_BYTES],
+}
+
+impl Gathered {
+    fn new(message: InPieces) -> Gathered {
+        let InPieces { bytes, piece, label } = message;
+        let last = bytes - (bytes.div_ceil(piece) - 1) * piece;
+        Gathered { message, last: encode(last, label), each: encode(piece, label) }
+    }
+
+    /// How long a piece is, and its header.
+    fn piece(&self, index: usize) -> (usize, &[u8; HEADER_BYTES]) {
+        let InPieces { bytes, piece, .. } = self.message;
+        let length = piece.min(bytes - index * piece);
+        (length, if length == piece { &self.each } else { &self.last })
+    }
+
+    /// The piece in which the first `written` bytes end, and how many of them are its own.
+    fn end(&self, written: usize) -> (usize, usize) {
+        let each = HEADER_BYTES + self.message.piece;
+        (written / each, written % each)
     }
 }
 

@@ -14,21 +14,25 @@ use super::routes::{DeadRoutes, SocketRoute};
 use super::send_pump::SendPump;
 use super::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, cut, encode};
 use crate::bootstrap::auth::{Purpose, Terms};
+use crate::config::Encryption;
 use crate::error::{Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Ordering};
 use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::sys::descriptor;
 use crate::sys::memory::SharedMemory;
 use crate::sys::poller::Interest;
-use crate::transport::data_handshake::settle;
-use crate::transport::pump::{Passed, Pump, Taken, Waits};
+use crate::transport::pump::{InPieces, Passed, Pump, Taken, Waits};
 use crate::transport::pumps::Pumps;
+use crate::transport::table::Dialling;
 use crate::types::Rank;
 
 /// A socket that counts its system calls.
 #[derive(Debug, Clone)]
-struct Counting {
-    stream: Arc<UnixStream>,
+pub(super) struct Counting {
+    pub(super) stream: Arc<UnixStream>,
     calls: Arc<AtomicU64>,
+    /// The most bytes that a write takes.
+    most: Arc<AtomicU64>,
 }
 
 impl AsFd for Counting {
@@ -38,33 +42,41 @@ impl AsFd for Counting {
 }
 
 impl DataSocket for Counting {
+    fn may_stop_anywhere(&self) -> bool {
+        true
+    }
     fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        settle("read", || (&*self.stream).read_vectored(parts))
+        descriptor::settled("read", || (&*self.stream).read_vectored(parts))
     }
     fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        settle("write", || (&*self.stream).write_vectored(parts))
+        let most = usize::try_from(self.most.load(Ordering::Relaxed)).unwrap();
+        if parts.iter().map(|part| part.len()).sum::<usize>() <= most {
+            return descriptor::settled("write", || (&*self.stream).write_vectored(parts));
+        }
+        let taken: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).take(most).collect();
+        if taken.is_empty() { Ok(None) } else { descriptor::settled("write", || (&*self.stream).write(&taken)) }
     }
 }
 
 impl Counting {
-    fn pair() -> [Counting; 2] {
+    pub(super) fn pair() -> [Counting; 2] {
         let (one, other) = UnixStream::pair().unwrap();
         [one, other].map(|stream| {
             stream.set_nonblocking(true).unwrap();
-            Counting { stream: Arc::new(stream), calls: Arc::default() }
+            Counting { stream: Arc::new(stream), calls: Arc::default(), most: Arc::new(AtomicU64::new(u64::MAX)) }
         })
     }
 
-    fn calls(&self) -> u64 {
+    pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 }
 
 const SHAPE: Shape = Shape { slots: 4, slot_bytes: 64 << 10, spread: 1 };
 
-fn ring() -> (Sender, Receiver) {
+pub(super) fn ring() -> (Sender, Receiver) {
     let memory = SharedMemory::anonymous(SHAPE.memory_bytes()).unwrap().into_region();
     (Sender::new(memory.clone(), SHAPE), Receiver::new(memory, SHAPE))
 }
@@ -81,7 +93,7 @@ fn connection() -> Connection {
     ((outbox, send), (receive, inbox), [to, from])
 }
 
-fn publish(outbox: &mut Sender, content: &[u8]) {
+pub(super) fn publish(outbox: &mut Sender, content: &[u8]) {
     let slot = outbox.reserve(content.len()).expect("a free slot");
     // SAFETY: the reserved slot has room for `content`, and nobody reads it before `publish`.
     unsafe { slot.as_ptr().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
@@ -89,7 +101,7 @@ fn publish(outbox: &mut Sender, content: &[u8]) {
 }
 
 /// The next message, which must have come.
-fn take(inbox: &mut Receiver) -> Vec<u8> {
+pub(super) fn take(inbox: &mut Receiver) -> Vec<u8> {
     let message = inbox.peek().unwrap().expect("a message");
     assert_eq!(message.label, [7, 8, message.bytes as u64]);
     // SAFETY: the message lies in its slot until it is released.
@@ -100,7 +112,7 @@ fn take(inbox: &mut Receiver) -> Vec<u8> {
 }
 
 /// Content whose bytes differ from place to place and from message to message.
-fn content(bytes: usize, salt: usize) -> Vec<u8> {
+pub(super) fn content(bytes: usize, salt: usize) -> Vec<u8> {
     (0..bytes).map(|byte| u8::try_from((byte * 7 + byte / 251 + salt) % 251).unwrap()).collect()
 }
 
@@ -201,6 +213,62 @@ fn a_message_goes_from_memory_to_memory_past_both_rings() {
         assert_eq!(take(&mut inbox), sent);
     }
     assert_eq!(outbox.published().0, 20);
+}
+
+/// In whichever place the system stops, in a header too, the rest of that piece is in the ring, and what is behind it
+/// is left to the caller.
+#[test]
+fn a_message_in_pieces_costs_one_call_and_may_be_taken_in_part() {
+    const PIECE: usize = 20_000;
+    const BYTES: usize = 2 * PIECE + 7_000;
+    let label = [7, 8, 9];
+    let whole = [PIECE, PIECE, 7_000].map(|bytes| (bytes, encode(bytes, label)));
+    let sent = content(BYTES, 5);
+    let mut wire: Vec<u8> = Vec::new();
+    for (number, (bytes, header)) in whole.iter().enumerate() {
+        wire.extend(header);
+        wire.extend(&sent[number * PIECE..][..*bytes]);
+    }
+    let stops = [0, 1, 31, 32, 33, 20_031, 20_032, 20_033, 20_064, 20_065, 40_064, 40_070, 40_096, 47_095, 47_096];
+    for stop in stops {
+        let ((mut outbox, mut send), _, [to, from]) = connection();
+        to.most.store(stop as u64, Ordering::Relaxed);
+        let mut copy = sent.clone();
+        let slot = outbox.reserve(PIECE).unwrap();
+        let message = InPieces { bytes: BYTES, piece: PIECE, label };
+        // SAFETY: `copy` is good for its bytes, and the slot was reserved for those of a piece.
+        let (passed, last) = unsafe { send.pass_pieces(NonNull::from(&copy[..]).cast(), slot, message) }.unwrap();
+        assert_eq!(to.calls(), 1, "{stop}");
+        let ends = [(0, 0), (20_032, PIECE), (40_064, 2 * PIECE), (47_096, BYTES)];
+        let (on_wire, end) = ends.into_iter().find(|(on_wire, _)| *on_wire >= stop).unwrap();
+        assert_eq!(passed, end, "{stop}");
+        let is_whole = on_wire == stop && stop > 0;
+        let expected = if stop == 0 {
+            Passed::Nothing
+        } else if is_whole {
+            Passed::Whole
+        } else {
+            Passed::Partly
+        };
+        assert_eq!(last, expected, "{stop}");
+        copy.fill(0);
+        if last == Passed::Partly {
+            outbox.publish(passed - (passed - 1) / PIECE * PIECE, label);
+            to.most.store(u64::MAX, Ordering::Relaxed);
+            assert!(!send.drained() && send.progress().unwrap());
+        }
+        assert!(send.drained());
+        let mut got = vec![0; on_wire];
+        from.stream.as_ref().read_exact(&mut got).unwrap();
+        assert!(got == wire[..on_wire], "{stop}");
+    }
+    let ((mut outbox, mut send), _, _sockets) = connection();
+    publish(&mut outbox, &content(9, 2));
+    let slot = outbox.reserve(PIECE).unwrap();
+    let message = InPieces { bytes: BYTES, piece: PIECE, label };
+    // SAFETY: as above.
+    let passed = unsafe { send.pass_pieces(NonNull::from(&sent[..]).cast(), slot, message) }.unwrap();
+    assert_eq!(passed, (0, Passed::Nothing), "what came before is not sent");
 }
 
 /// The promise to the caller: its memory is read no more, even if the peer has taken nothing.
@@ -325,7 +393,7 @@ fn a_slot_that_is_freed_behind_the_pump_leaves_no_bytes_in_the_socket() {
         send.progress().unwrap();
     }
     // The edge is reported, and no other follows it.
-    pumps.rest(Duration::ZERO, None).unwrap();
+    pumps.rest(Duration::ZERO).unwrap();
     for _ in 0..10 {
         pumps.pump().unwrap();
     }
@@ -392,7 +460,13 @@ fn parts_cover_a_message_once() {
 /// What a listener refuses, and how far a connection has come that nobody takes: a time-out tells both.
 #[test]
 fn refused_and_unanswered_connections_are_known() {
-    let terms = |key: u8| Terms { key: [key; 32], purpose: Purpose::Data, communicator: 7, job: None };
+    let terms = |key: u8| Terms {
+        key: [key; 32],
+        purpose: Purpose::Data,
+        communicator: 7,
+        job: None,
+        encryption: Encryption::Off,
+    };
     let options = SocketOptions::default();
     let [me, peer] = [0, 1].map(Rank::new);
     let mut listener = DataListener::new(terms(1), me, "127.0.0.1:0".parse().unwrap(), options).unwrap();
@@ -405,7 +479,19 @@ fn refused_and_unanswered_connections_are_known() {
         last: None,
         dead: DeadRoutes::default(),
     };
-    let connect = |key, ticket| DataConnector::new(&terms(key), (peer, me), ways(), (ticket, 1, options)).unwrap();
+    let connect = |key, ticket| {
+        DataConnector::new(&terms(key), (peer, me), (ways(), Dialling::Only), (ticket, 1, options)).unwrap()
+    };
+    // One that comes late for what was withdrawn is no reason for a word.
+    let late = listener.expect(peer, 2).unwrap();
+    listener.withdraw(late);
+    let mut late = connect(1, late);
+    let deadline = crate::sync::Deadline::after(std::time::Duration::from_secs(30));
+    while late.progress().unwrap().is_none() {
+        assert!(!deadline.is_over());
+        listener.progress(crate::sys::clock::now()).unwrap();
+        std::thread::yield_now();
+    }
     // A stranger, and a rank that asks for what was not offered to it.
     let (mut stranger, mut lost) = (connect(2, ticket), connect(1, ticket ^ 1));
     let mut serve = |connector: &mut DataConnector, until: &dyn Fn(&str) -> bool| {

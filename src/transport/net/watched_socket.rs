@@ -15,7 +15,6 @@ use socket2::{SockRef, TcpKeepalive};
 
 use crate::error::{Error, Kind, Result};
 use crate::sys::{descriptor, interfaces, unanswered};
-use crate::transport::data_handshake::settle;
 use crate::transport::net::wire::DataSocket;
 
 /// The socket.
@@ -82,14 +81,18 @@ impl AsFd for WatchedSocket {
 }
 
 impl DataSocket for WatchedSocket {
+    fn may_stop_anywhere(&self) -> bool {
+        true
+    }
+
     fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
         let mut stream = &self.stream;
-        let read = settle("read from a data socket", || stream.read_vectored(parts));
+        let read = descriptor::settled("read from a data socket", || stream.read_vectored(parts));
         read.map_err(|error| self.explain(error))
     }
 
     fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>> {
-        let written = settle("write to a data socket", || descriptor::write_parts(&self.stream, parts));
+        let written = descriptor::settled("write to a data socket", || descriptor::write_parts(&self.stream, parts));
         written.map_err(|error| self.explain(error))
     }
 

@@ -27,6 +27,13 @@ pub(super) trait DataSocket: AsFd + Debug + Send {
     fn look(&mut self, _: Instant) -> Result<()> {
         Ok(())
     }
+    /// Whether a write may end anywhere, and the next one need not offer all that this one has. No default: one that is
+    /// wrong sends bytes twice.
+    fn may_stop_anywhere(&self) -> bool;
+    /// Whether the next read fails, whatever comes: no descriptor tells of that again.
+    fn has_failed(&self) -> bool {
+        false
+    }
 }
 
 /// Where a socket's part begins, and where it ends: what is left of it.

@@ -11,6 +11,9 @@ use super::*;
 use crate::error::{Error, Kind};
 use crate::sync::primitive::{Arc, Mutex};
 
+/// What an owner finds that cannot dial either.
+const NEITHER: &str = "neither end can dial";
+
 /// This rank's end of a hand-shake with `peer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Key {
@@ -29,6 +32,15 @@ enum Part {
 /// A hand-shake: owner, taker, and what they share.
 type Pair = (usize, usize, Part);
 
+/// Whose sockets, and by whom they were dialled.
+type Dialed = (Pair, Dialler);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Dialler {
+    Taker,
+    Owner,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Said {
     Ask,
@@ -41,6 +53,7 @@ struct Letter {
     to: usize,
     about: Pair,
     said: Said,
+    bytes: Vec<u8>,
     has_come: bool,
     is_broken: bool,
 }
@@ -51,9 +64,17 @@ struct Network {
     letters: Vec<Letter>,
     /// Memory that its taker has asked for, and whether it was handed over.
     wanted: BTreeSet<(Pair, bool)>,
-    /// Sockets that their owner has not accepted, and those that it has.
-    dialed: BTreeSet<Pair>,
-    accepted: BTreeSet<Pair>,
+    /// Sockets that the rank which listens has not accepted, and those that it has.
+    dialed: BTreeSet<Dialed>,
+    accepted: BTreeSet<Dialed>,
+    /// Pairs whose taker cannot reach the owner, and those whose owner cannot reach the taker.
+    barred: BTreeSet<Dialed>,
+    /// Pairs whose taker reaches the owner, after more time than it waits before it asks to be reached.
+    slow: BTreeSet<Pair>,
+    /// Whether an owner that is barred learns that as soon as it dials.
+    fails_at_once: bool,
+    /// By rank: the tickets of offers that nobody has come for.
+    tickets: BTreeSet<(usize, Ticket)>,
     /// By rank: the offers that it takes now.
     taking: Vec<usize>,
     is_gone: Vec<bool>,
@@ -80,14 +101,16 @@ enum Event {
     Deliver(usize),
     /// The owner hands its memory over.
     Hand(Pair),
-    /// The owner accepts the taker's sockets.
-    Accept(Pair),
+    /// The rank that listens accepts sockets.
+    Accept(Dialed),
     /// A rank that waits hears of a rank that has gone.
     Learn(usize),
     /// A rank dies.
     Die(usize),
     /// An offer arrives with other bytes.
     Break(usize),
+    /// What a taker dials answers at last.
+    Speed(Pair),
 }
 
 /// Where an exploration begins, and what may happen in it.
@@ -97,6 +120,11 @@ struct Scenario {
     most_taken: usize,
     deaths: usize,
     breaks: usize,
+    /// See [`Network::barred`].
+    barred: Vec<Dialed>,
+    /// See [`Network::slow`].
+    slow: Vec<Pair>,
+    fails_at_once: bool,
 }
 
 struct World {
@@ -112,12 +140,14 @@ struct Side<'a> {
     open: &'a mut BTreeSet<Key>,
     network: &'a Arc<Mutex<Network>>,
     most_taken: usize,
+    was_slow: &'a [Pair],
 }
 
-/// The taker's end, under way.
+/// An end that is opened by the other one's offer.
 #[derive(Debug)]
 struct Taking {
     pair: Pair,
+    by: Dialler,
     network: Arc<Mutex<Network>>,
 }
 
@@ -136,6 +166,10 @@ impl OpeningSide for Side<'_> {
     type Key = Key;
     type End = ();
 
+    fn peer(&self, key: Key) -> Rank {
+        Rank::new(u32::try_from(key.peer).unwrap())
+    }
+
     fn owns(&self, key: Key) -> bool {
         key.owns
     }
@@ -147,9 +181,13 @@ impl OpeningSide for Side<'_> {
     fn make(&mut self, key: Key) -> Result<MadeEnd<()>> {
         let end = match key.part {
             Part::Memory(_) => Expected::Open(()),
-            Part::Wire(number) => Expected::Ticket((number.into(), key.peer as u64)),
+            Part::Wire(number) => {
+                let ticket = ticket(number, key.peer, key.owns);
+                assert!(self.network.lock().tickets.insert((self.me, ticket)), "{key:?} is offered twice");
+                Expected::Ticket(ticket)
+            }
         };
-        Ok(MadeEnd { offer: vec![1], end })
+        Ok(MadeEnd { offer: vec![1], end, at: Some(SocketAddr::from(([10, 0, 0, 1], 7))) })
     }
 
     fn take(&mut self, key: Key, offer: &[u8]) -> Result<Box<dyn Opening<()>>> {
@@ -157,24 +195,43 @@ impl OpeningSide for Side<'_> {
         if offer != [1] {
             return Err(Error::new(Kind::Remote, "a broken offer"));
         }
-        network.taking[self.me] += 1;
-        assert!(network.taking[self.me] <= self.most_taken, "more offers are taken at once than may be");
+        let by = if key.owns { Dialler::Owner } else { Dialler::Taker };
+        if by == Dialler::Owner && network.fails_at_once && network.barred.contains(&(key.pair(self.me), by)) {
+            return Err(Error::new(Kind::Remote, NEITHER));
+        }
+        if by == Dialler::Taker {
+            network.taking[self.me] += 1;
+            assert!(network.taking[self.me] <= self.most_taken, "more offers are taken at once than may be");
+        }
         let pair = key.pair(self.me);
         if matches!(key.part, Part::Memory(_)) {
             assert!(network.wanted.insert((pair, false)), "{pair:?} is taken twice");
         }
-        Ok(Box::new(Taking { pair, network: Arc::clone(self.network) }))
+        Ok(Box::new(Taking { pair, by, network: Arc::clone(self.network) }))
     }
 
     fn arrived(&mut self) -> Vec<(Ticket, ())> {
-        let accepted = &mut self.network.lock().accepted;
-        let mine: Vec<Pair> = accepted.iter().filter(|(owner, ..)| *owner == self.me).copied().collect();
-        accepted.retain(|(owner, ..)| *owner != self.me);
-        let ticket = |(_, taker, part): Pair| match part {
-            Part::Wire(number) => ((number.into(), taker as u64), ()),
-            Part::Memory(_) => unreachable!("memory comes by no socket"),
+        let (network, me) = (&mut *self.network.lock(), self.me);
+        let Network { accepted, tickets, .. } = network;
+        let mine: Vec<Dialed> = accepted.extract_if(.., |dialed| listener(*dialed) == me).collect();
+        let ticket = |((owner, taker, part), by): Dialed| match (part, by) {
+            (Part::Wire(number), Dialler::Taker) => (ticket(number, taker, true), ()),
+            (Part::Wire(number), Dialler::Owner) => (ticket(number, owner, false), ()),
+            (Part::Memory(_), _) => unreachable!("memory comes by no socket"),
         };
-        mine.into_iter().map(ticket).collect()
+        let mut come: Vec<(Ticket, ())> = mine.into_iter().map(ticket).collect();
+        // What comes for nothing ends.
+        come.retain(|(ticket, ())| tickets.remove(&(me, *ticket)));
+        come
+    }
+
+    fn withdraw(&mut self, ticket: Ticket) {
+        assert!(self.network.lock().tickets.remove(&(self.me, ticket)), "{ticket:?} is not there");
+    }
+
+    fn note_reversed(&mut self, key: Key) {
+        let pair = key.pair(self.me);
+        assert!(self.network.lock().barred.contains(&(pair, Dialler::Taker)) || self.was_slow.contains(&pair));
     }
 
     fn keep(&mut self, key: Key, (): ()) -> Result<()> {
@@ -185,8 +242,8 @@ impl OpeningSide for Side<'_> {
         Ok(())
     }
 
-    fn post(&mut self, key: Key, word: HandshakeWord, _: &[u8]) -> Result<()> {
-        post(self.network, self.me, key, Said::Handshake(word));
+    fn post(&mut self, key: Key, word: HandshakeWord, bytes: &[u8]) -> Result<()> {
+        post(self.network, self.me, key, (Said::Handshake(word), bytes));
         Ok(())
     }
 
@@ -202,32 +259,66 @@ impl OpeningSide for Side<'_> {
                 && (letter.to, letter.about, letter.said) == (self.me, key.pair(self.me), Said::Handshake(word))
         };
         let Some(place) = letters.iter().position(is_it) else { return Ok(None) };
-        Ok(Some(vec![if letters.remove(place).is_broken { 0 } else { 1 }]))
+        let letter = letters.remove(place);
+        Ok(Some(if letter.is_broken { vec![0] } else { letter.bytes }))
     }
 }
 
 impl Opening<()> for Taking {
     fn progress(&mut self) -> Result<Option<()>> {
-        let mut network = self.network.lock();
-        if network.is_gone[self.pair.0] {
-            return Err(Error::new(Kind::Remote, "the owner has gone"));
+        let (mut network, dialed) = (self.network.lock(), (self.pair, self.by));
+        if network.is_gone[listener(dialed)] {
+            return Err(Error::new(Kind::Remote, "the other end has gone"));
         }
         Ok(match self.pair.2 {
-            // As over TCP: what the owner does not answer yet is on its way.
+            Part::Wire(_) if network.barred.contains(&dialed) && self.by == Dialler::Owner => {
+                return Err(Error::new(Kind::Remote, NEITHER));
+            }
+            Part::Wire(_) if network.barred.contains(&dialed) => None,
+            Part::Wire(_) if self.by == Dialler::Taker && network.slow.contains(&self.pair) => None,
+            // As over TCP: what the other end does not answer yet is on its way.
             Part::Wire(_) => {
-                network.dialed.insert(self.pair);
+                network.dialed.insert(dialed);
                 Some(())
             }
             Part::Memory(_) => network.wanted.contains(&(self.pair, true)).then_some(()),
         })
     }
+
+    fn unreached(&self) -> Option<Unreached> {
+        let network = self.network.lock();
+        let is_barred = network.barred.contains(&(self.pair, self.by));
+        let is_unreached = self.by == Dialler::Taker && (is_barred || network.slow.contains(&self.pair));
+        is_unreached.then(|| Unreached { why: "a firewall".to_owned(), may_yet: !is_barred })
+    }
 }
 
-fn post(network: &Mutex<Network>, from: usize, key: Key, said: Said) {
+/// The ticket of an end that arrives from `peer`, of an owner or a taker.
+fn ticket(number: u8, peer: usize, owns: bool) -> Ticket {
+    (usize::from(number), 2 * peer as u64 + u64::from(owns))
+}
+
+/// The rank to which sockets lead.
+fn listener(((owner, taker, _), by): Dialed) -> usize {
+    match by {
+        Dialler::Taker => owner,
+        Dialler::Owner => taker,
+    }
+}
+
+fn dialler(((owner, taker, _), by): Dialed) -> usize {
+    match by {
+        Dialler::Taker => taker,
+        Dialler::Owner => owner,
+    }
+}
+
+fn post(network: &Mutex<Network>, from: usize, key: Key, (said, bytes): (Said, &[u8])) {
     let mut network = network.lock();
     if !network.is_gone[key.peer] {
         let (to, about) = (key.peer, key.pair(from));
-        network.letters.push(Letter { from, to, about, said, has_come: false, is_broken: false });
+        let bytes = bytes.to_vec();
+        network.letters.push(Letter { from, to, about, said, bytes, has_come: false, is_broken: false });
     }
 }
 
@@ -240,7 +331,11 @@ impl World {
             has_news: false,
         };
         let count = scenario.scripts.len();
-        let network = Network { taking: vec![0; count], is_gone: vec![false; count], ..Network::default() };
+        let barred = scenario.barred.iter().copied().collect();
+        let slow = scenario.slow.iter().copied().collect();
+        let (taking, is_gone) = (vec![0; count], vec![false; count]);
+        let fails_at_once = scenario.fails_at_once;
+        let network = Network { taking, is_gone, barred, slow, fails_at_once, ..Network::default() };
         World {
             ranks: scenario.scripts.iter().map(rank).collect(),
             network: Arc::new(Mutex::new(network)),
@@ -252,11 +347,31 @@ impl World {
     /// The same state, apart from this one.
     fn copy(&self) -> World {
         let network = Arc::new(Mutex::new(self.network.lock().clone()));
+        let taking = |pair: Pair, by: Dialler| Box::new(Taking { pair, by, network: Arc::clone(&network) });
+        let end = |pair: Pair, end: &OwnEnd<()>| match end {
+            OwnEnd::Arrives(ticket) => OwnEnd::Arrives(*ticket),
+            OwnEnd::Opens(_) => OwnEnd::Opens(taking(pair, Dialler::Owner)),
+            OwnEnd::Either(ticket, attempt) => OwnEnd::Either(
+                *ticket,
+                match attempt {
+                    OwnerDial::UnderWay(_) => OwnerDial::UnderWay(taking(pair, Dialler::Owner)),
+                    OwnerDial::Open(()) => OwnerDial::Open(()),
+                    OwnerDial::Failed(why) => OwnerDial::Failed(why.clone()),
+                },
+            ),
+            OwnEnd::Kept => OwnEnd::Kept,
+        };
         let stage = |pair: Pair, stage: &Stage<()>| match stage {
             Stage::Awaiting => Stage::Awaiting,
-            Stage::Taking(_) => Stage::Taking(Box::new(Taking { pair, network: Arc::clone(&network) })),
+            Stage::Taking(_) => Stage::Taking(taking(pair, Dialler::Taker)),
+            Stage::Reversed { ticket, at, why, dial } => {
+                let dial = dial.as_ref().map(|_| -> Box<dyn Opening<()>> { taking(pair, Dialler::Taker) });
+                Stage::Reversed { ticket: *ticket, at: *at, why: why.clone(), dial }
+            }
             Stage::Saying => Stage::Saying,
-            Stage::Offered { ticket, is_taken } => Stage::Offered { ticket: *ticket, is_taken: *is_taken },
+            Stage::Offered { end: own, is_taken, at } => {
+                Stage::Offered { end: end(pair, own), is_taken: *is_taken, at: *at }
+            }
             Stage::Open => Stage::Open,
         };
         let rank = |(me, rank): (usize, &RankState)| {
@@ -271,13 +386,22 @@ impl World {
     /// A number that is equal for equal states.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
+        let kind = |end: &OwnEnd<()>| match end {
+            OwnEnd::Arrives(_) => 1,
+            OwnEnd::Opens(_) => 2,
+            OwnEnd::Either(_, OwnerDial::UnderWay(_)) => 3,
+            OwnEnd::Either(_, OwnerDial::Open(())) => 4,
+            OwnEnd::Either(_, OwnerDial::Failed(_)) => 5,
+            OwnEnd::Kept => 6,
+        };
         for RankState { openings, open, script, has_news } in &self.ranks {
             for (key, stage) in &openings.under_way {
                 let offered = match stage {
-                    Stage::Offered { ticket, is_taken } => Some((*ticket, *is_taken)),
+                    Stage::Offered { end, is_taken, .. } => Some((kind(end), *is_taken)),
+                    Stage::Reversed { dial, .. } => Some((0, dial.is_some())),
                     Stage::Taking(_) | Stage::Saying | Stage::Awaiting | Stage::Open => None,
                 };
-                (key, stage.place(), offered).hash(&mut hasher);
+                (key, stage.place(), stage.ticket(), offered).hash(&mut hasher);
             }
             (open, script.len(), has_news).hash(&mut hasher);
         }
@@ -304,7 +428,14 @@ impl World {
                 may.push(Event::Die(me));
             }
         }
-        for (place, letter) in network.letters.iter().enumerate().filter(|(_, letter)| !letter.has_come) {
+        // Those of one kind come in order.
+        let channel = |letter: &Letter| (letter.from, letter.to, letter.about, letter.said);
+        let is_next = |place: usize, letter: &Letter| {
+            let before = &network.letters[..place];
+            !letter.has_come && before.iter().all(|other| other.has_come || channel(other) != channel(letter))
+        };
+        let next = network.letters.iter().enumerate().filter(|(place, letter)| is_next(*place, letter));
+        for (place, letter) in next {
             // What a dead rank has said may be lost.
             if is_gone(letter.from) { &mut may } else { &mut must }.push(Event::Deliver(place));
             let is_offer = letter.said == Said::Handshake(HandshakeWord::Offer);
@@ -314,8 +445,13 @@ impl World {
         }
         let handed = network.wanted.iter().filter(|((owner, ..), is_handed)| !is_handed && !is_gone(*owner));
         must.extend(handed.map(|(pair, _)| Event::Hand(*pair)));
-        for pair in &network.dialed {
-            if is_gone(pair.1) { &mut may } else { &mut must }.push(Event::Accept(*pair));
+        for pair in network.slow.iter().filter(|(owner, taker, _)| !is_gone(*owner) && !is_gone(*taker)) {
+            // Only where it is the one way has it to come.
+            let is_only = network.barred.contains(&(*pair, Dialler::Owner));
+            if is_only { &mut must } else { &mut may }.push(Event::Speed(*pair));
+        }
+        for dialed in &network.dialed {
+            if is_gone(dialler(*dialed)) { &mut may } else { &mut must }.push(Event::Accept(*dialed));
         }
         (must, may)
     }
@@ -327,7 +463,7 @@ impl World {
             Event::Begin(me) => {
                 for (key, asks) in std::mem::take(&mut self.ranks[me].script) {
                     if self.begin(me, key) && asks {
-                        post(&self.network, me, key, Said::Ask);
+                        post(&self.network, me, key, (Said::Ask, &[]));
                     }
                 }
                 news.push(me);
@@ -344,11 +480,15 @@ impl World {
                 network.wanted.insert((pair, true));
                 news.push(pair.1);
             }
-            Event::Accept(pair) => {
+            Event::Accept(dialed) => {
                 let mut network = self.network.lock();
-                network.dialed.remove(&pair);
-                network.accepted.insert(pair);
-                news.push(pair.0);
+                network.dialed.remove(&dialed);
+                network.accepted.insert(dialed);
+                news.push(listener(dialed));
+            }
+            Event::Speed(pair) => {
+                self.network.lock().slow.remove(&pair);
+                news.push(pair.1);
             }
             Event::Learn(me) => self.end(me),
             Event::Die(me) => {
@@ -374,16 +514,23 @@ impl World {
         }
         let RankState { openings, open, has_news, .. } = &mut self.ranks[me];
         let most_taken = self.scenario.most_taken;
-        match openings.progress(&mut Side { me, open, network: &self.network, most_taken }) {
+        let was_slow = &self.scenario.slow;
+        match openings.progress(&mut Side { me, open, network: &self.network, most_taken, was_slow }) {
             Ok(moved) => *has_news = moved,
-            Err(_) => self.end(me),
+            Err(error) => {
+                let is_told = error.message().contains("nor does rank") && error.message().contains("at 10.0.0.1:7");
+                assert!(is_told || !error.message().contains(NEITHER), "{error}");
+                self.end(me);
+            }
         }
     }
 
     fn begin(&mut self, me: usize, key: Key) -> bool {
         let RankState { openings, open, .. } = &mut self.ranks[me];
         let most_taken = self.scenario.most_taken;
-        openings.begin(key, &mut Side { me, open, network: &self.network, most_taken }).expect("nothing fails here")
+        let was_slow = &self.scenario.slow;
+        let side = &mut Side { me, open, network: &self.network, most_taken, was_slow };
+        openings.begin(key, side).expect("nothing fails here")
     }
 
     /// A rank has died or failed: what it offered ends with it, and nobody reads what it was told.
@@ -394,8 +541,9 @@ impl World {
         network.is_gone[me] = true;
         network.letters.retain(|letter| letter.to != me);
         network.wanted.retain(|((owner, taker, _), _)| *owner != me && *taker != me);
-        network.dialed.retain(|(owner, ..)| *owner != me);
-        network.accepted.retain(|(owner, ..)| *owner != me);
+        network.dialed.retain(|dialed| listener(*dialed) != me);
+        network.accepted.retain(|dialed| listener(*dialed) != me);
+        network.tickets.retain(|(at, _)| *at != me);
         for (other, rank) in self.ranks.iter_mut().enumerate() {
             rank.has_news |= other != me && rank.openings.is_any();
         }
@@ -406,10 +554,14 @@ impl World {
         let network = self.network.lock();
         for (me, rank) in self.ranks.iter().enumerate().filter(|(me, _)| !network.is_gone[*me]) {
             for key in rank.open.iter().filter(|key| !rank.openings.has(**key)) {
-                // A taker knows that the owner's end is there, or arrives.
+                // A taker that dials knows that the owner's end is there, or arrives.
                 let other = &self.ranks[key.peer];
-                let (mirror, pair) = (key.mirror(me), key.pair(me));
-                let arrives = !key.owns && (network.dialed.contains(&pair) || network.accepted.contains(&pair));
+                let (mirror, dialed) = (key.mirror(me), (key.pair(me), Dialler::Taker));
+                let on_its_way = network.dialed.contains(&dialed) || network.accepted.contains(&dialed);
+                // One that is dialled knows that the owner has sent its last word, and will see that.
+                let is_slow = self.scenario.slow.contains(&dialed.0);
+                let is_dialled = (network.barred.contains(&dialed) || is_slow) && other.openings.has(mirror);
+                let arrives = !key.owns && (on_its_way || is_dialled);
                 let is_there = other.open.contains(&mirror) || arrives || network.is_gone[key.peer];
                 assert!(is_there, "{key:?} of rank {me} has ended, the other end is not open: {:?}", self.path);
             }
@@ -434,6 +586,8 @@ impl World {
         }
         let left = network.letters.iter().find(|letter| !network.is_gone[letter.from]);
         assert!(left.is_none(), "nobody heard {left:?}: {:?}", self.path);
+        let awaited = network.tickets.iter().find(|(at, _)| !network.is_gone[*at]);
+        assert!(awaited.is_none(), "{awaited:?} has neither come nor been withdrawn: {:?}", self.path);
         if !network.is_gone.contains(&true) {
             for (me, script) in self.scenario.scripts.iter().enumerate() {
                 assert!(
@@ -477,7 +631,16 @@ fn taker_of(part: Part, owner: usize) -> Key {
 }
 
 fn of(scripts: &[&[(Key, bool)]]) -> Scenario {
-    Scenario { scripts: scripts.iter().map(|script| script.to_vec()).collect(), most_taken: 1, deaths: 0, breaks: 0 }
+    let scripts = scripts.iter().map(|script| script.to_vec()).collect();
+    Scenario {
+        scripts,
+        most_taken: 1,
+        deaths: 0,
+        breaks: 0,
+        barred: Vec::new(),
+        slow: Vec::new(),
+        fails_at_once: false,
+    }
 }
 
 /// A ring of three, and a chain; a pair that shares memory one way and a wire the other; two ranks of which each asks
@@ -510,6 +673,61 @@ fn every_order_of_events_opens_both_ends() {
         for most_taken in [1, 2] {
             let states = explore(&Scenario { most_taken, ..scenario.clone() });
             assert!(states > 200, "scenario {number} has {states} states");
+        }
+    }
+}
+
+/// The same scenarios where no taker, or one of them, reaches its owner.
+fn with_bars() -> Vec<Scenario> {
+    let bars = |scenario: Scenario| {
+        let scripts = scenario.scripts.iter().enumerate();
+        let wires = scripts.flat_map(|(me, script)| script.iter().map(move |(key, _)| key.pair(me)));
+        let wires: BTreeSet<Pair> = wires.filter(|(.., part)| matches!(part, Part::Wire(_))).collect();
+        let barred: Vec<Dialed> = wires.into_iter().map(|pair| (pair, Dialler::Taker)).collect();
+        let first = barred.first().copied().into_iter().collect();
+        [Scenario { barred: first, ..scenario.clone() }, Scenario { barred, ..scenario }]
+    };
+    let mut all: Vec<Scenario> = scenarios().into_iter().flat_map(bars).collect();
+    all.retain(|scenario| !scenario.barred.is_empty());
+    all
+}
+
+#[test]
+fn who_cannot_be_reached_reaches_the_other_in_every_order_of_events() {
+    let all = with_bars();
+    assert!(all.len() >= 8, "{}", all.len());
+    for scenario in all {
+        for most_taken in [1, 2] {
+            explore(&Scenario { most_taken, ..scenario.clone() });
+        }
+        explore(&Scenario { deaths: 1, ..scenario.clone() });
+        explore(&Scenario { breaks: 1, ..scenario.clone() });
+    }
+}
+
+/// Where neither end can dial, the owner has an error, and of that both end.
+#[test]
+fn nobody_waits_for_ever_where_neither_end_can_dial() {
+    for scenario in with_bars() {
+        let both = scenario.barred.iter().flat_map(|(pair, _)| [Dialler::Taker, Dialler::Owner].map(|by| (*pair, by)));
+        let barred = both.collect();
+        let scenario = Scenario { barred, ..scenario };
+        explore(&scenario);
+        explore(&Scenario { fails_at_once: true, ..scenario });
+    }
+}
+
+/// Regression: a dial that was slow for a moment was given up for one of the owner, which may get nowhere.
+#[test]
+fn a_taker_that_is_answered_late_gets_through_in_every_order_of_events() {
+    let bars = with_bars();
+    for scenario in bars {
+        let slow: Vec<Pair> = scenario.barred.iter().map(|(pair, _)| *pair).collect();
+        let owners: Vec<Dialed> = slow.iter().map(|pair| (*pair, Dialler::Owner)).collect();
+        for barred in [Vec::new(), owners] {
+            let scenario = Scenario { slow: slow.clone(), barred, ..scenario.clone() };
+            explore(&scenario);
+            explore(&Scenario { deaths: 1, ..scenario.clone() });
         }
     }
 }

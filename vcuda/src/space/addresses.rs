@@ -6,13 +6,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{GRANULARITY, round_up, size};
 
-/// Device addresses of a process: 4 TiB, more than the memory of 16 GPUs of the largest kind.
-const SPAN: u64 = 4 << 40;
+/// Device addresses of a process: 4 TiB, more than the memory of 16 GPUs of the largest kind. Where the system has not
+/// so many, as below valgrind, which counts what a program does: 8 GiB.
+const SPANS: [u64; 2] = [4 << 40, 8 << 30];
 
 /// The reservation: device addresses without access below, the places where files are mapped above.
 #[derive(Debug)]
 pub(super) struct Addresses {
     base: u64,
+    /// How many there are.
+    span: u64,
     /// Free ranges, by first address.
     free: BTreeMap<u64, u64>,
 }
@@ -20,20 +23,25 @@ pub(super) struct Addresses {
 impl Addresses {
     /// Reserves the addresses; no memory is used yet.
     pub(super) fn reserve() -> io::Result<Addresses> {
+        let [many, few] = SPANS;
+        Addresses::reserve_span(many).or_else(|_| Addresses::reserve_span(few))
+    }
+
+    fn reserve_span(span: u64) -> io::Result<Addresses> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let length = size(2 * SPAN + GRANULARITY);
+        let length = size(2 * span + GRANULARITY);
         // SAFETY: a new mapping without access, at an address of the kernel's choice.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let base = round_up(address as u64, GRANULARITY).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Addresses { base, free: BTreeMap::from([(base, SPAN)]) })
+        Ok(Addresses { base, span, free: BTreeMap::from([(base, span)]) })
     }
 
     /// Whether an address is one of the device's.
     pub(super) fn contains(&self, address: u64) -> bool {
-        (self.base..self.base + SPAN).contains(&address)
+        (self.base..self.base + self.span).contains(&address)
     }
 
     /// Takes a free range; at `wanted` if that is free. Sizes and alignments are multiples of the granularity.
@@ -97,7 +105,7 @@ impl Addresses {
 
     /// Where the host finds what is mapped at a device address.
     pub(super) fn data(&self, address: u64) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(size(address + SPAN))
+        std::ptr::with_exposed_provenance_mut(size(address + self.span))
     }
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Rank {
     pub(crate) wait: Option<Wait>,
     /// Which rank is which process, of those of its host.
     pub(crate) peers: Vec<(u64, u64)>,
+    /// Of those on other hosts: the process there, and the host's name.
+    pub(crate) elsewhere: Vec<(u64, u64, String)>,
     /// Bytes by what they are for.
     pub(crate) memory: Vec<(String, u64)>,
     /// Calls and their bytes, by the way they went.
@@ -174,6 +176,7 @@ fn read_rank(process: usize, rank: &Value) -> Option<Rank> {
         return None;
     }
     let pair = |pair: &Value| Some((pair[0].as_u64()?, pair[1].as_u64()?));
+    let far = |far: &Value| Some((far[0].as_u64()?, far[1].as_u64()?, text(&far[2])));
     let memory = |(kind, bytes): (&String, &Value)| (printable(kind), number(bytes));
     Some(Rank {
         process,
@@ -196,6 +199,7 @@ fn read_rank(process: usize, rank: &Value) -> Option<Rank> {
         is_torn: rank["torn"].as_bool().unwrap_or(false),
         wait: read_wait(&rank["wait"]),
         peers: list(&rank["processes"]).iter().filter_map(pair).collect(),
+        elsewhere: list(&rank["elsewhere"]).iter().filter_map(far).collect(),
         memory: rank["memory"].as_object().into_iter().flatten().map(memory).collect(),
         calls: list(&rank["calls"])
             .iter()

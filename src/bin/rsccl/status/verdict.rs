@@ -269,8 +269,7 @@ impl<'a> Waits<'a> {
         let waiter = &self.world.ranks[of];
         let host = &self.world.processes[waiter.process].host;
         let Some(pid) = self.process_of(of, rank) else {
-            let does = "no process here has it: it is on another host, or hides its pages (see --merge)";
-            return ("elsewhere", format!("rank {rank}"), rank, does.to_owned(), None);
+            return self.far(waiter, rank);
         };
         let named = format!("rank {rank} (host {host}, pid {pid})");
         let fate = self.world.fates.get(&(host.clone(), pid)).map(String::as_str);
@@ -285,6 +284,20 @@ impl<'a> Waits<'a> {
             None => ("elsewhere", "shows nothing"),
         };
         (kind, named, rank, does.to_owned(), Some((host.clone(), pid)))
+    }
+
+    /// A rank that no process of `waiter`'s host has.
+    fn far(&self, waiter: &Rank, rank: u64) -> (&'static str, String, u64, String, Option<(String, u64)>) {
+        let kind = "elsewhere";
+        let Some((_, pid, host)) = waiter.elsewhere.iter().find(|(peer, ..)| *peer == rank) else {
+            let does = "no process here has it: it is on another host, or hides its pages (see --merge)";
+            return (kind, format!("rank {rank}"), rank, does.to_owned(), None);
+        };
+        let does = match self.world.processes.iter().any(|process| process.host == *host) {
+            true => "its process does not show it: it has left, or hides its pages",
+            false => "its host was not looked at (see --merge)",
+        };
+        (kind, format!("rank {rank} (host {host}, pid {pid})"), rank, does.to_owned(), Some((host.clone(), *pid)))
     }
 
     /// The process of a rank of the communicator of a rank that is known.
@@ -382,9 +395,13 @@ impl Finding {
 }
 
 impl Rank {
-    /// The name of its communicator, or its number.
+    /// The name of its communicator, or its number, which a rank that has not met the others does not know.
     pub(crate) fn shown(&self) -> &str {
-        if self.name.is_empty() { &self.communicator } else { &self.name }
+        match (self.name.is_empty(), self.communicator.trim_matches('0').is_empty()) {
+            (false, _) => &self.name,
+            (true, true) => "-",
+            (true, false) => &self.communicator,
+        }
     }
 }
 
@@ -600,6 +617,15 @@ mod tests {
         elsewhere["hosts"] = json!(2);
         let found = found(vec![rank(0, 2, elsewhere)], json!([]));
         assert_eq!((found[0].kind, found[0].pid), ("elsewhere", None), "{found:?}");
+        let mut elsewhere = waits_for(1);
+        elsewhere["processes"] = json!([[0, 100]]);
+        elsewhere["hosts"] = json!(2);
+        elsewhere["elsewhere"] = json!([[1, 412, "b"]]);
+        let far = self::found(vec![rank(0, 2, elsewhere)], json!([]));
+        assert_eq!((far[0].kind, far[0].pid, &*far[0].host), ("elsewhere", Some(412), "b"), "{far:?}");
+        let text = "rank 0 waits for rank 1 (host b, pid 412) in recv #0 from rank 1 for 5.0 s; 1 rank waits in it; \
+                    its host was not looked at (see --merge)";
+        assert_eq!(far[0].text, text);
     }
 
     #[test]

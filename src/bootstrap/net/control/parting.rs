@@ -14,6 +14,7 @@ use crate::bootstrap::graph;
 use crate::bootstrap::inbox::Gone;
 use crate::bootstrap::net::ABORT_CHECK;
 use crate::bootstrap::net::gossip::Gossip;
+use crate::bootstrap::net::shared::TakesNotes;
 use crate::sync::Deadline;
 use crate::sys::clock;
 use crate::types::Rank;
@@ -23,6 +24,12 @@ const NEWS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The pause between two checks in a close whether the goodbyes have been delivered.
 const DELIVERY_CHECK: Duration = Duration::from_millis(1);
+
+impl TakesNotes for ControlPlane {
+    fn take_notes(&mut self, notes: Vec<Vec<u8>>) {
+        notes.iter().for_each(|note| self.publish(note));
+    }
+}
 
 impl ControlPlane {
     /// [`ControlPlane::close`] behind a `note` that says why. It goes to all who are connected once everything has been
@@ -40,13 +47,15 @@ impl ControlPlane {
     }
 
     fn close_until(&mut self, word: u64, deadline: Deadline) {
+        // Nobody else may have heard of it.
+        self.farewell = None;
+        self.tell_news();
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
         self.word = word;
         // From here on the ranks that stay forward the gossip.
         self.outbox.clear();
-        self.farewell = None;
         self.send_out(deadline);
         for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
             entry.link.queue(GOODBYE, 0, &word.to_le_bytes());

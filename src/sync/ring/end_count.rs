@@ -1,9 +1,10 @@
-//! Where an end of a connection counts what goes through it: in two words of its rank's page, which others read.
+//! What others see of an end of a ring.
 
 use crate::sync::primitive::Ordering;
 use crate::sys::rank_page::{HEAD_WORDS, RankPage};
 
-/// Messages and bytes of one end.
+/// Where an end of a ring counts what goes through it: messages and bytes, in two words of its rank's page, which
+/// others read.
 #[derive(Debug, Clone)]
 pub struct EndCount {
     page: RankPage,

@@ -1,0 +1,341 @@
+//! One connection over a request-based NIC, as both pumps and the handshake use it: its memory, the numbers of its
+//! messages, and the memos that its ends send each other.
+//!
+//! The memory, which is registered with the NIC as a whole:
+//! ```text
+//! offset          bytes            meaning
+//! 0               8 × (32 + 64 K)  chunks: what is sent, or what comes
+//! then            4 × 256          memos that are sent
+//! then            4 × 256          memos that come
+//! ```
+//! *Chunks* go one way, from the sender of the ring to its receiver; *memos* both ways: those of the handshake first,
+//! and then credits, from receiver to sender. Messages of each direction have numbers from 0 on, whatever they are. A
+//! receive of the right size is posted for each of them, and none for a message that may never come: so a NIC that
+//! matches in order matches right.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use crate::device::{HostMemory, HostRegion};
+use crate::error::{Error, Kind, Result};
+use crate::transport::net::request_nic::endpoint::{MessagePlace, NicEndpoint, RequestWay, SharedEndpoint};
+use crate::transport::net::request_nic::{ConnectionId, MessageNumber, Posted, RegionId, RequestId};
+use crate::transport::net::wire::{HEADER_BYTES, broken};
+use crate::transport::pump::PumpSleep;
+use crate::types::Rank;
+
+/// A connection of this rank with `peer`.
+#[derive(Debug)]
+pub(super) struct RequestConnection {
+    peer: Rank,
+    endpoint: SharedEndpoint,
+    id: ConnectionId,
+    region: RegionId,
+    memory: HostRegion,
+    /// Messages that were sent, and for which receives were posted.
+    sent: u64,
+    received: u64,
+    /// The memos of each way that are under way.
+    out: Memos,
+    incoming: Memos,
+    /// Requests under way, of both ways.
+    under_way: [usize; 2],
+}
+
+/// The memos of one way.
+#[derive(Debug, Default)]
+struct Memos {
+    requests: [Option<RequestId>; MEMOS],
+    /// How many were posted, and how many are done.
+    posted: u64,
+    done: u64,
+}
+
+impl RequestConnection {
+    /// The connection `id` of an endpoint.
+    ///
+    /// # Errors
+    /// Of memory, or of its registration.
+    pub(super) fn new(peer: Rank, endpoint: &SharedEndpoint, id: ConnectionId) -> Result<RequestConnection> {
+        let memory = HostMemory.allocate_for_nic(MEMORY_BYTES)?;
+        let mut opened = endpoint.lock();
+        let region = opened.register(memory.clone())?;
+        opened.add_connection();
+        drop(opened);
+        let (out, incoming) = (Memos::default(), Memos::default());
+        let endpoint = SharedEndpoint::clone(endpoint);
+        let (sent, received, under_way) = (0, 0, [0; 2]);
+        Ok(RequestConnection { peer, endpoint, id, region, memory, sent, received, out, incoming, under_way })
+    }
+
+    /// The rank at the other end.
+    pub(super) fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// Lets the NIC move what it can.
+    ///
+    /// # Errors
+    /// Of the NIC, naming the peer.
+    pub(super) fn progress(&mut self) -> Result<()> {
+        self.ask(|connection, endpoint| endpoint.move_for(connection.id))
+    }
+
+    /// How many chunks may be awaited at once.
+    pub(super) fn awaited_chunks(&self) -> u64 {
+        self.endpoint.lock().receives_for(self.under_way[RequestWay::In as usize]).min(CHUNKS) as u64
+    }
+
+    /// Where a chunk lies: room for [`CHUNK_BYTES`].
+    pub(super) fn chunk(&self, place: usize) -> NonNull<u8> {
+        self.memory.at(chunk_range(place, CHUNK_BYTES).start, CHUNK_BYTES)
+    }
+
+    /// Sends the first `bytes` of the chunk at `place`.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn send_chunk(&mut self, place: usize, bytes: usize) -> Result<Posted> {
+        self.send(chunk_range(place, bytes))
+    }
+
+    /// Posts a receive into the chunk at `place`; `None` is "later".
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn receive_chunk(&mut self, place: usize) -> Result<Option<RequestId>> {
+        self.receive(chunk_range(place, CHUNK_BYTES))
+    }
+
+    /// Nobody calls this connection until its ring has something for it: another one lets the NIC move.
+    pub(super) fn pause(&self) {
+        self.endpoint.lock().leave_moving(self.id);
+    }
+
+    /// What a thread may sleep on until the NIC has moved something.
+    ///
+    /// # Errors
+    /// Of the NIC, naming the peer.
+    pub(super) fn sleep(&self) -> Result<PumpSleep> {
+        self.ask(|_, endpoint| endpoint.pump_sleep())
+    }
+
+    /// The bytes of a message whose request is done.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn test(&mut self, request: RequestId, way: RequestWay) -> Result<Option<usize>> {
+        let under_way = self.under_way[way as usize];
+        let bytes = self.ask(|_, endpoint| {
+            let bytes = endpoint.test(request)?;
+            if bytes.is_some() {
+                endpoint.end(way, under_way);
+            }
+            Ok(bytes)
+        })?;
+        self.under_way[way as usize] -= usize::from(bytes.is_some());
+        Ok(bytes)
+    }
+
+    /// Sends a memo of at most [`MEMO_BYTES`]; false where that must wait.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn send_memo(&mut self, memo: &[u8]) -> Result<bool> {
+        let place = Memos::place(self.out.posted);
+        self.have_memos_left()?;
+        if self.out.posted - self.out.done >= MEMOS as u64 {
+            return Ok(false);
+        }
+        let range = memo_range(place, RequestWay::Out, memo.len());
+        let room = self.memory.at(range.start, range.len());
+        // SAFETY: inside this connection's memory, where the memo before has left; the NIC has none of it now.
+        unsafe { room.as_ptr().copy_from_nonoverlapping(memo.as_ptr(), memo.len()) };
+        let request = match self.send(range)? {
+            Posted::Later => return Ok(false),
+            Posted::Request(request) => Some(request),
+            Posted::Done => None,
+        };
+        self.out.requests[place] = request;
+        self.out.posted += 1;
+        self.have_memos_left()?;
+        Ok(true)
+    }
+
+    /// Whether the NIC has delivered all memos.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn have_memos_left(&mut self) -> Result<bool> {
+        while self.out.done < self.out.posted {
+            let place = Memos::place(self.out.done);
+            if let Some(request) = self.out.requests[place]
+                && self.test(request, RequestWay::Out)?.is_none()
+            {
+                return Ok(false);
+            }
+            self.out.requests[place] = None;
+            self.out.done += 1;
+        }
+        Ok(true)
+    }
+
+    /// Posts receives until `count` memos are expected that have not been [taken](Self::take_memo), or as many as the
+    /// NIC takes now and this connection's share of its requests allows. False where it takes no more.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn expect_memos(&mut self, count: usize) -> Result<bool> {
+        while self.incoming.posted - self.incoming.done < count.min(MEMOS) as u64 {
+            let under_way = self.under_way[RequestWay::In as usize];
+            if under_way > 0 && under_way >= self.endpoint.lock().receives_for(under_way) {
+                return Ok(false);
+            }
+            let place = Memos::place(self.incoming.posted);
+            let Some(request) = self.receive(memo_range(place, RequestWay::In, MEMO_BYTES))? else { return Ok(false) };
+            self.incoming.requests[place] = Some(request);
+            self.incoming.posted += 1;
+        }
+        Ok(true)
+    }
+
+    /// The next memo that is expected, if it has come.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn take_memo(&mut self) -> Result<Option<Memo>> {
+        let place = Memos::place(self.incoming.done);
+        let Some(request) = self.incoming.requests[place] else { return Ok(None) };
+        let Some(bytes) = self.test(request, RequestWay::In)? else { return Ok(None) };
+        self.incoming.requests[place] = None;
+        self.incoming.done += 1;
+        let length = bytes.min(MEMO_BYTES);
+        let from = self.memory.at(memo_range(place, RequestWay::In, length).start, length);
+        let mut memo = Memo { bytes: [0; MEMO_BYTES], length };
+        // SAFETY: inside this connection's memory; the receive is done, and the next one is not posted yet.
+        unsafe { memo.bytes.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), length) };
+        Ok(Some(memo))
+    }
+
+    fn send(&mut self, range: Range<usize>) -> Result<Posted> {
+        let posted = self.post(RequestWay::Out, MessageNumber::of(self.sent), range)?;
+        self.sent += u64::from(posted != Posted::Later);
+        Ok(posted)
+    }
+
+    fn receive(&mut self, range: Range<usize>) -> Result<Option<RequestId>> {
+        match self.post(RequestWay::In, MessageNumber::of(self.received), range)? {
+            Posted::Later => Ok(None),
+            Posted::Done => Err(Error::internal("a receive was done at once")),
+            Posted::Request(request) => {
+                self.received += 1;
+                Ok(Some(request))
+            }
+        }
+    }
+
+    fn post(&mut self, way: RequestWay, number: MessageNumber, range: Range<usize>) -> Result<Posted> {
+        let under_way = self.under_way[way as usize];
+        let posted = self.ask(|connection, endpoint| {
+            if !endpoint.begin(way, under_way) {
+                return Ok(Posted::Later);
+            }
+            let place = MessagePlace { connection: connection.id, number, region: connection.region, range };
+            let posted = match way {
+                RequestWay::Out => endpoint.send(place),
+                RequestWay::In => endpoint.receive(place),
+            };
+            if !matches!(posted, Ok(Posted::Request(_))) {
+                endpoint.end(way, under_way + 1);
+            }
+            posted
+        })?;
+        self.under_way[way as usize] += usize::from(matches!(posted, Posted::Request(_)));
+        Ok(posted)
+    }
+
+    fn ask<T>(&self, call: impl FnOnce(&RequestConnection, &mut NicEndpoint) -> Result<T>) -> Result<T> {
+        let mut endpoint = self.endpoint.lock();
+        call(self, &mut endpoint).map_err(|error| lost(error, self.peer, endpoint.tells_faults()))
+    }
+}
+
+/// A memo that has come.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memo {
+    bytes: [u8; MEMO_BYTES],
+    length: usize,
+}
+
+impl Memo {
+    /// What it says.
+    pub(super) fn content(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Memos {
+    fn place(count: u64) -> usize {
+        usize::try_from(count % MEMOS as u64).unwrap_or(0)
+    }
+}
+
+/// The error of a connection with `peer`: the peer's, unless the NIC says otherwise and `tells_faults`.
+fn lost(error: Error, peer: Rank, tells_faults: bool) -> Error {
+    if !tells_faults || error.kind() == Kind::Remote {
+        return broken(error, peer);
+    }
+    Error::new(error.kind(), format!("the data connection with rank {peer} broke on this rank: {}", error.message()))
+}
+
+fn chunk_range(place: usize, bytes: usize) -> Range<usize> {
+    let start = place % CHUNKS * CHUNK_STRIDE;
+    start..start + bytes.min(CHUNK_BYTES)
+}
+
+fn memo_range(place: usize, way: RequestWay, bytes: usize) -> Range<usize> {
+    let first = match way {
+        RequestWay::Out => 0,
+        RequestWay::In => MEMOS,
+    };
+    let start = CHUNKS * CHUNK_STRIDE + (first + place) * MEMO_BYTES;
+    start..start + bytes.min(MEMO_BYTES)
+}
+
+/// Chunks of a connection: as many may be under way before the receiver has taken one.
+pub(super) const CHUNKS: usize = 8;
+/// Bytes of messages that a chunk carries.
+pub(super) const CHUNK_PAYLOAD: usize = 64 << 10;
+/// Bytes of a chunk: the first one of a message begins with its header.
+pub(in crate::transport::net) const CHUNK_BYTES: usize = HEADER_BYTES + CHUNK_PAYLOAD;
+/// From chunk to chunk, so that payloads lie on lines of their own.
+const CHUNK_STRIDE: usize = 64 + CHUNK_PAYLOAD;
+/// Memos of one way that are under way at once. A sender that has not seen a credit has sent what those before it
+/// allowed, so that the receiver has sent at most two more.
+pub(super) const MEMOS: usize = 4;
+/// Bytes of a memo.
+pub(super) const MEMO_BYTES: usize = 256;
+const MEMORY_BYTES: usize = CHUNKS * CHUNK_STRIDE + 2 * MEMOS * MEMO_BYTES;
+
+const _: () = assert!(CHUNK_BYTES <= CHUNK_STRIDE);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_blamed_unless_the_nic_knows_better() {
+        for (kind, tells_faults, expected) in [
+            (Kind::System, true, (Kind::System, None)),
+            (Kind::InvalidUsage, true, (Kind::InvalidUsage, None)),
+            (Kind::Remote, true, (Kind::Remote, Some(3))),
+            (Kind::System, false, (Kind::Remote, Some(3))),
+            (Kind::Remote, false, (Kind::Remote, Some(3))),
+        ] {
+            let error = lost(Error::new(kind, "a port is down"), Rank::new(3), tells_faults);
+            assert_eq!((error.kind(), error.peer()), expected, "{error}");
+            assert!(error.message().contains("rank 3") && error.message().contains("a port is down"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The smallest network behind the contract of request-based NICs: between threads of this process, for tests. It shows
+//! what the next network costs, and behaves as badly as the contract allows: it says "later", delivers late and in
+//! another order, needs registration, and fails where it is told to.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
+use crate::transport::net::request_nic::{
+    ConnectionId, DeviceMemoryAccess, FoundNic, ListenerId, MessageNumber, MessageOrder, NicDescription, NicHandle,
+    NicLibrary, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
+};
+
+/// Ranks of tests ask for it by this name.
+pub(in crate::transport) const LIBRARY: NicLibrary =
+    NicLibrary { name: "test-nic", hardware: None, find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))) };
+
+/// How badly it behaves.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::transport) struct Manners {
+    /// Calls of `progress` after which messages arrive: one of 1 to this number.
+    pub(in crate::transport) late: u64,
+    /// Of so many calls that may say "later" one does.
+    pub(in crate::transport) shy: u64,
+    /// The call that posts or tests, counted from 1, from which on all of them fail.
+    pub(in crate::transport) fails_at: u64,
+    /// The send, counted from 1, from which on all of them fail.
+    pub(in crate::transport) sends_fail_at: u64,
+    /// Peers that come before one is let in.
+    pub(in crate::transport) admits_after: u32,
+    /// What is promised of sends, and of receives.
+    pub(in crate::transport) most_sends: usize,
+    pub(in crate::transport) most_receives: usize,
+}
+
+impl Manners {
+    pub(in crate::transport) const WORST: Manners = Manners {
+        late: 5,
+        shy: 3,
+        fails_at: u64::MAX,
+        sends_fail_at: u64::MAX,
+        admits_after: 0,
+        most_sends: 1 << 20,
+        most_receives: 1 << 20,
+    };
+
+    /// So many sends, and as many receives.
+    #[cfg(not(loom))]
+    pub(in crate::transport) fn with_requests(count: usize) -> Manners {
+        Manners { most_sends: count, most_receives: count, ..Manners::WORST }
+    }
+}
+
+/// What lies in the inboxes of all endpoints, by their addresses; those that are closed have none.
+static INBOXES: Mutex<Option<HashMap<u64, Vec<Packet>>>> = Mutex::new(None);
+static ADDRESSES: AtomicU64 = AtomicU64::new(1);
+
+/// A connection as both ends name it: the address and the connection of the end that has connected.
+type Link = (u64, u32);
+
+#[derive(Debug)]
+struct Packet {
+    link: Link,
+    /// The number and the bytes of a message, or which listener is connected to.
+    content: std::result::Result<(MessageNumber, Vec<u8>), ListenerId>,
+    due: u64,
+}
+
+#[derive(Debug)]
+pub(in crate::transport) struct TestNic(NicDescription, NicPromises, Manners);
+
+#[derive(Debug)]
+struct Endpoint {
+    manners: Manners,
+    address: u64,
+    listeners: u32,
+    calls: u64,
+    /// By connection: its link, and the address of the other end.
+    connections: Vec<(Link, u64)>,
+    arrived: Vec<Packet>,
+    receives: Vec<(RequestId, Link, MessageNumber, NicMemory)>,
+    /// Requests that are done after so many more calls of `progress`, with their bytes.
+    done: HashMap<RequestId, (u64, usize)>,
+    registered: Vec<NicMemory>,
+    /// Sends that nobody has seen done.
+    sends: HashSet<RequestId>,
+    /// How many there were.
+    sent: u64,
+}
+
+impl TestNic {
+    pub(in crate::transport) fn new(manners: Manners) -> TestNic {
+        let [network, device, provider] = ["test-nic", "test0", "threads"].map(str::to_owned);
+        let protocol = "1".to_owned();
+        let description = NicDescription { network, device, provider, protocol, rate_mbit: None, node: None };
+        let promises = NicPromises {
+            order: MessageOrder::Any,
+            remote_word_bytes: 0,
+            device_memory: DeviceMemoryAccess::None,
+            most_message_bytes: 1 << 20,
+            inject_bytes: 0,
+            most_sends: manners.most_sends,
+            most_receives: manners.most_receives,
+            registration: RegistrationNeed::All,
+        };
+        TestNic(description, promises, manners)
+    }
+}
+
+impl FoundNic for TestNic {
+    fn description(&self) -> &NicDescription {
+        &self.0
+    }
+    fn promises(&self) -> &NicPromises {
+        &self.1
+    }
+    fn open(&self) -> Result<Box<dyn RequestNic>> {
+        let address = ADDRESSES.fetch_add(1, Ordering::Relaxed);
+        INBOXES.lock().get_or_insert_default().insert(address, Vec::new());
+        let (connections, arrived, receives) = (Vec::new(), Vec::new(), Vec::new());
+        let (manners, done, registered) = (self.2, HashMap::new(), Vec::new());
+        let (listeners, calls, sends, sent) = (0, 0, HashSet::new(), 0);
+        Ok(Box::new(Endpoint {
+            manners,
+            address,
+            listeners,
+            calls,
+            connections,
+            arrived,
+            receives,
+            done,
+            registered,
+            sends,
+            sent,
+        }))
+    }
+}
+
+impl Endpoint {
+    /// Counts a call; true where it must say "later".
+    fn is_shy(&mut self) -> Result<bool> {
+        self.calls += 1;
+        if self.calls >= self.manners.fails_at {
+            return Err(Error::internal("the test wants this call to fail"));
+        }
+        Ok(self.calls.is_multiple_of(self.manners.shy))
+    }
+
+    /// Whether `to` is there, so that the packet is on its way.
+    fn put(&mut self, to: u64, link: Link, content: std::result::Result<(MessageNumber, Vec<u8>), ListenerId>) -> bool {
+        let due = 1 + self.calls * 7 % self.manners.late;
+        let mut inboxes = INBOXES.lock();
+        let inbox = inboxes.as_mut().and_then(|inboxes| inboxes.get_mut(&to));
+        inbox.is_some_and(|inbox| {
+            inbox.push(Packet { link, content, due });
+            true
+        })
+    }
+
+    fn check(&self, memory: NicMemory) {
+        let is_inside = |region: &NicMemory| {
+            let end = memory.start().addr().get() + memory.bytes();
+            region.region() == memory.region()
+                && region.start() <= memory.start()
+                && end <= region.start().addr().get() + region.bytes()
+        };
+        assert!(self.registered.iter().any(is_inside), "memory that is not registered");
+    }
+}
+
+impl RequestNic for Endpoint {
+    fn listen(&mut self) -> Result<(ListenerId, NicHandle)> {
+        self.listeners += 1;
+        let handle = [&self.address.to_le_bytes()[..], &self.listeners.to_le_bytes()].concat();
+        Ok((ListenerId(self.listeners), NicHandle::new(&handle)?))
+    }
+
+    fn connect(&mut self, to: &NicHandle) -> Result<Option<ConnectionId>> {
+        if self.is_shy()? {
+            return Ok(None);
+        }
+        let broken = || Error::internal("a broken handle");
+        let (address, rest) = to.content().split_first_chunk().ok_or_else(broken)?;
+        let (listener, address) = (rest.try_into().map_err(|_| broken())?, u64::from_le_bytes(*address));
+        let id = u32::try_from(self.connections.len()).expect("few");
+        let link = (self.address, id);
+        self.connections.push((link, address));
+        self.put(address, link, Err(ListenerId(u32::from_le_bytes(listener))));
+        Ok(Some(ConnectionId(id)))
+    }
+
+    fn accept(&mut self, listener: ListenerId) -> Result<Option<ConnectionId>> {
+        let place = self.arrived.iter().position(|packet| packet.content == Err(listener));
+        let Some(place) = place else { return Ok(None) };
+        let link = self.arrived.swap_remove(place).link;
+        if self.manners.admits_after > 0 {
+            self.manners.admits_after -= 1;
+            return Err(Error::new(Kind::Remote, "the test wants this peer to stay outside"));
+        }
+        self.connections.push((link, link.0));
+        Ok(Some(ConnectionId(u32::try_from(self.connections.len() - 1).expect("few"))))
+    }
+
+    fn register(&mut self, region: NicMemory) -> Result<()> {
+        self.registered.push(region);
+        Ok(())
+    }
+
+    fn send(&mut self, to: ConnectionId, number: MessageNumber, from: NicMemory) -> Result<Posted> {
+        self.check(from);
+        if self.sent + 1 >= self.manners.sends_fail_at {
+            return Err(Error::internal("the test wants this send to fail"));
+        }
+        let is_shy = self.is_shy()? || self.sends.len() >= self.manners.most_sends;
+        // SAFETY: the memory is good for reads until the request is done.
+        let content = unsafe { std::slice::from_raw_parts(from.start().as_ptr(), from.bytes()) }.to_vec();
+        let (link, peer) = self.connections[to.0 as usize];
+        if is_shy || !self.put(peer, link, Ok((number, content))) {
+            return Ok(Posted::Later);
+        }
+        self.done.insert(RequestId(self.calls), (self.calls % self.manners.late, from.bytes()));
+        self.sends.insert(RequestId(self.calls));
+        self.sent += 1;
+        Ok(Posted::Request(RequestId(self.calls)))
+    }
+
+    fn receive(&mut self, from: ConnectionId, number: MessageNumber, into: NicMemory) -> Result<Posted> {
+        self.check(into);
+        let receives = self.receives.len() + self.done.len() - self.sends.len();
+        if self.is_shy()? || receives >= self.manners.most_receives {
+            return Ok(Posted::Later);
+        }
+        self.receives.push((RequestId(self.calls), self.connections[from.0 as usize].0, number, into));
+        Ok(Posted::Request(RequestId(self.calls)))
+    }
+
+    fn flush(&mut self, _: ConnectionId, _: NicMemory) -> Result<Posted> {
+        Ok(Posted::Done)
+    }
+
+    fn progress(&mut self) -> Result<()> {
+        self.done.values_mut().for_each(|(due, _)| *due = due.saturating_sub(1));
+        if let Some(inbox) = INBOXES.lock().as_mut().and_then(|inboxes| inboxes.get_mut(&self.address)) {
+            inbox.iter_mut().for_each(|packet| packet.due -= 1);
+            self.arrived.extend(inbox.extract_if(.., |packet| packet.due == 0));
+        }
+        for packet in std::mem::take(&mut self.arrived) {
+            let sent = packet.content.as_ref().ok().map(|(number, _)| (packet.link, *number));
+            let is_its = |receive: &(RequestId, Link, MessageNumber, NicMemory)| sent == Some((receive.1, receive.2));
+            match (self.receives.iter().position(is_its), &packet.content) {
+                (Some(place), Ok((_, bytes))) => {
+                    let (request, .., into) = self.receives.swap_remove(place);
+                    assert!(bytes.len() <= into.bytes(), "a receive that is too small");
+                    // SAFETY: the memory is good for writes until the request is done.
+                    unsafe { into.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                    self.done.insert(request, (0, bytes.len()));
+                }
+                _ => self.arrived.push(packet),
+            }
+        }
+        Ok(())
+    }
+
+    fn test(&mut self, request: RequestId) -> Result<Option<usize>> {
+        if self.manners.fails_at <= self.calls {
+            return Err(Error::internal("the test wants requests to fail from now on"));
+        }
+        let is_done = self.done.get(&request).is_some_and(|(due, _)| *due == 0);
+        if !is_done {
+            return Ok(None);
+        }
+        self.sends.remove(&request);
+        Ok(self.done.remove(&request).map(|(_, bytes)| bytes))
+    }
+
+    fn close(&mut self) -> Result<()> {
+        INBOXES.lock().as_mut().map(|inboxes| inboxes.remove(&self.address));
+        Ok(())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        INBOXES.lock().as_mut().map(|inboxes| inboxes.remove(&self.address));
+    }
+}
