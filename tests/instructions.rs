@@ -56,7 +56,9 @@ fn a_call_of_eight_bytes_takes_few_instructions() {
         (many - few) / (MANY_CALLS - FEW_CALLS)
     });
     println!("{each} instructions for an all-reduce of 8 bytes by two ranks, {round} for a round of a prepared one");
-    println!("{broadcast} for a broadcast; {exchange} for an exchange of messages, {scope} for one of requests in a scope");
+    println!(
+        "{broadcast} for a broadcast; {exchange} for an exchange of messages, {scope} for one of requests in a scope"
+    );
     assert!(each > 200, "{each} instructions for each call: this count sees too little");
     assert!(
         each <= MOST_INSTRUCTIONS,

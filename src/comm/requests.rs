@@ -115,15 +115,10 @@ impl Requests {
     ///
     /// # Errors
     /// As [`Requests::begin`].
-    ///
-    /// # Safety
-    /// The memory of the message is lent until the request has ended.
-    pub(super) unsafe fn begin_message(&mut self, message: &Message<'_>, beginner: &mut dyn Beginner) -> Result<()> {
+    pub(super) fn begin_message(&mut self, message: &mut Message<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         self.session.use_here();
-        // SAFETY: the caller's promise; the original is used no more.
-        let again = || -> Message<'static> { unsafe { message.again() } };
         if self.queue.iter().any(Queued::has_messages) {
-            let (messages, promise) = (vec![again()], beginner.promise());
+            let (messages, promise) = (vec![message.take()], beginner.promise());
             self.queue.push_back(Queued { messages, steps: VecDeque::new(), promise, part: None });
             return Ok(());
         }
@@ -135,7 +130,7 @@ impl Requests {
         }
         let Requests { engine, running, session, under_way, .. } = self;
         let Some(fabric) = fabric_of(engine, running) else { return Err(no_connections()) };
-        let run = || host_messages::begin_message(session, again());
+        let run = || host_messages::begin_message(session, message.take());
         if under_way.add(fabric, (run, need), || Told::Alone(beginner.promise()))? {
             beginner.ended();
         }
@@ -144,8 +139,7 @@ impl Requests {
 
     fn begin_job(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         match job {
-            // SAFETY: whoever begins a job keeps what it points to.
-            Job::Message(message) => unsafe { self.begin_message(&message, beginner) },
+            Job::Message(mut message) => self.begin_message(&mut message, beginner),
             Job::Messages(messages) if !self.queue.iter().any(Queued::has_messages) => {
                 let promise = Arc::new(beginner.promise());
                 match self.begin_messages(messages, &promise) {

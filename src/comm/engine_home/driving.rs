@@ -41,21 +41,18 @@ impl EngineHome {
     ///
     /// # Errors
     /// As [`EngineHome::begin`].
-    ///
-    /// # Safety
-    /// The memory of the message is lent until the request has ended, whatever becomes of `'a`.
-    pub(in crate::comm) unsafe fn begin_message(
+    pub(in crate::comm) fn begin_message(
         self: &Arc<EngineHome>,
-        message: &Message<'_>,
+        message: &mut Message<'static>,
         beginner: &mut dyn Beginner,
     ) -> Result<()> {
         let mut home = self.take_busy_turn()?;
+        let is_large = message.bytes() >= URGENT_BYTES;
         let begun = match &mut *home {
-            // SAFETY: the caller's promise.
-            Home::Busy(requests) => unsafe { requests.begin_message(message, beginner) },
+            Home::Busy(requests) => requests.begin_message(message, beginner),
             _ => Ok(()),
         };
-        self.end_begin((home, begun), beginner, message.bytes() >= URGENT_BYTES);
+        self.end_begin((home, begun), beginner, is_large);
         Ok(())
     }
 
