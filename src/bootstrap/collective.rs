@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
+use crate::bootstrap::gathered::{self, Gathered};
 use crate::bootstrap::graph::TreePlace;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
@@ -217,22 +218,21 @@ fn gather<T>(
             (in_order(kind, group.tree(), &gathered), me)
         }
     };
-    let blocks = blocks_of(&message, kind, source, Rank::new(size).index())?;
+    let blocks = Gathered::read(open(&message, kind, source)?, Rank::new(size).index());
+    let blocks = blocks.map_err(|error| error.about(source))?;
     for (_, child) in group.children() {
         mesh.put(child, group.channel, &message, wait)?;
     }
-    take(blocks)
+    take(blocks.blocks())
 }
 
 /// The message with the blocks of all places in their order, of `gathered` ones, which are in the order of the tree.
 fn in_order(kind: u8, tree: TreePlace, gathered: &[&[u8]]) -> Vec<u8> {
     let mut ordered: Vec<(u32, &[u8])> = tree.descent().zip(gathered.iter().copied()).collect();
     ordered.sort_unstable_by_key(|(place, _)| *place);
-    let mut message = Writer::with_capacity(gathered.iter().map(|block| block.len() + 4).sum::<usize>() + 1);
+    let mut message = Writer::new();
     message.u8(kind);
-    for (_, block) in ordered {
-        message.bytes(block);
-    }
+    gathered::write(ordered.into_iter().map(|(_, block)| block), &mut message);
     message.finish()
 }
 

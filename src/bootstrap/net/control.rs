@@ -20,6 +20,7 @@ use super::shortage::{self, Shortage};
 use crate::bootstrap::address::{self, PeerAddresses};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::door::Incoming;
+use crate::bootstrap::gathered::MOST_BESIDE_BLOCK;
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
 use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options};
@@ -165,7 +166,7 @@ impl ControlPlane {
             retry_count: options.retry_count,
             retry_sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout + PATIENCE_A_RANK.saturating_mul(world.size),
-            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
+            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + MOST_BESIDE_BLOCK) + 64).min(MAX_FRAME_BYTES),
         };
         ControlPlane {
             world,
