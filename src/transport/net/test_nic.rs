@@ -8,12 +8,17 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::transport::net::request_nic::{
     ConnectionId, DeviceMemoryAccess, FoundNic, ListenerId, MessageNumber, MessageOrder, NicDescription, NicHandle,
-    NicLibrary, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
+    NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
 };
 
 /// Ranks of tests ask for it by this name.
-pub(in crate::transport) const LIBRARY: NicLibrary =
-    NicLibrary { name: "test-nic", hardware: None, find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))) };
+pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary {
+    name: "test-nic",
+    hardware: None,
+    find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))),
+    list: |_| Ok(NicList { nics: vec![TestNic::new(Manners::WORST).description().clone()], noes: Vec::new() }),
+    looks_first: false,
+};
 
 /// How badly it behaves.
 #[derive(Debug, Clone, Copy)]
