@@ -135,11 +135,10 @@ impl FarEnds {
         device: &dyn Device,
         (end, shape): (&mut FarEnd, Shape),
     ) -> Result<Option<Region>> {
-        let Some(direct) = self.direct else { return Ok(None) };
+        let Some(direct) = self.direct.filter(|direct| direct.goes(need.way)) else { return Ok(None) };
         let memory = device.allocate(KernelSlots::payload_bytes(shape), Sharing::Threads)?;
-        let taken = match direct.payloads((device, &memory), need.way) {
-            Ok(None) => return Ok(None),
-            Ok(Some(payloads)) => end.take_device((memory.clone(), shape), &payloads),
+        let taken = match direct.payloads(device, &memory) {
+            Ok(payloads) => end.take_device((memory.clone(), shape), &payloads),
             Err(why) => Err(why),
         };
         match taken {

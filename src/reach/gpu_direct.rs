@@ -44,7 +44,7 @@ impl GpuDirect {
         let Some(nic) = nic else { return Ok(None) };
         let device = device::of(home)?;
         let (settings, told) = (session.settings.gpu_direct, &nic.words);
-        let without = |why: &str| log::info!(Net @ me, "GPU Direct RDMA Disabled for {home} and {told}: {why}");
+        let without = |why: &str| log::info!(Net @ me, "GPUDirect RDMA: no, between {home} and {told}: {why}");
         let ways = match ways(device, settings, &nic) {
             Ok(ways) => ways,
             Err(why) => {
@@ -64,34 +64,30 @@ impl GpuDirect {
                 let reads = settings.reads.unwrap_or(device.capability() >= Some(80) || standing.has_links);
                 let needs_flush = standing.needs_flush || nic.takes_devices == Some(true);
                 let found = GpuDirect { ways, reads, needs_flush };
-                log::info!(Net @ me, "GPU Direct RDMA Enabled for {home} and {told}: {why}{place}; {}", found.words());
+                log::info!(Net @ me, "GPUDirect RDMA: yes, between {home} and {told}: {why}{place}; {}", found.words());
                 Ok(Some(found))
             }
         }
     }
 
-    /// By which way the NIC may take `memory` for payloads that go this way; `None` where it is not to.
+    /// Whether payloads of connections of this way lie on the GPU.
+    pub fn goes(self, way: Way) -> bool {
+        way == Way::Receive || self.reads
+    }
+
+    /// By which way the NIC may take `memory` of the device for payloads.
     ///
     /// # Errors
     /// Of the driver, as a sentence.
-    pub fn payloads(
-        &self,
-        (device, memory): (&dyn Device, &Region),
-        way: Way,
-    ) -> std::result::Result<Option<PayloadsOnDevice>, String> {
-        if way == Way::Send && !self.reads {
-            return Ok(None);
-        }
+    pub fn payloads(self, device: &dyn Device, memory: &Region) -> std::result::Result<PayloadsOnDevice, String> {
         let reachable = device.nic_memory().filter(|_| self.ways.dma_buf);
-        let dma_buf = reachable.map(|reachable| reachable.dma_buf(memory)).transpose();
-        let (dma_buf, why) = match dma_buf {
-            Ok(dma_buf) => (dma_buf, None),
-            Err(error) => (None, Some(error.message().to_owned())),
+        let dma_buf = match reachable.map(|reachable| reachable.dma_buf(memory)).transpose() {
+            Ok(dma_buf) => dma_buf,
+            // The other way is left.
+            Err(_) if self.ways.address => None,
+            Err(error) => return Err(error.message().to_owned()),
         };
-        match (why, self.ways.address) {
-            (Some(why), false) => Err(why),
-            _ => Ok(Some(PayloadsOnDevice::new((dma_buf, self.ways.address), self.needs_flush))),
-        }
+        Ok(PayloadsOnDevice::new((dma_buf, self.ways.address), self.needs_flush))
     }
 
     fn words(self) -> String {

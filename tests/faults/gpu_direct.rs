@@ -104,7 +104,7 @@ mod jobs {
         let options = ["VERSIONS=4", "POINTERS=7", "FLUSH=1", "AGAIN_EVERY=5", "LATE=1"];
         let Some(run) = Run::of(&options, |_| vec![EVERYWHERE]) else { return };
         for rank in [0, 1] {
-            run.must_say(rank, "GPU Direct RDMA Enabled for ");
+            run.must_say(rank, "GPUDirect RDMA: yes, between ");
             run.must_say(rank, "PHB is within NCCL_NET_GDR_LEVEL=SYS");
             must_go_direct(&run, rank, ": 1 registrations by DMA-BUF, 0 by address");
         }
@@ -146,7 +146,7 @@ mod jobs {
         ] {
             let Some(run) = Run::of(&[options], |_| level.into_iter().collect()) else { return };
             for rank in [0, 1] {
-                run.must_say(rank, "GPU Direct RDMA Disabled for ");
+                run.must_say(rank, "GPUDirect RDMA: no, between ");
                 run.must_say(rank, why);
                 assert!(run.lines(rank).is_empty(), "{:#?}", run.lines(rank));
             }

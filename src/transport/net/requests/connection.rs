@@ -85,7 +85,12 @@ impl RequestConnection {
 
     /// How many chunks may be awaited at once.
     pub(super) fn awaited_chunks(&self) -> u64 {
-        self.endpoint.lock().receives_for(self.under_way[RequestWay::In as usize]).min(CHUNKS) as u64
+        self.receives().min(CHUNKS) as u64
+    }
+
+    /// How many receives may be under way at once: this connection's share.
+    pub(super) fn receives(&self) -> usize {
+        self.endpoint.lock().receives_for(self.under_way[RequestWay::In as usize])
     }
 
     /// Where a chunk lies: room for [`CHUNK_BYTES`].

@@ -63,7 +63,8 @@ impl DirectReceivePump {
 
     /// Keeps receives posted, a header and a payload in turn, and gives credit for them.
     fn ask_for_more(&mut self) -> Result<bool> {
-        loop {
+        let share = self.connection.receives() as u64;
+        while self.posted < self.came + share {
             let awaits_payload = self.open.back().is_some_and(|last| matches!(last.payload, Part::Open));
             if awaits_payload {
                 let message = self.published + self.open.len() as u64 - 1;

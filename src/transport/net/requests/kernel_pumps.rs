@@ -6,6 +6,10 @@
 //! either end lie on a device, and the other end then has its NIC take them from the host's memory. Chunks are left to
 //! ends that both have them there, where a message of a few bytes is one of the NIC's in place of two.
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
 use std::os::fd::BorrowedFd;
 
 use crate::error::{Error, Result};
