@@ -151,7 +151,9 @@ pub mod internals {
             pub use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
         }
         pub mod settings {
-            pub use crate::session::settings::{check, network_here, nics_here, ways};
+            pub use crate::session::settings::{
+                GpuDirectSettings, check, network_here, networks_here, nics_here, ways,
+            };
         }
         pub mod trace_text {
             pub use crate::session::trace_text::left;
@@ -165,6 +167,9 @@ pub mod internals {
     }
     pub mod topo {
         pub use crate::topo::*;
+    }
+    pub mod transport {
+        pub use crate::transport::{KnownNetwork, KnownNic};
     }
     pub mod tune {
         pub use crate::tune::*;

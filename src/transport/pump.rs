@@ -4,15 +4,18 @@
 //! what the pump [waits for](Pump::waits), so that an idle connection costs no system call.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::device::{HostMemory, Sharing};
+use crate::device::{HostMemory, HostRegion, Region, Sharing};
 use crate::error::Result;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Label, Message, Receiver, Sender, Shape};
 use crate::sys::poller::Interest;
+use crate::transport::connection::Way;
+use crate::transport::net::request_nic::DeviceReach;
 
 /// What a pump needs before it can move anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,6 +185,84 @@ pub(super) trait Wire: Debug + Send {
 
     /// The pump that puts what comes into `sink`.
     fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump>;
+
+    /// Takes memory of a device, where the payloads of slots of kernels lie that go the `way` of this connection.
+    ///
+    /// # Errors
+    /// Why it does not, as a sentence: the slots then lie in memory of the host.
+    fn take_device(&mut self, way: Way, slots: DeviceSlots<'_>) -> std::result::Result<(), String> {
+        let _ = (way, slots);
+        Err("sockets copy from and to memory of the host".to_owned())
+    }
+
+    /// As [`Wire::send`], of what kernels put into slots: the other end is one of kernels' slots, too.
+    fn send_of_kernels(self: Box<Self>, source: Box<dyn KernelSource>) -> Box<dyn Pump> {
+        self.send(source)
+    }
+
+    /// As [`Wire::receive`], into slots of kernels: the other end is one of kernels' slots, too.
+    fn receive_for_kernels(self: Box<Self>, sink: Box<dyn KernelSink>) -> Box<dyn Pump> {
+        self.receive(sink)
+    }
+}
+
+/// Memory of a device with the payloads of slots.
+#[derive(Debug)]
+pub(super) struct DeviceSlots<'a> {
+    pub(super) memory: Region,
+    pub(super) reach: &'a DeviceReach,
+    /// Whether what a NIC has written there must be flushed before a kernel may read it.
+    pub(super) needs_flush: bool,
+    /// The largest payload.
+    pub(super) slot_bytes: usize,
+}
+
+/// Slots that kernels fill, several of which a pump may have at once.
+pub(super) trait KernelSource: SlotSource {
+    /// How many messages were published since the beginning.
+    fn published(&self) -> u64;
+
+    /// Length and label of a message that was published and not released.
+    ///
+    /// # Errors
+    /// As [`SlotSource::peek`].
+    fn header(&self, message: u64) -> Result<(usize, Label)>;
+
+    /// Gives back the slots of all messages before this one.
+    fn release_until(&mut self, message: u64);
+
+    /// Where slots lie.
+    fn slots(&self) -> SlotPlaces<'_>;
+}
+
+/// Slots that kernels empty, several of which a pump may fill at once.
+pub(super) trait KernelSink: SlotSink {
+    /// How many messages may be published since the beginning: so many slots have been free.
+    fn open_until(&self) -> u64;
+
+    /// Where slots lie.
+    fn slots(&self) -> SlotPlaces<'_>;
+}
+
+/// Where slots lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SlotPlaces<'a> {
+    /// The memory of the host with words, headers and, unless these lie on a device, payloads.
+    pub(super) memory: &'a HostRegion,
+    /// The payload of the first slot, in the memory where payloads lie.
+    pub(super) first: usize,
+    pub(super) stride: usize,
+    pub(super) count: u32,
+    pub(super) slot_bytes: usize,
+}
+
+impl SlotPlaces<'_> {
+    /// The first `bytes` of the payload of a message.
+    pub(super) fn payload(&self, message: u64, bytes: usize) -> Range<usize> {
+        let place = usize::try_from(message % u64::from(self.count)).expect("below a 32-bit number");
+        let start = self.first + place * self.stride;
+        start..start + bytes.min(self.slot_bytes)
+    }
 }
 
 /// Where a pump takes messages from: a ring in private memory, which an executor of this process fills, or slots that

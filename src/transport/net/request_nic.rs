@@ -38,6 +38,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::device::DmaBuf;
 use crate::error::{Error, Kind, Result, shown, without_controls};
 use crate::sync::primitive::Arc;
 use crate::transport::VerbsSettings;
@@ -63,6 +64,23 @@ pub(in crate::transport) struct NicLibrary {
     /// [`crate::error::Kind::System`] with a sentence for the user: which library is missing or too old, or why each
     /// NIC that it has will not do.
     pub(in crate::transport) find: fn(&NicSearch<'_>) -> Result<Arc<dyn FoundNic>>,
+    /// All NICs that it has here, for people.
+    ///
+    /// # Errors
+    /// As [`find`](NicLibrary::find).
+    pub(in crate::transport) list: fn(&NicSearch<'_>) -> Result<NicList>,
+    /// Whether [`list`](NicLibrary::list) looks into files first, and loads the library only where these show a device:
+    /// then it may be called though nobody has asked for the library.
+    pub(in crate::transport) looks_first: bool,
+}
+
+/// The NICs of a library.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::transport) struct NicList {
+    /// Those that will do, the first one first.
+    pub(in crate::transport) nics: Vec<NicDescription>,
+    /// Why others will not, a sentence each.
+    pub(in crate::transport) noes: Vec<String>,
 }
 
 /// What a library is told when it looks for a NIC.
@@ -92,6 +110,11 @@ pub(in crate::transport) trait FoundNic: Debug + Send + Sync {
 
     /// What it promises.
     fn promises(&self) -> &NicPromises;
+
+    /// Its PCI bus id, where that is known.
+    fn bus_id(&self) -> Option<String> {
+        None
+    }
 
     /// Why it is none of the others that the library has, one line each.
     fn noes(&self) -> &[String] {
@@ -145,6 +168,22 @@ pub(in crate::transport) trait RequestNic: Debug + Send {
     /// [`crate::error::Kind::System`] where the system pins no more memory (`RLIMIT_MEMLOCK`).
     fn register(&mut self, region: NicMemory) -> Result<()>;
 
+    /// Registers `region` of a device's memory, of which parts will go the `way` of this connection until the endpoint
+    /// is closed.
+    ///
+    /// # Errors
+    /// Why the NIC does not take it, as a sentence: then nothing has changed, and no message lies there.
+    fn register_device(
+        &mut self,
+        connection: ConnectionId,
+        way: RequestWay,
+        region: NicMemory,
+        reach: &DeviceReach,
+    ) -> std::result::Result<(), String> {
+        let _ = (connection, way, region, reach);
+        Err("this network takes no memory of devices".to_owned())
+    }
+
     /// Posts a message of the connection.
     ///
     /// # Errors
@@ -158,12 +197,11 @@ pub(in crate::transport) trait RequestNic: Debug + Send {
     /// Of the connection.
     fn receive(&mut self, from: ConnectionId, number: MessageNumber, into: NicMemory) -> Result<Posted>;
 
-    /// Makes what a receive has put into memory of a device visible to the device. For memory of the host it is
-    /// [`Posted::Done`].
+    /// Makes what a receive has put into memory of a device visible to the device, once that request is done. For
+    /// memory of the host it is [`Posted::Done`].
     ///
     /// # Errors
     /// Of the connection.
-    #[expect(dead_code, reason = "for memory of GPUs, which no connection hands to a NIC so far")]
     fn flush(&mut self, from: ConnectionId, received: NicMemory) -> Result<Posted>;
 
     /// Lets the NIC move what it can, and takes note of requests that are done. Called often: it should cost little
@@ -216,6 +254,22 @@ pub(in crate::transport) enum NicSleep<'a> {
     On(BorrowedFd<'a>),
 }
 
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum RequestWay {
+    Out,
+    In,
+}
+
+/// How a NIC may reach memory of a device.
+#[derive(Debug)]
+pub(in crate::transport) struct DeviceReach {
+    /// As a DMA-BUF, which is the better way.
+    pub(in crate::transport) dma_buf: Option<DmaBuf>,
+    /// By its address.
+    pub(in crate::transport) by_address: bool,
+}
+
 /// What has become of what was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Posted {
@@ -261,12 +315,13 @@ pub(in crate::transport) struct RegionId(pub(in crate::transport) u32);
 /// Memory that a NIC may read and write: a region, or a part of one that was registered with the same NIC before.
 ///
 /// Only the [endpoint] makes such values. It promises that the memory is mapped, and
-/// touched by nobody while a request has it, until the NIC was closed.
+/// touched by nobody while a request has it, until the NIC was closed. Of memory of a device the address is the device's.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::transport) struct NicMemory {
     region: RegionId,
     start: NonNull<u8>,
     bytes: usize,
+    is_device: bool,
 }
 
 impl NicMemory {
@@ -283,6 +338,11 @@ impl NicMemory {
     /// Its length.
     pub(in crate::transport) fn bytes(self) -> usize {
         self.bytes
+    }
+
+    /// Whether it lies on a device: then only the NIC reaches it, and this process does not.
+    pub(in crate::transport) fn is_device(self) -> bool {
+        self.is_device
     }
 }
 
@@ -392,8 +452,8 @@ impl fmt::Display for NicDescription {
 /// The most bytes that a rank tells of each name in its [`NicDescription`]; the rest is cut off.
 const MOST_TEXT_BYTES: usize = 64;
 
-/// What a NIC promises, for those who choose protocols and sizes. So far only `most_message_bytes` and `most_requests`
-/// are looked at: pumps wait for completions, and need no order.
+/// What a NIC promises, for those who choose protocols and sizes. So far the order and the words of a message are not
+/// looked at: pumps wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) struct NicPromises {
     /// In which order messages of a connection come.
@@ -439,8 +499,10 @@ pub(in crate::transport) enum DeviceMemoryAccess {
     /// It does not: data of GPUs go through memory of the host.
     None,
     /// It does, and [`RequestNic::flush`] makes what came visible.
-    #[expect(dead_code, reason = "no NIC so far is asked for memory of GPUs")]
-    WithFlush,
+    WithFlush {
+        /// Whether that is needed whatever the device promises.
+        is_forced: bool,
+    },
 }
 
 /// Whether a NIC needs memory to be registered.

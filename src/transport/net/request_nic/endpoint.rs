@@ -7,15 +7,15 @@
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::device::HostRegion;
+use crate::device::{HostRegion, Region};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, Mutex};
 use crate::sys::open;
 use crate::sys::pinning::OwnPins;
 use crate::transport::net::request_nic::{
-    ConnectionId, FoundNic, ListenerId, MessageNumber, NicHandle, NicMemory, NicPromises, NicSleep, Posted, RegionId,
-    RegistrationNeed, RequestId, RequestNic,
+    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageNumber, NicHandle, NicMemory,
+    NicPromises, NicSleep, Posted, RegionId, RegistrationNeed, RequestId, RequestNic, RequestWay,
 };
 use crate::transport::pump::PumpSleep;
 
@@ -29,7 +29,8 @@ pub(in crate::transport) struct NicEndpoint {
     pins: Option<OwnPins>,
     // Before the memory: fields are dropped in this order.
     nic: Box<dyn RequestNic>,
-    regions: Vec<HostRegion>,
+    regions: Vec<NicRegion>,
+    promises: NicPromises,
     failure: Option<Error>,
     /// What may be under way beside one send and one receive of each connection.
     sends: CommonRequests,
@@ -42,11 +43,39 @@ pub(in crate::transport) struct NicEndpoint {
     twin: Option<(RawFd, Arc<OwnedFd>)>,
 }
 
-/// Which way a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::transport) enum RequestWay {
-    Out,
-    In,
+/// Memory that the NIC has.
+#[derive(Debug)]
+enum NicRegion {
+    Host(HostRegion),
+    Device(Region),
+}
+
+impl NicRegion {
+    fn bytes(&self) -> usize {
+        match self {
+            NicRegion::Host(memory) => memory.bytes(),
+            NicRegion::Device(memory) => memory.bytes(),
+        }
+    }
+
+    /// A part of it, which lies inside.
+    fn part(&self, region: RegionId, range: Range<usize>) -> NicMemory {
+        let bytes = range.len();
+        match self {
+            NicRegion::Host(memory) => {
+                NicMemory { region, start: memory.at(range.start, bytes), bytes, is_device: false }
+            }
+            NicRegion::Device(memory) => {
+                // The address is the device's: it is counted with, and never followed.
+                let start = memory.base().map_addr(|base| base.saturating_add(range.start));
+                NicMemory { region, start, bytes, is_device: true }
+            }
+        }
+    }
+
+    fn is(&self, memory: &HostRegion) -> bool {
+        matches!(self, NicRegion::Host(one) if one.base() == memory.base() && one.bytes() == memory.bytes())
+    }
 }
 
 /// Requests of one way that all connections share. Each has one of its own, so whatever others have under way, and for
@@ -87,7 +116,8 @@ impl NicEndpoint {
         let (sends, receives) = (beside(promises.most_sends), beside(promises.most_receives));
         let pins = (promises.registration == RegistrationNeed::All).then(OwnPins::default);
         let (regions, failure, connections, mover, others, twin) = (Vec::new(), None, 0, None, 0, None);
-        NicEndpoint { pins, nic, regions, failure, sends, receives, connections, mover, others, twin }
+        let promises = *promises;
+        NicEndpoint { pins, nic, regions, promises, failure, sends, receives, connections, mover, others, twin }
     }
 
     /// As [`RequestNic::listen`].
@@ -128,14 +158,14 @@ impl NicEndpoint {
     /// # Errors
     /// As [`RequestNic::register`].
     pub(in crate::transport) fn register(&mut self, memory: HostRegion) -> Result<RegionId> {
-        let known = self.regions.iter().position(|one| one.base() == memory.base() && one.bytes() == memory.bytes());
+        let known = self.regions.iter().position(|one| one.is(&memory));
         if let Some(known) = known {
             return Ok(region_id(known));
         }
         let region = region_id(self.regions.len());
-        let whole = NicMemory { region, start: memory.base(), bytes: memory.bytes() };
+        let whole = NicMemory { region, start: memory.base(), bytes: memory.bytes(), is_device: false };
         // First: a NIC that fails halfway may have pinned it.
-        self.regions.push(memory);
+        self.regions.push(NicRegion::Host(memory));
         let (start, mut pins) = (whole.start.addr().get(), self.pins.take());
         let registered = match &mut pins {
             Some(pins) => pins.count(&(start..start + whole.bytes), || self.ask(|nic| nic.register(whole))),
@@ -143,6 +173,33 @@ impl NicEndpoint {
         };
         self.pins = pins;
         registered.map(|()| region)
+    }
+
+    /// Hands `memory` of a device to the NIC for one way of a connection.
+    ///
+    /// # Errors
+    /// Why it does not take it, as a sentence: the caller goes on without.
+    pub(in crate::transport) fn register_device(
+        &mut self,
+        (connection, way): (ConnectionId, RequestWay),
+        memory: Region,
+        reach: &DeviceReach,
+    ) -> std::result::Result<RegionId, String> {
+        if self.promises.device_memory == DeviceMemoryAccess::None {
+            return Err("this NIC takes no memory of devices".to_owned());
+        }
+        let region = region_id(self.regions.len());
+        let memory = NicRegion::Device(memory);
+        let whole = memory.part(region, 0..memory.bytes());
+        // First, as above.
+        self.regions.push(memory);
+        let nic = self.nic().map_err(|error| error.message().to_owned())?;
+        nic.register_device(connection, way, whole, reach).map(|()| region)
+    }
+
+    /// The largest message.
+    pub(in crate::transport) fn most_message_bytes(&self) -> usize {
+        self.promises.most_message_bytes
     }
 
     /// Counts one more connection.
@@ -198,6 +255,15 @@ impl NicEndpoint {
     pub(in crate::transport) fn receive(&mut self, place: MessagePlace) -> Result<Posted> {
         let into = self.memory(&place)?;
         self.nic()?.receive(place.connection, place.number, into)
+    }
+
+    /// As [`RequestNic::flush`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::transport) fn flush(&mut self, place: &MessagePlace) -> Result<Posted> {
+        let received = self.memory(place)?;
+        self.nic()?.flush(place.connection, received)
     }
 
     /// As [`RequestNic::test`].
@@ -268,7 +334,7 @@ impl NicEndpoint {
         let whole = usize::try_from(region.0).ok().and_then(|place| self.regions.get(place));
         let whole = whole.filter(|whole| range.start <= range.end && range.end <= whole.bytes());
         let whole = whole.ok_or_else(|| Error::internal("a message outside the memory of its NIC"))?;
-        Ok(NicMemory { region: *region, start: whole.at(range.start, range.len()), bytes: range.len() })
+        Ok(whole.part(*region, range.clone()))
     }
 
     /// The NIC, which has not failed before.

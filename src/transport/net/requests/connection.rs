@@ -16,10 +16,12 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use crate::device::{HostMemory, HostRegion};
+use crate::device::{HostMemory, HostRegion, Region};
 use crate::error::{Error, Kind, Result};
-use crate::transport::net::request_nic::endpoint::{MessagePlace, NicEndpoint, RequestWay, SharedEndpoint};
-use crate::transport::net::request_nic::{ConnectionId, MessageNumber, Posted, RegionId, RequestId};
+use crate::transport::net::request_nic::endpoint::{MessagePlace, NicEndpoint, SharedEndpoint};
+use crate::transport::net::request_nic::{
+    ConnectionId, DeviceReach, MessageNumber, Posted, RegionId, RequestId, RequestWay,
+};
 use crate::transport::net::wire::{HEADER_BYTES, broken};
 use crate::transport::pump::PumpSleep;
 use crate::types::Rank;
@@ -83,7 +85,12 @@ impl RequestConnection {
 
     /// How many chunks may be awaited at once.
     pub(super) fn awaited_chunks(&self) -> u64 {
-        self.endpoint.lock().receives_for(self.under_way[RequestWay::In as usize]).min(CHUNKS) as u64
+        self.receives().min(CHUNKS) as u64
+    }
+
+    /// How many receives may be under way at once: this connection's share.
+    pub(super) fn receives(&self) -> usize {
+        self.endpoint.lock().receives_for(self.under_way[RequestWay::In as usize])
     }
 
     /// Where a chunk lies: room for [`CHUNK_BYTES`].
@@ -96,7 +103,7 @@ impl RequestConnection {
     /// # Errors
     /// Of the connection, naming the peer.
     pub(super) fn send_chunk(&mut self, place: usize, bytes: usize) -> Result<Posted> {
-        self.send(chunk_range(place, bytes))
+        self.send_from(self.region, chunk_range(place, bytes))
     }
 
     /// Posts a receive into the chunk at `place`; `None` is "later".
@@ -104,7 +111,52 @@ impl RequestConnection {
     /// # Errors
     /// Of the connection, naming the peer.
     pub(super) fn receive_chunk(&mut self, place: usize) -> Result<Option<RequestId>> {
-        self.receive(chunk_range(place, CHUNK_BYTES))
+        self.receive_into(self.region, chunk_range(place, CHUNK_BYTES))
+    }
+
+    /// Registers more memory of the host, of which parts are sent or received.
+    ///
+    /// # Errors
+    /// As [`NicEndpoint::register`], naming the peer.
+    pub(super) fn register(&self, memory: HostRegion) -> Result<RegionId> {
+        self.ask(|_, endpoint| endpoint.register(memory))
+    }
+
+    /// Registers memory of a device for one way of this connection.
+    ///
+    /// # Errors
+    /// Why the NIC does not take it, as a sentence.
+    pub(super) fn register_device(
+        &self,
+        way: RequestWay,
+        memory: Region,
+        reach: &DeviceReach,
+    ) -> std::result::Result<RegionId, String> {
+        self.endpoint.lock().register_device((self.id, way), memory, reach)
+    }
+
+    /// The largest message of the NIC.
+    pub(super) fn most_message_bytes(&self) -> usize {
+        self.endpoint.lock().most_message_bytes()
+    }
+
+    /// Makes what a receive has put into memory of a device visible there: [`Posted::Done`], or a request to
+    /// [ask for](RequestConnection::is_flushed).
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn flush(&self, region: RegionId, range: Range<usize>) -> Result<Posted> {
+        let number = MessageNumber::of(self.received);
+        let place = MessagePlace { connection: self.id, number, region, range };
+        self.ask(|_, endpoint| endpoint.flush(&place))
+    }
+
+    /// Whether a flush is done.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn is_flushed(&self, request: RequestId) -> Result<bool> {
+        self.ask(|_, endpoint| endpoint.test(request)).map(|done| done.is_some())
     }
 
     /// Nobody calls this connection until its ring has something for it: another one lets the NIC move.
@@ -151,7 +203,7 @@ impl RequestConnection {
         let room = self.memory.at(range.start, range.len());
         // SAFETY: inside this connection's memory, where the memo before has left; the NIC has none of it now.
         unsafe { room.as_ptr().copy_from_nonoverlapping(memo.as_ptr(), memo.len()) };
-        let request = match self.send(range)? {
+        let request = match self.send_from(self.region, range)? {
             Posted::Later => return Ok(false),
             Posted::Request(request) => Some(request),
             Posted::Done => None,
@@ -192,7 +244,8 @@ impl RequestConnection {
                 return Ok(false);
             }
             let place = Memos::place(self.incoming.posted);
-            let Some(request) = self.receive(memo_range(place, RequestWay::In, MEMO_BYTES))? else { return Ok(false) };
+            let range = memo_range(place, RequestWay::In, MEMO_BYTES);
+            let Some(request) = self.receive_into(self.region, range)? else { return Ok(false) };
             self.incoming.requests[place] = Some(request);
             self.incoming.posted += 1;
         }
@@ -217,14 +270,22 @@ impl RequestConnection {
         Ok(Some(memo))
     }
 
-    fn send(&mut self, range: Range<usize>) -> Result<Posted> {
-        let posted = self.post(RequestWay::Out, MessageNumber::of(self.sent), range)?;
+    /// Sends what lies in `range` of a region that was registered.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn send_from(&mut self, region: RegionId, range: Range<usize>) -> Result<Posted> {
+        let posted = self.post(RequestWay::Out, MessageNumber::of(self.sent), (region, range))?;
         self.sent += u64::from(posted != Posted::Later);
         Ok(posted)
     }
 
-    fn receive(&mut self, range: Range<usize>) -> Result<Option<RequestId>> {
-        match self.post(RequestWay::In, MessageNumber::of(self.received), range)? {
+    /// Posts a receive into `range` of a region that was registered; `None` is "later".
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    pub(super) fn receive_into(&mut self, region: RegionId, range: Range<usize>) -> Result<Option<RequestId>> {
+        match self.post(RequestWay::In, MessageNumber::of(self.received), (region, range))? {
             Posted::Later => Ok(None),
             Posted::Done => Err(Error::internal("a receive was done at once")),
             Posted::Request(request) => {
@@ -234,13 +295,18 @@ impl RequestConnection {
         }
     }
 
-    fn post(&mut self, way: RequestWay, number: MessageNumber, range: Range<usize>) -> Result<Posted> {
+    fn post(
+        &mut self,
+        way: RequestWay,
+        number: MessageNumber,
+        (region, range): (RegionId, Range<usize>),
+    ) -> Result<Posted> {
         let under_way = self.under_way[way as usize];
         let posted = self.ask(|connection, endpoint| {
             if !endpoint.begin(way, under_way) {
                 return Ok(Posted::Later);
             }
-            let place = MessagePlace { connection: connection.id, number, region: connection.region, range };
+            let place = MessagePlace { connection: connection.id, number, region, range };
             let posted = match way {
                 RequestWay::Out => endpoint.send(place),
                 RequestWay::In => endpoint.receive(place),
