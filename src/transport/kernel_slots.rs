@@ -191,6 +191,10 @@ impl SlotSink for ToKernels {
     fn slot_bytes(&self) -> usize {
         self.slots.shape.slot_bytes as usize
     }
+
+    fn memory(&self) -> HostRegion {
+        self.slots.memory.clone()
+    }
 }
 
 fn stride(shape: Shape) -> usize {

@@ -9,8 +9,8 @@ use crate::log;
 use crate::sync::primitive::Arc;
 use crate::sys::fabric_devices;
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicPromises, NicSearch, RegistrationNeed,
-    RequestNic,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicPromises, NicSearch,
+    RegistrationNeed, RequestNic,
 };
 use crate::transport::verbs::device::{PortFacts, VerbsDevice, facts_of};
 use crate::transport::verbs::library::VerbsLibrary;
@@ -134,6 +134,7 @@ fn promises(facts: &PortFacts) -> NicPromises {
         most_sends: requests,
         most_receives: requests,
         registration: RegistrationNeed::All,
+        matching: MessageMatching::InOrder,
     }
 }
 
