@@ -16,6 +16,11 @@
 //! would keep the sender waiting, so the sender withdraws the offer and goes on by slots, if they have room for all. If
 //! the receiver cannot read the memory, or not to its end, the rest comes by slots.
 //!
+//! # None in place of two
+//! Between hosts, a NIC that can sends a long message from where it lies to where it belongs ([`Links::hand_over`],
+//! [`Links::take`]). The run keeps what stands for its memory meanwhile: it ends when the NIC is done, and dropped before
+//! that, it has closed the NIC.
+//!
 //! [`Sender::offer`]: crate::sync::ring::Sender::offer
 
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -32,7 +37,7 @@ use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Sender, Shape, Whereabouts};
 use crate::sys::cpu;
-use crate::transport::{Announced, Channel, Links, Need, Neighbour, OfferedRange, PeerCalls, Taken};
+use crate::transport::{Announced, Channel, Links, Need, Neighbour, NicHold, OfferedRange, PeerCalls, Taken};
 use crate::types::{CarriedBy, Collective, DataType, Rank};
 
 /// A message under way. It is moved several times while it begins, so it is small: what its label says is not kept a
@@ -51,6 +56,8 @@ pub struct MessageRun<'a> {
     moved: usize,
     /// Of a sender whose message is offered in place.
     offer: Option<Box<OpenOffer>>,
+    /// What a NIC has of the message's memory.
+    hold: Option<NicHold>,
 }
 
 /// The sender's offer of its memory. Dropping it waits until the receiver reads the memory no more.
@@ -117,7 +124,7 @@ impl<'a> MessageRun<'a> {
         let label = label_of(&message, collective, (sequence, message.count()));
         let (channel, bytes) = (channel_of(collective), message.bytes());
         let (store, moved, begun) = (Store::Cached, 0, false);
-        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None }
+        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None, hold: None }
     }
 
     /// A message that is a part of `operation`. Both ends compare the `whole` number of elements if there is one, else
@@ -161,9 +168,10 @@ impl<'a> MessageRun<'a> {
         self.bytes
     }
 
-    /// A message that has failed takes its offer back. Whether nobody reads its memory any more; a receiver that reads
+    /// A message that has failed takes its offer back, and its memory from a NIC. Whether nobody reads its memory any more; a receiver that reads
     /// is asked to leave, and is given a moment. Dropping the message waits for the same.
     pub fn leave(&mut self) -> bool {
+        self.hold = None;
         if self.offer.as_mut().is_none_or(|open| open.is_over()) {
             self.offer = None;
         }
@@ -216,7 +224,26 @@ impl<'a> MessageRun<'a> {
         {
             return Ok(self.offer((whereabouts, lent), links));
         }
+        if self.hold.is_some() || links.hands_over((self.peer(), self.channel), self.bytes) {
+            return self.hand_over(from, links);
+        }
         self.fill_slot(from, links)
+    }
+
+    /// Lends the message to a NIC, and waits until it has gone.
+    fn hand_over(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
+        match &self.hold {
+            Some(hold) if !hold.is_over() => return Ok(Look::Nothing),
+            Some(_) => {
+                self.hold = None;
+                return Ok(self.advance(self.bytes));
+            }
+            None => {}
+        }
+        // SAFETY: the message's memory is good for reading as long as this run, which keeps the answer.
+        self.hold = unsafe { links.hand_over((self.peer(), self.channel), from, (self.bytes, self.label)) }?;
+        self.begun |= self.hold.is_some();
+        Ok(if self.hold.is_some() { Look::Moved } else { Look::Nothing })
     }
 
     /// Where the receiver can read the message in place, if it can, and where to count that in lent memory.
@@ -383,6 +410,9 @@ impl<'a> MessageRun<'a> {
     }
 
     fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        if links.comes_whole((self.peer(), self.channel), self.bytes) {
+            return self.recv_whole(into, links);
+        }
         let receiver = links.receiver(self.peer(), self.channel);
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else {
             return self.take(into, links);
@@ -404,15 +434,43 @@ impl<'a> MessageRun<'a> {
         Ok(self.advance(due))
     }
 
+    /// Receives a message that the ring announces and a NIC brings.
+    fn recv_whole(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        let end = (self.peer(), self.channel);
+        if !self.begun {
+            let receiver = links.receiver(end.0, end.1);
+            let Some(message) = receiver.peek().map_err(|error| error.about(end.0))? else {
+                return Ok(Look::Nothing);
+            };
+            if !is_same(message.label, self.label) || message.bytes != 0 {
+                return Err(mismatch(exec::called(self.label, self.called()), end.0, message.label));
+            }
+            receiver.release_announcement();
+            self.begun = true;
+        }
+        // SAFETY: the message's memory, as long as this run, which keeps what is left in `hold`.
+        match unsafe { links.take(end, (into, &mut self.hold), (self.bytes, self.label)) }? {
+            Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
+            Taken::Open(true) => Ok(Look::Again),
+            Taken::Whole => {
+                self.hold = None;
+                Ok(self.advance(self.bytes))
+            }
+        }
+    }
+
     /// Receives the next slot's worth past the ring, in which nothing lies.
     fn take(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
         let end = (self.peer(), self.channel);
         let due = self.next_piece(links.receiver(end.0, end.1).shape());
         // SAFETY: the target is inside the message's memory, since moved + due <= bytes.
-        match unsafe { links.take(end, into.wrapping_add(self.moved), (due, self.label)) }? {
+        match unsafe { links.take(end, (into.wrapping_add(self.moved), &mut self.hold), (due, self.label)) }? {
             Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
             Taken::Open(true) => Ok(Look::Again),
-            Taken::Whole => Ok(self.advance(due)),
+            Taken::Whole => {
+                self.hold = None;
+                Ok(self.advance(due))
+            }
         }
     }
 }

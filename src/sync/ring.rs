@@ -357,6 +357,27 @@ impl Sender {
         self.has_credit().then(|| self.view.payload(self.next, self.before(), bytes))
     }
 
+    /// The place for `bytes` of payload in the free slot so many after the next one; `None` while the receiver holds it,
+    /// and in a ring that spreads its payloads.
+    pub fn reserve_ahead(&mut self, ahead: u64, bytes: usize) -> Option<NonNull<u8>> {
+        if ahead == 0 {
+            return self.reserve(bytes);
+        }
+        let message = self.next + ahead;
+        if self.view.shape.is_spread() {
+            return None;
+        }
+        if message >= self.credit_until {
+            self.look_for_credit();
+        }
+        (message < self.credit_until).then(|| self.view.payload(message, None, bytes))
+    }
+
+    /// The memory of payloads, of the host.
+    pub fn memory(&self) -> HostRegion {
+        self.view.parts.lines.clone()
+    }
+
     /// Packs payloads from now on, or spreads them again, where the ring spreads payloads and the receiver has released
     /// all of them. Else everything stays as it was.
     #[inline]
@@ -562,6 +583,42 @@ impl Receiver {
         let before = (!is_packed).then_some(self.end);
         let (payload, label) = (self.view.payload(self.next, before, bytes), [words[1], words[2], words[3]]);
         Ok(Some(Message { payload, bytes, label, is_offer }))
+    }
+
+    /// The message so many after the next one, where it has come as well: in a ring that does not spread its payloads
+    /// and in which nothing is offered.
+    ///
+    /// # Errors
+    /// As [`Receiver::peek`].
+    pub fn peek_ahead(&mut self, ahead: u64) -> Result<Option<Message>> {
+        if ahead == 0 {
+            return self.peek();
+        }
+        let message = self.next + ahead;
+        if self.view.shape.is_spread() || self.view.arrival(message).value() < filled(message) {
+            return Ok(None);
+        }
+        // Relaxed: as in `peek`.
+        let words = std::array::from_fn(|place| self.view.words(message)[place].load(Ordering::Relaxed));
+        let [length, first, second, third]: [u64; WORDS] = words;
+        let slot = self.view.shape.slot_bytes;
+        let Some(bytes) = usize::try_from(length).ok().filter(|_| length <= u64::from(slot)) else {
+            return Err(Error::new(Kind::Remote, format!("a message of {length} bytes in a slot of {slot}")));
+        };
+        let payload = self.view.payload(message, None, bytes);
+        Ok(Some(Message { payload, bytes, label: [first, second, third], is_offer: false }))
+    }
+
+    /// The memory of payloads, of the host.
+    pub fn memory(&self) -> HostRegion {
+        self.view.parts.lines.clone()
+    }
+
+    /// Gives the slot of the last peeked message back, which has only announced one that goes past the ring.
+    pub fn release_announcement(&mut self) {
+        let count = self.count.take();
+        self.release();
+        self.count = count;
     }
 
     /// Takes the offer that was peeked: where the sender's memory is, and the word that says whether to go on reading
