@@ -356,8 +356,8 @@ impl<'a> PlanRun<'a> {
             return Ok(false);
         }
         let mut hold = None;
-        // SAFETY: the constructor's contract for the output, and the plan's proof for the span inside it; as long as this
-        // run, which keeps what is left in `hold`.
+        // SAFETY: the constructor's contract for the output, and the plan's proof for the span inside it; as long as
+        // this run, which keeps what is left in `hold`.
         let taken = unsafe { links.take((peer, channel), (into, &mut hold), (bytes, self.label)) };
         self.holds.extend(hold);
         let taken = taken?;

@@ -18,8 +18,8 @@
 //!
 //! # None in place of two
 //! Between hosts, a NIC that can sends a long message from where it lies to where it belongs ([`Links::hand_over`],
-//! [`Links::take`]). The run keeps what stands for its memory meanwhile: it ends when the NIC is done, and dropped before
-//! that, it has closed the NIC.
+//! [`Links::take`]). The run keeps what stands for its memory meanwhile: it ends when the NIC is done, and dropped
+//! before that, it has closed the NIC.
 //!
 //! [`Sender::offer`]: crate::sync::ring::Sender::offer
 
@@ -57,7 +57,7 @@ pub struct MessageRun<'a> {
     /// Of a sender whose message is offered in place.
     offer: Option<Box<OpenOffer>>,
     /// What a NIC has of the message's memory.
-    hold: Option<NicHold>,
+    holds: Vec<NicHold>,
 }
 
 /// The sender's offer of its memory. Dropping it waits until the receiver reads the memory no more.
@@ -124,7 +124,7 @@ impl<'a> MessageRun<'a> {
         let label = label_of(&message, collective, (sequence, message.count()));
         let (channel, bytes) = (channel_of(collective), message.bytes());
         let (store, moved, begun) = (Store::Cached, 0, false);
-        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None, hold: None }
+        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None, holds: Vec::new() }
     }
 
     /// A message that is a part of `operation`. Both ends compare the `whole` number of elements if there is one, else
@@ -168,10 +168,10 @@ impl<'a> MessageRun<'a> {
         self.bytes
     }
 
-    /// A message that has failed takes its offer back, and its memory from a NIC. Whether nobody reads its memory any more; a receiver that reads
-    /// is asked to leave, and is given a moment. Dropping the message waits for the same.
+    /// A message that has failed takes its offer back, and its memory from a NIC. Whether nobody reads its memory any
+    /// more; a receiver that reads is asked to leave, and is given a moment. Dropping the message waits for the same.
     pub fn leave(&mut self) -> bool {
-        self.hold = None;
+        self.holds.clear();
         if self.offer.as_mut().is_none_or(|open| open.is_over()) {
             self.offer = None;
         }
@@ -211,7 +211,7 @@ impl<'a> MessageRun<'a> {
     }
 
     fn complete(&self) -> bool {
-        self.begun && self.moved == self.bytes
+        self.begun && self.moved == self.bytes && self.holds.is_empty()
     }
 
     fn send(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
@@ -224,26 +224,29 @@ impl<'a> MessageRun<'a> {
         {
             return Ok(self.offer((whereabouts, lent), links));
         }
-        if self.hold.is_some() || links.hands_over((self.peer(), self.channel), self.bytes) {
+        if links.hands_over((self.peer(), self.channel), self.bytes) {
             return self.hand_over(from, links);
         }
         self.fill_slot(from, links)
     }
 
-    /// Lends the message to a NIC, and waits until it has gone.
+    /// Lends the message to a NIC, in the pieces that slots hold, since the receiver may be in another call; as a whole
+    /// where its ring would not hold all of them. It ends when all have gone.
     fn hand_over(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
-        match &self.hold {
-            Some(hold) if !hold.is_over() => return Ok(Look::Nothing),
-            Some(_) => {
-                self.hold = None;
-                return Ok(self.advance(self.bytes));
-            }
-            None => {}
+        self.holds.retain(|hold| !hold.is_over());
+        if self.moved == self.bytes {
+            return Ok(if self.holds.is_empty() { Look::Moved } else { Look::Nothing });
         }
-        // SAFETY: the message's memory is good for reading as long as this run, which keeps the answer.
-        self.hold = unsafe { links.hand_over((self.peer(), self.channel), from, (self.bytes, self.label)) }?;
-        self.begun |= self.hold.is_some();
-        Ok(if self.hold.is_some() { Look::Moved } else { Look::Nothing })
+        let (end, shape) = ((self.peer(), self.channel), links.sender(self.peer(), self.channel).shape());
+        let length = if self.bytes > capacity(shape) { self.bytes } else { self.next_piece(shape) };
+        if !links.hands_over(end, length) {
+            return self.fill_slot(from, links);
+        }
+        // SAFETY: inside the message's memory, which is good for reading as long as this run, which keeps the answer.
+        let hold = unsafe { links.hand_over(end, from.wrapping_add(self.moved), (length, self.label)) }?;
+        let Some(hold) = hold else { return Ok(Look::Nothing) };
+        self.holds.push(hold);
+        Ok(self.advance(length))
     }
 
     /// Where the receiver can read the message in place, if it can, and where to count that in lent memory.
@@ -348,7 +351,7 @@ impl<'a> MessageRun<'a> {
             return Look::Moved;
         }
         let shape = sender.shape();
-        if bytes > shape.slots as usize * shape.slot_bytes as usize {
+        if bytes > capacity(shape) {
             return Look::Nothing;
         }
         if open.looks < LOOKS {
@@ -448,27 +451,26 @@ impl<'a> MessageRun<'a> {
             receiver.release_announcement();
             self.begun = true;
         }
-        // SAFETY: the message's memory, as long as this run, which keeps what is left in `hold`.
-        match unsafe { links.take(end, (into, &mut self.hold), (self.bytes, self.label)) }? {
-            Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
-            Taken::Open(true) => Ok(Look::Again),
-            Taken::Whole => {
-                self.hold = None;
-                Ok(self.advance(self.bytes))
-            }
-        }
+        self.take_piece((into, self.bytes), links)
     }
 
     /// Receives the next slot's worth past the ring, in which nothing lies.
     fn take(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
-        let end = (self.peer(), self.channel);
-        let due = self.next_piece(links.receiver(end.0, end.1).shape());
-        // SAFETY: the target is inside the message's memory, since moved + due <= bytes.
-        match unsafe { links.take(end, (into.wrapping_add(self.moved), &mut self.hold), (due, self.label)) }? {
+        let due = self.next_piece(links.receiver(self.peer(), self.channel).shape());
+        self.take_piece((into.wrapping_add(self.moved), due), links)
+    }
+
+    fn take_piece(&mut self, (into, due): (*mut u8, usize), links: &mut Links) -> Result<Look> {
+        let (end, mut hold) = ((self.peer(), self.channel), None);
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; as long as this run, which
+        // keeps what is left in `hold`.
+        let taken = unsafe { links.take(end, (into, &mut hold), (due, self.label)) };
+        self.holds.extend(hold);
+        match taken? {
             Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
             Taken::Open(true) => Ok(Look::Again),
             Taken::Whole => {
-                self.hold = None;
+                self.holds.clear();
                 Ok(self.advance(due))
             }
         }
@@ -567,6 +569,11 @@ unsafe fn copy((source, target): (*const u8, *mut u8), length: usize, by: CopyBy
 /// then keep less.
 fn is_packed(bytes: usize, (sender, shares_processor): (&Sender, bool)) -> bool {
     bytes < PACKED_BELOW && (sender.is_far() || shares_processor)
+}
+
+/// Bytes that the slots of a ring hold together.
+fn capacity(shape: Shape) -> usize {
+    shape.slots as usize * shape.slot_bytes as usize
 }
 
 /// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.

@@ -5,8 +5,8 @@
 //! ```text
 //! part      width             who waits for it   meaning
 //! head      64                the sender         messages released; raised by the receiver
-//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has no more
-//! payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
+//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has
+//! no more payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
 //! ```
 //! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping
 //! ([`Parts::in_one`]):
@@ -17,10 +17,10 @@
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
 //! A ring that [spreads](Shape::spread) its payloads has those of more than [`BESIDE_LINE`] bytes behind all slots,
-//! which are 4,160 bytes apart and have room for shorter ones. There a payload begins a page behind the one before it: a
-//! processor that reads one likely fetches what follows it, too, while the sender writes that. At most `slots` payloads,
-//! each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory never take
-//! more than twice what the slots would: the credit of slots is enough.
+//! which are 4,160 bytes apart and have room for shorter ones. There a payload begins a page behind the one before it:
+//! a processor that reads one likely fetches what follows it, too, while the sender writes that. At most `slots`
+//! payloads, each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory
+//! never take more than twice what the slots would: the credit of slots is enough.
 //!
 //! Spreading gains between near processors and loses between [far](Distance) ones. So a sender may [pack](Sender::pack)
 //! such payloads: each has its slot's own place, at the beginning of the same memory, and a mark in the length says so.
@@ -33,9 +33,9 @@
 //! # Offers
 //! In place of filling a slot, the sender may offer its own memory there ([`Sender::offer`]): the flag is at 2 m + 1
 //! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's
-//! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
-//! the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases the
-//! slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
+//! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that
+//! takes the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases
+//! the slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
 //!
 //! A slot changes hands by its flag and by the head, and for that long one end has it alone, but for offers: a receiver
 //! that has seen one may read the line while the sender, which has withdrawn the offer, fills the slot. So the length
@@ -199,8 +199,8 @@ impl View {
         unsafe { place.as_ref() }
     }
 
-    /// Where `bytes` of payload of a message lie: an address of the payload's home. In a ring that spreads them they come
-    /// after payloads that end `before`; without, they are packed.
+    /// Where `bytes` of payload of a message lie: an address of the payload's home. In a ring that spreads them they
+    /// come after payloads that end `before`; without, they are packed.
     #[inline]
     fn payload(&self, message: u64, before: Option<PayloadEnd>, bytes: usize) -> NonNull<u8> {
         let parts = &self.parts;
@@ -357,8 +357,8 @@ impl Sender {
         self.has_credit().then(|| self.view.payload(self.next, self.before(), bytes))
     }
 
-    /// The place for `bytes` of payload in the free slot so many after the next one; `None` while the receiver holds it,
-    /// and in a ring that spreads its payloads.
+    /// The place for `bytes` of payload in the free slot so many after the next one; `None` while the receiver holds
+    /// it, and in a ring that spreads its payloads.
     pub fn reserve_ahead(&mut self, ahead: u64, bytes: usize) -> Option<NonNull<u8>> {
         if ahead == 0 {
             return self.reserve(bytes);
@@ -444,8 +444,8 @@ impl Sender {
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
     }
 
-    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own: in line, it
-    /// made short messages slower, which do not ask.
+    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own: in line,
+    /// it made short messages slower, which do not ask.
     #[inline(never)]
     pub fn prefetch_next(&self, bytes: usize) {
         if self.view.parts.payload.home() == Home::Host {
@@ -707,8 +707,8 @@ const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 /// The longest payload that has a place behind its line in a ring that spreads longer ones.
 const BESIDE_LINE: usize = SPREAD_LINES - 2 * LINE_BYTES;
-/// From one line to the next in a ring that spreads its payloads: in pages of their own, and not all at the same place of
-/// the page, which the caches' sets follow.
+/// From one line to the next in a ring that spreads its payloads: in pages of their own, and not all at the same place
+/// of the page, which the caches' sets follow.
 const SPREAD_LINES: usize = PAGE_BYTES + LINE_BYTES;
 /// Words of a line: length and label.
 const WORDS: usize = 4;

@@ -218,15 +218,16 @@ impl Links {
             && pump().is_some_and(|pump| self.pumps.straight(pump).0.contains(&bytes))
     }
 
-    /// Whether a message of `bytes` from `peer`, which no slot holds, comes as a whole: announced in the ring by a message
-    /// of no bytes, after which it is [taken](Links::take).
+    /// Whether a message of `bytes` from `peer`, which its ring does not hold, comes as a whole: announced in the ring
+    /// by a message of no bytes, after which it is [taken](Links::take).
     #[inline]
     pub fn comes_whole(&self, (peer, channel): (Rank, Channel), bytes: usize) -> bool {
         if bytes < PAST_RINGS || !self.has_pumps() {
             return false;
         }
         let Some(place) = self.receivers.place(peer, channel) else { return false };
-        let is_long = bytes > self.receivers.open[place].shape().slot_bytes as usize;
+        let shape = self.receivers.open[place].shape();
+        let is_long = bytes > shape.slots as usize * shape.slot_bytes as usize;
         is_long && self.receivers.pumps[place].is_some_and(|pump| self.pumps.straight(pump).0.contains(&bytes))
     }
 

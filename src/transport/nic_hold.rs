@@ -16,8 +16,8 @@ pub(super) trait LentMemory: Debug + Send + Sync {
     fn take_back(&self);
 }
 
-/// A call's half of a loan. Dropped before the NIC is done with the memory, it closes the NIC's endpoint, with which the
-/// communicator's other connections over it end.
+/// A call's half of a loan. Dropped before the NIC is done with the memory, it closes the NIC's endpoint, with which
+/// the communicator's other connections over it end.
 #[derive(Debug)]
 pub struct NicHold(Arc<dyn LentMemory>);
 

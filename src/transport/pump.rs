@@ -168,10 +168,11 @@ pub(super) enum PumpSleep {
     On(Arc<OwnedFd>),
 }
 
-/// Which messages of a program's go straight, from memory that it lends, into memory that it lends; both ends know that.
+/// Which messages of a program's go straight, from memory that it lends, into memory that it lends; both ends know
+/// that.
 ///
-/// Messages of these sizes are [handed over](Pump::hand_over), and those that no slot holds go as a whole: the
-/// receiver's ring has a message of no bytes with their label before they can be taken.
+/// Messages of these sizes are [handed over](Pump::hand_over), and those that their ring does not hold go as a whole:
+/// the receiver's ring has a message of no bytes with their label before they can be taken.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct StraightWay(pub(super) Range<usize>);
 

@@ -520,8 +520,8 @@ pub(in crate::transport) const MOST_STRAIGHT_BYTES: usize = 1 << 30;
 pub(in crate::transport) enum MessageMatching {
     /// The first message takes the first receive.
     InOrder,
-    /// By their numbers, in whatever order both were posted: so a receive into its own place can be posted for a message
-    /// whose header has come, beside receives that wait for any message.
+    /// By their numbers, in whatever order both were posted: so a receive into its own place can be posted for a
+    /// message whose header has come, beside receives that wait for any message.
     ByNumber,
 }
 

@@ -19,9 +19,9 @@
 //! first connects; closing it ends its connections and no other communicator's.
 //!
 //! **What a NIC is not believed.** Sizes: all receives are as large as any message of their kind, and lengths in
-//! headers are held against slots and chunks; what goes straight is sent once a receive of its size is posted. Progress: pumps say that they [wait for
-//! nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks hear of deaths over their control
-//! connections, and waits end by their watch.
+//! headers are held against slots and chunks; what goes straight is sent once a receive of its size is posted.
+//! Progress: pumps say that they [wait for nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks
+//! hear of deaths over their control connections, and waits end by their watch.
 
 mod connection;
 mod direct_receive_pump;

@@ -13,9 +13,10 @@
 //! receive of the right size is posted for each of them, and none for a message that may never come: so a NIC that
 //! matches in order matches right.
 //!
-//! Where a NIC matches by number and takes any memory, all but the beginning of a long message goes *straight* from where it lies to where it
-//! belongs, past the chunks, as a message of a second sequence of numbers: in slots of the rings, which this connection
-//! [keeps](RequestConnection::keep), or in memory that the program [lends](RequestConnection::lend).
+//! Where a NIC matches by number and takes any memory, all but the beginning of a long message goes *straight* from
+//! where it lies to where it belongs, past the chunks, as a message of a second sequence of numbers: in slots of the
+//! rings, which this connection [keeps](RequestConnection::keep), or in memory that the program
+//! [lends](RequestConnection::lend).
 
 use std::ops::Range;
 use std::ptr::NonNull;

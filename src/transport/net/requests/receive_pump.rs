@@ -163,8 +163,9 @@ impl RequestReceivePump {
     }
 
     /// Whether the sender is to be told more: of a receive for a rest at once; of chunks, half of them at once, so that
-    /// few memos are enough and a sender never waits for the last one, and if this end has nothing else to do. Less only
-    /// where the NIC takes no more receives and the sender can send nothing. It has room for so many memos and no more.
+    /// few memos are enough and a sender never waits for the last one, and if this end has nothing else to do. Less
+    /// only where the NIC takes no more receives and the sender can send nothing. It has room for so many memos and no
+    /// more.
     fn owes_credit(&self, is_idle: bool) -> bool {
         if self.left.is_some() || self.unread.len() >= MEMOS {
             return false;
@@ -289,16 +290,16 @@ impl RequestReceivePump {
             self.coming[place].rest = None;
             moved = true;
         }
-        if let Some(IntoCaller { bytes, number, request: Some(request), .. }) = self.into_caller {
-            if let Some(came) = self.connection.test_straight(request, RequestWay::In)? {
-                self.held_against(came, bytes)?;
-                self.note_read(Permission { chunks: 0, rests: number + 1 });
-                if let Some(into_caller) = &mut self.into_caller {
-                    into_caller.request = None;
-                    into_caller.loan.end();
-                }
-                moved = true;
+        if let Some(IntoCaller { bytes, number, request: Some(request), .. }) = self.into_caller
+            && let Some(came) = self.connection.test_straight(request, RequestWay::In)?
+        {
+            self.held_against(came, bytes)?;
+            self.note_read(Permission { chunks: 0, rests: number + 1 });
+            if let Some(into_caller) = &mut self.into_caller {
+                into_caller.request = None;
+                into_caller.loan.end();
             }
+            moved = true;
         }
         Ok(moved)
     }
@@ -402,8 +403,10 @@ impl RequestReceivePump {
                 (self.into_caller, self.awaited) = (None, None);
                 return Ok(Taken::Whole);
             }
-            // What follows it may come meanwhile.
-            self.fill_slots(moved)?;
+            // What follows it may come meanwhile, unless a long wait for it saves a longer copy.
+            if expected.0 < HELD_BACK {
+                self.fill_slots(moved)?;
+            }
             return Ok(Taken::Open(*moved));
         }
         if self.is_in_slot || !self.coming.is_empty() {
@@ -522,6 +525,10 @@ impl Pump for RequestReceivePump {
         Ok(if told && taken == Taken::Open(false) { Taken::Open(true) } else { taken })
     }
 }
+
+/// While a message of so many bytes is taken, those behind it are not put into slots, out of which they would have to
+/// be copied: the next one likely is a piece of the same message, and the question for it takes a tenth of its time.
+const HELD_BACK: usize = 256 << 10;
 
 fn place(count: u64) -> usize {
     usize::try_from(count % CHUNKS as u64).unwrap_or(0)

@@ -2,8 +2,8 @@
 //! caller's memory, to chunks, and posts these as far as the receiver's credit goes.
 //!
 //! A chunk is posted only when the receiver has said that a receive of its size is posted for it: no message comes
-//! unasked, and no receive is too small. Memory that a NIC has cannot be had back from it, so neither slots nor memory of
-//! the caller's are handed to one that is given chunks.
+//! unasked, and no receive is too small. Memory that a NIC has cannot be had back from it, so neither slots nor memory
+//! of the caller's are handed to one that is given chunks.
 //!
 //! Where messages go straight, of a long one the header and the beginning alone take a chunk. The receiver then posts a
 //! receive for the rest, of its size and in its place, and says so: the rest goes there from where it lies, which is a
@@ -130,8 +130,8 @@ impl RequestSendPump {
         self.connection.expect_memos(MEMOS)?;
         while let Some(memo) = self.connection.take_memo()? {
             let peer = self.connection.peer();
-            // The receiver has asked for what it has taken, which was sent, and for as many chunks as there are; and for
-            // the rests of messages that were announced.
+            // The receiver has asked for what it has taken, which was sent, and for as many chunks as there are; and
+            // for the rests of messages that were announced.
             let most = Permission { chunks: self.posted + CHUNKS as u64, rests: self.announced };
             let asked = Permission::decode(memo.content());
             let Some(asked) = asked.filter(|asked| asked.is_within((self.asked, most))) else {
@@ -350,8 +350,8 @@ impl RequestSendPump {
         Ok(moved)
     }
 
-    /// As [`Pump::progress`]. What can go goes first, and where all has gone nobody looks for more: to let the NIC move is
-    /// a system call, if not several.
+    /// As [`Pump::progress`]. What can go goes first, and where all has gone nobody looks for more: to let the NIC move
+    /// is a system call, if not several.
     fn move_on(&mut self) -> Result<bool> {
         let mut moved = self.settle_known()? | self.advance()?;
         if moved && self.drained() {

@@ -241,8 +241,8 @@ fn no_message_leaves_before_the_receiver_has_asked_for_it() {
         send.progress().unwrap();
         receive.progress().unwrap();
     }
-    // Two slots at each end, all chunks at the receiver's, and all at the sender's.
-    assert!((2 * CHUNKS..=2 * CHUNKS + 2 * SHAPE.slots as usize).contains(&sent), "{sent}");
+    // Two slots at each end, all chunks at the sender's, and at the receiver's all but fewer than it tells at once.
+    assert!((CHUNKS * 3 / 2..=2 * CHUNKS + 2 * SHAPE.slots as usize).contains(&sent), "{sent}");
     assert_eq!(receive.waits(), Waits::Ring, "its ring is full");
     for number in 0..sent {
         let message = turns(|| {
