@@ -191,6 +191,17 @@ impl<'a> MessageRun<'a> {
         self.message.sends()
     }
 
+    /// False where a look at a message that has not begun would find nothing: a receiver's, to which nothing has come.
+    #[inline]
+    pub fn may_move(&self, links: &Links) -> bool {
+        let comes_by_ring = !self.sends() && !links.has_pumps();
+        let receiver = if comes_by_ring { links.receiver_ref(self.peer(), self.channel) } else { None };
+        receiver.is_none_or(|receiver| {
+            let (flag, target) = receiver.arrival();
+            flag.reached(target)
+        })
+    }
+
     fn complete(&self) -> bool {
         self.begun && self.moved == self.bytes
     }

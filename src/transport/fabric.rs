@@ -470,8 +470,11 @@ impl Fabric {
     }
 
     /// Whether the connection of `need` is open at both ends.
+    #[inline]
     pub fn is_connected(&self, need: &Need) -> bool {
-        self.links.has(need) && !self.openings.has(EndKey { need: *need, part: EndPart::Ring })
+        // Mostly no hand-shake is under way.
+        let opens = || self.openings.is_any() && self.openings.has(EndKey { need: *need, part: EndPart::Ring });
+        self.links.has(need) && !opens()
     }
 
     /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before, or can open

@@ -1,5 +1,6 @@
 //! NET: between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets, or over a NIC
-//! that takes requests, where all ranks have one and the user asks for it ([`network_choice`]).
+//! that takes requests, where all ranks have one and the user asks for it, or all hosts show hardware of libfabric
+//! ([`network_choice`]).
 //!
 //! Sockets: the receiver [listens](listener), the sender [connects](connector); or the other way round, where the
 //! receiver's address cannot be reached. A [`ReceivePump`] stands at the one's end, a [`SendPump`] at the other's.

@@ -101,8 +101,12 @@ enum Found {
 enum Told {
     Sockets,
     Hardware,
-    Nic(NicDescription),
-    None { why: String, strict: bool },
+    /// Boxed: of ten thousand ranks nearly all tell less.
+    Nic(Box<NicDescription>),
+    None {
+        why: String,
+        strict: bool,
+    },
 }
 
 impl NetworkWish {
@@ -388,7 +392,7 @@ impl Told {
         Ok(match reader.u8()? {
             SOCKETS => Told::Sockets,
             HARDWARE => Told::Hardware,
-            NIC => Told::Nic(NicDescription::decode(reader)?),
+            NIC => Told::Nic(Box::new(NicDescription::decode(reader)?)),
             code @ (NONE | NONE_AND_STRICT) => {
                 Told::None { why: without_controls(&reader.text(MOST_REASON_BYTES)?), strict: code == NONE_AND_STRICT }
             }
