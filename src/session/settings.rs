@@ -316,6 +316,7 @@ pub fn network_here(config: &Config, root: &Path) -> Result<Vec<String>> {
 pub fn networks_here(config: &Config, root: &Path) -> Result<Vec<KnownNetwork>> {
     let verbs = verbs(config);
     let (nics, noes) = match nics_here(config) {
+        Ok(nics) if nics.is_empty() => (nics, vec!["no interface leads to other hosts".to_owned()]),
         Ok(nics) => (nics, Vec::new()),
         Err(error) => (Vec::new(), vec![error.message().to_owned()]),
     };

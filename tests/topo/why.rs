@@ -128,7 +128,7 @@ fn topo_shows_the_nics_of_each_network_of_this_machine() {
     };
     let shows = shown(&[], &[]);
     for line in [
-        "network Socket: lo, 127.0.0.1/8, rate unknown, NUMA node unknown\n",
+        "network Socket: none, no interface leads to other hosts\n",
         "network IB: none, NCCL_IB_DISABLE=1 leaves no device\n",
         "network plugin: none, not loaded: nobody asks for it; NCCL_NET=plugin does so\n",
     ] {
@@ -147,7 +147,7 @@ fn topo_shows_the_nics_of_each_network_of_this_machine() {
     let json: serde_json::Value = serde_json::from_str(&shown(&["--json"], &asks)).expect("JSON");
     let networks = json["networks"].as_array().expect("a list");
     let named = |name: &str| networks.iter().find(|one| one["name"] == name).expect("each has its object");
-    assert_eq!(named("Socket")["nics"][0]["device"], "lo");
+    assert_eq!(named("Socket")["noes"][0], "no interface leads to other hosts");
     assert_eq!(named("plugin")["nics"].as_array().map(Vec::len), Some(2));
     // Nobody can ask libraries of a machine that a file describes.
     let of_file = text(&["--file", &machine("h100x8")]);
