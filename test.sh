@@ -71,6 +71,12 @@ install_missing() {
         if [[ -n $clang ]] && ! dpkg -s "libclang1-$clang" "libclang-common-$clang-dev" >/dev/null 2>&1; then
             packages+=("libclang1-$clang" "libclang-common-$clang-dev")
         fi
+        # Other allocators, in whose blocks memory is registered where it lies; releases name their packages differently.
+        for library in mimalloc.so.2=libmimalloc2.0 tcmalloc_minimal.so.4=libtcmalloc-minimal4; do
+            if ! compgen -G "/usr/lib/*/lib${library%=*}" >/dev/null && apt-cache show "${library#*=}" >/dev/null 2>&1; then
+                packages+=("${library#*=}")
+            fi
+        done
         if missing clang++ && missing "clang++-$clang"; then packages+=("clang-$clang"); fi
         if ! [[ -f /usr/include/doctest/doctest.h ]]; then packages+=(doctest-dev); fi
     fi
@@ -234,7 +240,7 @@ run_long_tests() {
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test matrix
     step long "$LONG_LIMIT_S" RSCCL_TEST_KILLS=all -- --test faults_processes kill
     step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- --test topo_search no_more
-    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case random_life
+    step long "$LONG_LIMIT_S" RSCCL_EXHAUSTIVE=1 -- -p rsccl --lib -- device::host::tests::every_case random_life any_call_of_a_move
     step long "$LONG_LIMIT_S" RSCCL_TEST_ROUNDS=all -- --test faults_processes given_back
     step long "$LONG_LIMIT_S" RSCCL_TEST_COMMUNICATORS=all -- --test faults_processes many_communicators
     step long "$LONG_LIMIT_S" RSCCL_TEST_RANKS=1024 -- --test bootstrap_scale -- --skip several_processes

@@ -136,7 +136,7 @@ abi=${version%%.*}
 soname=librsccl.so.$abi
 
 # v0 names of Rust symbols: the older ones look like C++ names of namespace rsccl, and the version script would export them.
-(cd "$root" && "$cargo" rustc --locked --quiet --lib --profile "$profile" --features cpp,cuda \
+(cd "$root" && "$cargo" rustc --locked --quiet --lib --profile "$profile" --features cpp,cuda,encrypt \
     --crate-type staticlib -- -Csymbol-mangling-version=v0)
 target=$(cd "$root" && "$cargo" metadata --locked --format-version 1 --no-deps |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
@@ -145,7 +145,7 @@ built=$target/${profile/#dev/debug}/librsccl.a
 [[ -f $built ]] || { echo "cargo has built no $built" >&2; exit 1; }
 
 if [[ $command == yes ]]; then
-    (cd "$root" && "$cargo" build --locked --quiet --bin rsccl --profile "$profile" --features cli,cuda)
+    (cd "$root" && "$cargo" build --locked --quiet --bin rsccl --profile "$profile" --features cli,cuda,encrypt)
 fi
 
 work=$(mktemp -d)

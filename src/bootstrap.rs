@@ -118,6 +118,9 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// names both. Some ranks may pass `background` work and others none.
     fn meet(&self, call: &str, wait: &Wait, background: Option<BackgroundWork<'_>>) -> Result<()>;
 
+    /// In words, what has kept this rank from connections with others so far, for an error of whoever waits for them.
+    fn hindrance(&self) -> Option<String>;
+
     /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
     fn exchanges(&self) -> u64;
 

@@ -146,12 +146,20 @@ pub struct Config {
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
     pub cumem_enable: bool,
-    /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. Others talk through host
-    /// memory. Equal on all ranks. `NCCL_P2P_LEVEL`; as far as the driver lets them.
+    /// How far apart GPUs may be that reach each other's memory: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET
+    /// or DIS, or 0 (LOC) to 5 (SYS). Others talk through host memory. Equal on all ranks. `NCCL_P2P_LEVEL`; as far as
+    /// the driver lets them.
     pub p2p_level: Option<String>,
-    /// How far a NIC may be from the GPU whose memory it reaches. `rsccl topo` obeys it.
-    /// `NCCL_NET_GDR_LEVEL`.
+    /// How far a NIC may be from the GPU whose memory it reads and writes by itself (GPUDirect RDMA): LOC (never), PIX,
+    /// PXB, PHB, SYS. A NIC whose place is not known counts as PHB. `rsccl topo` obeys it too. `NCCL_NET_GDR_LEVEL`;
+    /// several PCI bridges, PXB.
     pub net_gdr_level: Option<String>,
+    /// Whether a NIC that may write memory of a GPU reads it too, for what is sent. `NCCL_NET_GDR_READ`; where the GPU
+    /// has compute capability 8.0, or NVLinks.
+    pub net_gdr_read: Option<bool>,
+    /// Whether GPU memory is handed to NICs as a DMA-BUF, where driver and NIC have them; else by its address, which
+    /// takes the module `nvidia_peermem`. `NCCL_DMABUF_ENABLE`; true.
+    pub dmabuf_enable: bool,
     /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
     /// it is better. Channels between GPUs are searched for by it. Of sockets, 0 gives each channel one rail for what
     /// is not cut into parts; else a connection begins with the rails of its receiver. Equal on all ranks.
@@ -188,7 +196,7 @@ pub struct Config {
     pub record_at_sigterm: bool,
     /// Where a thread of the library answers NVIDIA's client `ncclras`: an address of loopback with its port, such as
     /// `localhost:28028`. The first process of a host to listen there tells of all ranks of its communicators on this
-    /// host. `NCCL_RAS_ADDR`; nobody listens.
+    /// host, and of others what they have told. `NCCL_RAS_ADDR`; nobody listens.
     pub ras_addr: Option<String>,
     /// Whether [`Config::ras_addr`] counts. `NCCL_RAS_ENABLE`; true.
     pub ras_enable: bool,
@@ -226,7 +234,8 @@ pub struct Config {
     /// Network plug-ins made for NCCL, between commas: files, or NAME for `libnccl-net-NAME.so`; the first that has a
     /// device counts. [`Config::net`] may say what it calls its network. On all ranks or none. `NCCL_NET_PLUGIN`.
     pub net_plugin: Option<String>,
-    /// Whether `NCCL_NET=IB` uses no device. `NCCL_IB_DISABLE`; false.
+    /// Whether `NCCL_NET=IB` uses no device, and sockets are used where [`Config::net`] is not set. `NCCL_IB_DISABLE`;
+    /// false.
     pub ib_disable: bool,
     /// Devices of verbs by the beginnings of their names, `=` before the list for whole names, `^` for all others;
     /// each with `:port` where only that one is meant. The fastest of them is used. `NCCL_IB_HCA`; all.
@@ -297,10 +306,10 @@ pub struct Config {
     /// TCP. They run under one user. A process that is killed leaves its sockets there. An absolute path of at most 68
     /// bytes, for all ranks of the host. `RSCCL_SOCKET_DIR`; the network namespace is the bound of a host.
     pub socket_dir: Option<PathBuf>,
-    /// The ports where this rank listens, for a firewall that opens only these. A rank needs one for each of its
-    /// communicators, a second one for each with ranks of other hosts, and rank 0 one more while ranks meet; an address
-    /// that names its port (`NCCL_COMM_ID`, `MASTER_PORT`, `RSCCL_STORE`) has that one. Connections that go out have
-    /// any port. `RSCCL_PORT_RANGE`; any free port.
+    /// The ports where this process listens, for a firewall that opens only these. It needs one for all its
+    /// communicators, one more for each further interface that its data take and each set of options of data sockets,
+    /// and rank 0 one more while ranks meet; an address that names its port (`NCCL_COMM_ID`, `MASTER_PORT`,
+    /// `RSCCL_STORE`) has that one. Connections that go out have any port. `RSCCL_PORT_RANGE`; any free port.
     pub port_range: Option<PortRange>,
     /// One network connection has this times `sockets_per_thread` sockets; 0 counts as 1. No threads serve them:
     /// waiting ranks do. The sockets of a connection take its rails in turn. The product is equal on all ranks.
@@ -356,6 +365,7 @@ impl Default for Config {
                 mnnvl_enable: 2,
                 p2p_ll_threshold_bytes: 16 << 10,
                 cumem_enable: true,
+                dmabuf_enable: true,
                 cross_nic: 2,
                 ras_enable: true,
                 runtime_connect: true,
@@ -376,7 +386,7 @@ impl Default for Config {
             }
             unset {
                 algo proto cohort min_channels max_channels buffer_bytes p2p_read_enable p2p_level
-                net_gdr_level topo_file switch_file processors tune_file record_dir ras_addr trace
+                net_gdr_level net_gdr_read topo_file switch_file processors tune_file record_dir ras_addr trace
                 team_ranks topo_dump_file graph_file graph_dump_file net net_plugin ib_hca ib_gid_index ib_sl ib_tc
                 host_id comm_id secret secret_file store socket_interfaces rails tcp_congestion socket_family socket_dir
                 port_range socket_threads sockets_per_thread socket_receive_bytes socket_send_bytes

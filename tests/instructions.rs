@@ -21,6 +21,10 @@ const MOST_OF_PLAIN: u64 = 100;
 /// for nobody. Measured: 2,501 (rustc 1.95, x86-64).
 const MOST_OF_BROADCAST: u64 = 3_300;
 
+/// How many of a hundred instructions of a blocking `send_recv` of 8 bytes a recv and a send take at most that are begun
+/// in a scope and waited for. Measured: 200 (rustc 1.95, x86-64).
+const MOST_OF_EXCHANGE: u64 = 230;
+
 const FEW_CALLS: u64 = 2_000;
 const MANY_CALLS: u64 = 6_000;
 /// Tells this program, run under valgrind, how and how often to call.
@@ -35,7 +39,8 @@ fn a_call_of_eight_bytes_takes_few_instructions() {
         return match how {
             "plain" => call(calls),
             "prepared" => rounds(calls),
-            _ => broadcasts(calls),
+            "broadcast" => broadcasts(calls),
+            _ => exchanges(calls, how == "scope"),
         };
     }
     for tool in ["valgrind", "taskset"] {
@@ -45,12 +50,15 @@ fn a_call_of_eight_bytes_takes_few_instructions() {
             return;
         }
     }
-    let [each, round, broadcast] = ["plain", "prepared", "broadcast"].map(|how| {
+    let kinds = ["plain", "prepared", "broadcast", "exchange", "scope"];
+    let [each, round, broadcast, exchange, scope] = kinds.map(|how| {
         let (few, many) = (count(how, FEW_CALLS), count(how, MANY_CALLS));
         (many - few) / (MANY_CALLS - FEW_CALLS)
     });
     println!("{each} instructions for an all-reduce of 8 bytes by two ranks, {round} for a round of a prepared one");
-    println!("{broadcast} for a broadcast");
+    println!(
+        "{broadcast} for a broadcast; {exchange} for an exchange of messages, {scope} for one of requests in a scope"
+    );
     assert!(each > 200, "{each} instructions for each call: this count sees too little");
     assert!(
         each <= MOST_INSTRUCTIONS,
@@ -63,6 +71,10 @@ fn a_call_of_eight_bytes_takes_few_instructions() {
     assert!(
         broadcast <= MOST_OF_BROADCAST,
         "a broadcast of 8 bytes takes {broadcast} instructions, and may take {MOST_OF_BROADCAST}"
+    );
+    assert!(
+        scope * 100 <= exchange * MOST_OF_EXCHANGE,
+        "an exchange of requests in a scope takes {scope} instructions, a blocking one {exchange}"
     );
 }
 
@@ -91,6 +103,28 @@ fn broadcasts(calls: u64) {
         Ok(value[0])
     });
     assert_eq!(last.expect("both ranks call alike"), [calls + calls * (calls - 1) / 2; 2]);
+}
+
+/// A message to the other rank and one from it: as one call, or begun in a scope and waited for.
+fn exchanges(calls: u64, in_scope: bool) {
+    let last = rsccl::local::run(2, |comm| {
+        let (peer, mut theirs) = (1 - comm.rank(), [0]);
+        for turn in 0..calls {
+            let mine = [turn + u64::from(comm.rank())];
+            if !in_scope {
+                comm.send_recv(&mine, peer, &mut theirs, peer)?;
+                continue;
+            }
+            comm.scope(|scope| {
+                let received = scope.recv(&mut theirs, peer)?;
+                let sent = scope.send(&mine, peer)?;
+                received.wait()?;
+                sent.wait()
+            })?;
+        }
+        Ok(theirs[0])
+    });
+    assert_eq!(last.expect("both ranks call alike"), [calls, calls - 1]);
 }
 
 /// The same calls, prepared.

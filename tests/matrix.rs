@@ -31,6 +31,7 @@ mod matrix {
     mod gpu_windows;
     mod layouts;
     mod mismatches;
+    mod registered;
     mod rounding;
 }
 

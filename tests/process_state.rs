@@ -38,6 +38,8 @@ fn rank() {
         ("group", _) => group_without_threads(),
         ("buffers", _) => buffers(),
         ("moved", _) => moved_where_it_lies(),
+        ("counted", calls) => counted(calls.parse().unwrap()),
+        ("kept", _) => kept_where_it_lies(),
         ("space", _) => buffer_without_address_space(),
         ("helpers", of) => with_helpers(of),
         (other, _) => panic!("no role: {other}"),
@@ -248,6 +250,65 @@ fn moved_where_it_lies() -> Result<()> {
     }
     assert!(vector.iter().enumerate().all(|(at, byte)| *byte == value(at + 2)));
     Ok(())
+}
+
+/// Gives memory back that was registered where it lies after so many calls in it.
+fn counted(calls: u32) -> Result<()> {
+    let comm = Communicator::from_env()?;
+    let mut sums = Registered::new(vec![0u32; 100_000]);
+    assert_eq!(sums.refusal(), None);
+    comm.register(&sums)?;
+    for _ in 0..calls {
+        sums.fill(1);
+        comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
+    }
+    assert!(sums.into_inner().iter().all(|sum| *sum == comm.size()));
+    comm.finalize()
+}
+
+/// Gives memory back while the kernel locks every new mapping, and lets this process lock next to nothing.
+fn kept_where_it_lies() -> Result<()> {
+    // The log is that of a communicator.
+    let comm = Communicator::from_env()?;
+    let value = |at: usize| u8::try_from(at % 251).expect("below 251");
+    let is_whole = |bytes: &[u8]| bytes.iter().enumerate().all(|(at, byte)| *byte == value(at));
+    let new = || (0..1 << 20).map(value).collect::<Vec<u8>>();
+    let (vector, dropped) = (new(), new());
+    let place = vector.as_ptr();
+    let (registered, dropped) = (Registered::new(vector), Registered::new(dropped));
+    assert_eq!((registered.refusal(), dropped.refusal()), (None, None));
+    let (later, room) = (new(), new());
+    drop(room);
+    lock_new_mappings(64 << 10);
+    let back = registered.into_inner();
+    assert!(is_whole(&back) && back.as_ptr() != place, "a copy, since the memory stays shared");
+    drop(dropped);
+    // Neither can memory move; it is as it was.
+    let refused = Registered::new(later);
+    let why = refused.refusal().expect("no mapping can be had").to_owned();
+    assert!(why.contains("mmap of"), "{why}");
+    assert!(is_whole(&refused) && is_whole(&refused.into_inner()));
+    note(&why);
+    comm.finalize()
+}
+
+/// As `mlockall(MCL_FUTURE)` of a user who may lock `most` bytes.
+fn lock_new_mappings(most: u64) {
+    const CAP_IPC_LOCK: u32 = 14;
+    const VERSION_3: u32 = 0x2008_0522;
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the call reads one `rlimit`.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
+    // Of this thread: effective, permitted and inherited, twice 32 bits each.
+    let (mut header, mut sets) = ([VERSION_3, 0], [0u32; 6]);
+    // SAFETY: the call fills both.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) }, 0);
+    sets[0] &= !(1 << CAP_IPC_LOCK);
+    sets[1] &= !(1 << CAP_IPC_LOCK);
+    // SAFETY: the call reads both.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) }, 0);
+    // SAFETY: a plain call.
+    assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0, "{}", std::io::Error::last_os_error());
 }
 
 fn buffer_without_address_space() -> Result<()> {
@@ -477,6 +538,30 @@ fn memory_moves_where_there_is_no_room_for_it_twice() {
     let Some(group) = Group::new(300) else { return };
     let before = format!("echo $$ > {}/cgroup.procs", group.0.display());
     Job { ranks: 1, role: "moved", before: &before, variables: SHM }.run().must_be_fine();
+}
+
+/// Moving pays from some dozens of calls on.
+#[test]
+fn a_registration_that_is_given_back_after_few_calls_is_told_of_once() {
+    let logged = [SHM, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "REG")]].concat();
+    for (calls, is_told) in [(19, true), (20, false)] {
+        let outcome = Job { ranks: 2, role: &format!("counted {calls}"), before: "", variables: &logged }.run();
+        outcome.must_be_fine();
+        let words = format!("was given back after {calls} calls in which peers worked in it");
+        // One line of each rank.
+        assert_eq!(outcome.text().matches(&words).count(), if is_told { 2 } else { 0 }, "{}", outcome.text());
+    }
+}
+
+/// What the kernel gives no pages for stays shared, with its content, and one line says so.
+#[test]
+fn memory_that_cannot_be_given_back_stays_shared_and_is_told_of_once() {
+    let logged = [SHM, &[("NCCL_DEBUG", "WARN")]].concat();
+    let outcome = Job { ranks: 1, role: "kept", before: "", variables: &logged }.run();
+    outcome.must_be_fine();
+    // One that was taken out, and one that was dropped.
+    let told = outcome.text().matches("that was registered where it lies stays shared, with its content").count();
+    assert!(told == 2 && outcome.notes[0].contains("mmap of"), "{}", outcome.text());
 }
 
 /// A memory cgroup of so many MiB, where this user may make one.

@@ -412,6 +412,16 @@ TEST_CASE("a message does not wait for what requests have sent before it") {
     });
 }
 
+TEST_CASE("what is installed encrypts") {
+    rsccl::Config config = ranks::by(Path::sockets);
+    config.encrypt = "1";
+    ranks::run(2, config, [](Communicator& comm) {
+        std::vector<int> sum(100'000, comm.rank() + 1);
+        comm.all_reduce_in_place(sum);
+        require(sum == std::vector<int>(100'000, 3), "the sum of both ranks");
+    });
+}
+
 TEST_CASE("asking how a communicator is does not wait for a peer that does not receive") {
     rsccl::Config config = ranks::by(Path::sockets);
     // The message is small enough to stay in the slots of the connection.

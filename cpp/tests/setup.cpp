@@ -496,7 +496,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"NCCL_IB_TC", [](Config& c) { c.ib_tc = 106; }, [](Config& c) { c.ib_tc = 256; }},
         {"NCCL_IB_PKEY", [](Config& c) { c.ib_pkey = 1; }, [](Config& c) { c.ib_pkey = 65536; }},
         {"NCCL_IB_QPS_PER_CONNECTION", [](Config& c) { c.ib_qps_per_connection = 2; }, [](Config& c) { c.ib_qps_per_connection = 0; }},
-        {"RSCCL_ENCRYPT", [](Config& c) { c.encrypt = "0"; }, [](Config& c) { c.encrypt = "Enigma"; }},
+        {"RSCCL_ENCRYPT", [](Config& c) { c.encrypt = "1"; }, [](Config& c) { c.encrypt = "Enigma"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
         {"RSCCL_RAILS", [](Config& c) { c.rails = "eth0=0"; }, [](Config& c) { c.rails = "eth0"; }},
         {"RSCCL_NIC_TIMEOUT", [](Config& c) { c.nic_timeout = std::chrono::seconds(3); }, [](Config& c) { c.nic_timeout = std::chrono::seconds(1); }},
@@ -553,6 +553,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.cma_disable = true;
     rest.cma_force = true;
     rest.cumem_enable = false;
+    rest.net_gdr_read = false;
+    rest.dmabuf_enable = false;
     rest.ras_enable = false;
     rest.socket_receive_bytes = 1 << 18;
     rest.socket_send_bytes = 1 << 18;

@@ -30,7 +30,8 @@ int main() {
         // A solver's array. Nobody touches it while its pages move, and it does not grow while it is registered.
         std::vector<float> field(count);
         {
-            // Moving pays after some dozens of calls: register once a program, not around a call.
+            // A GiB takes about half a second to move, and more to move back, which some dozens of calls save: register once a program, not
+            // around a call.
             rsccl::registered<float> shared = rsccl::register_memory(field.data(), field.size());
             expect(shared.refusal().empty(), shared.refusal().c_str());
             comm.register_buffer(shared);

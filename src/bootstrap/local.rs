@@ -292,6 +292,10 @@ impl Bootstrap for LocalBootstrap {
         met.map_err(|error| error.at(self.world.rank))
     }
 
+    fn hindrance(&self) -> Option<String> {
+        None
+    }
+
     fn exchanges(&self) -> u64 {
         // Relaxed: only the value matters.
         self.sequence.load(Ordering::Relaxed).into()

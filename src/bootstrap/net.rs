@@ -472,6 +472,10 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::meet(self, group, call, (wait, background)))
     }
 
+    fn hindrance(&self) -> Option<String> {
+        self.control.lock().hindrance()
+    }
+
     fn exchanges(&self) -> u64 {
         // Relaxed: only the number counts.
         self.sequence.load(Ordering::Relaxed).into()

@@ -58,9 +58,42 @@ impl Outcome {
         }
     }
 
+    /// One that is under way: of a scope of this thread that has ended, if there is one.
+    #[inline(never)]
+    fn spare() -> Arc<Outcome> {
+        SPARE.try_with(|kept| kept.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+    }
+
+    /// Keeps it for a later scope of this thread, if nobody else has it and it has ended well.
+    #[inline(never)]
+    pub(super) fn leave_spare(mut outcome: Arc<Outcome>) {
+        let is_well = outcome.is_well();
+        let Some(unshared) = Arc::get_mut(&mut outcome).filter(|_| is_well) else { return };
+        // Relaxed, as below: nobody else has it.
+        if unshared.has_waker.load(Ordering::Relaxed) {
+            return;
+        }
+        unshared.state.store(UNDER_WAY, Ordering::Relaxed);
+        unshared.is_awaited.store(false, Ordering::Relaxed);
+        unshared.is_left.store(false, Ordering::Relaxed);
+        // A thread whose variables are gone frees it.
+        let _gone = SPARE.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            if kept.len() < MOST_SPARE {
+                kept.push(outcome);
+            }
+        });
+    }
+
     #[inline]
     pub(super) fn is_set(&self) -> bool {
         self.state.load(Ordering::Acquire) != UNDER_WAY
+    }
+
+    /// Whether it has ended well.
+    #[inline]
+    pub(super) fn is_well(&self) -> bool {
+        self.state.load(Ordering::Acquire) == WELL
     }
 
     /// How it has ended; to be asked once it has.
@@ -111,13 +144,21 @@ impl Promise {
         Promise::with(None)
     }
 
+    /// The same with an outcome that a scope of this thread has left, if there is one.
+    pub(super) fn of_scope() -> (Promise, Arc<Outcome>) {
+        Promise::setting(Outcome::spare(), None)
+    }
+
     /// A promise that keeps `buffers` alive, and the outcome that it sets.
     pub(super) fn keeping(buffers: Box<dyn Kept>) -> (Promise, Arc<Outcome>) {
         Promise::with(Some(buffers))
     }
 
     fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
-        let outcome = Arc::<Outcome>::default();
+        Promise::setting(Arc::default(), buffers)
+    }
+
+    fn setting(outcome: Arc<Outcome>, buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
         (Promise { outcome: Arc::clone(&outcome), buffers, span: None }, outcome)
     }
 
@@ -277,7 +318,12 @@ thread_local! {
     static LEFT: RefCell<VecDeque<Due>> = const { RefCell::new(VecDeque::new()) };
     /// Whether something may be left: this is asked after each turn, and mostly nothing is.
     static HAS_LEFT: Cell<bool> = const { Cell::new(false) };
+    /// Outcomes of scopes that have ended, for later ones: most scopes would allocate and free as many again.
+    static SPARE: RefCell<Vec<Arc<Outcome>>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Outcomes that a thread keeps.
+const MOST_SPARE: usize = 8;
 
 /// Keeps it for [`release`]. A thread that ends releases it, too.
 fn leave(due: Due) {

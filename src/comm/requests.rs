@@ -54,7 +54,7 @@ pub(super) struct Requests {
     backoff: Backoff,
     /// Of looks between which the program does other things.
     looks: Backoff,
-    /// How the thread that began the last request computes.
+    /// How the thread computes that began the last request but for a message alone.
     mode: OtherMode,
     /// What ends the communicator, while peers are still in buffers of requests.
     end: Option<Error>,
@@ -111,24 +111,35 @@ impl Requests {
         }
     }
 
+    /// [`Requests::begin`] of one message.
+    ///
+    /// # Errors
+    /// As [`Requests::begin`].
+    pub(super) fn begin_message(&mut self, message: &mut Message<'static>, beginner: &mut dyn Beginner) -> Result<()> {
+        self.session.use_here();
+        if self.queue.iter().any(Queued::has_messages) {
+            let (messages, promise) = (vec![message.take()], beginner.promise());
+            self.queue.push_back(Queued { messages, steps: VecDeque::new(), promise, part: None });
+            return Ok(());
+        }
+        let need = message.need();
+        let is_connected =
+            fabric_of(&mut self.engine, &mut self.running).is_some_and(|fabric| fabric.is_connected(&need));
+        if !is_connected && let Err(error) = self.connect(&[need], Receivers::AreAsked) {
+            return self.refuse(error, &beginner.promise());
+        }
+        let Requests { engine, running, session, under_way, .. } = self;
+        let Some(fabric) = fabric_of(engine, running) else { return Err(no_connections()) };
+        let run = || host_messages::begin_message(session, message.take());
+        if under_way.add(fabric, (run, need), || Told::Alone(beginner.promise()))? {
+            beginner.ended();
+        }
+        Ok(())
+    }
+
     fn begin_job(&mut self, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
         match job {
-            Job::Message(message) if !self.queue.iter().any(Queued::has_messages) => {
-                let need = message.need();
-                if let Err(error) = self.connect(&[need], Receivers::AreAsked) {
-                    return self.refuse(error, &beginner.promise());
-                }
-                let run = host_messages::begin_message(&self.session, message);
-                if self.add((run, need), || Told::Alone(beginner.promise()))? {
-                    beginner.ended();
-                }
-                Ok(())
-            }
-            Job::Message(message) => {
-                let promise = beginner.promise();
-                self.queue.push_back(Queued { messages: vec![message], steps: VecDeque::new(), promise, part: None });
-                Ok(())
-            }
+            Job::Message(mut message) => self.begin_message(&mut message, beginner),
             Job::Messages(messages) if !self.queue.iter().any(Queued::has_messages) => {
                 let promise = Arc::new(beginner.promise());
                 match self.begin_messages(messages, &promise) {
@@ -354,10 +365,10 @@ impl Requests {
         self.end.as_ref().map_or_else(|| self.session.abort.check(), |end| Err(end.duplicate()))
     }
 
-    fn add(&mut self, message: (MessageRun<'static>, Need), told: impl FnOnce() -> Told) -> Result<bool> {
+    fn add(&mut self, (run, need): (MessageRun<'static>, Need), told: impl FnOnce() -> Told) -> Result<bool> {
         match fabric_of(&mut self.engine, &mut self.running) {
-            Some(fabric) => self.under_way.add(fabric, message, told),
-            None => Err(Error::internal("a request has no connections")),
+            Some(fabric) => self.under_way.add(fabric, (|| run, need), told),
+            None => Err(no_connections()),
         }
     }
 
@@ -728,6 +739,11 @@ fn fabric_of<'a>(engine: &'a mut Option<Box<Engine>>, running: &'a mut Option<Co
         Some(engine) => Some(engine.fabric()),
         None => running.as_mut()?.fabric(),
     }
+}
+
+#[cold]
+fn no_connections() -> Error {
+    Error::internal("a request has no connections")
 }
 
 /// The error of requests whose engine has gone.

@@ -32,6 +32,8 @@ struct Begun {
     told: Option<Told>,
     /// When it began, for the trace; 0 without one.
     begun: u64,
+    /// Whether its connection was open when it was last looked at: from then on it is.
+    is_connected: bool,
 }
 
 /// Who is told of a message's end.
@@ -85,7 +87,8 @@ impl UnderWay {
         UnderWay { owner, ..UnderWay::default() }
     }
 
-    /// A message begins. It goes as far as it goes at once; true where that is to its end, of which nobody is told.
+    /// A message begins, which `run` makes. It goes as far as it goes at once; true where that is to its end, of which
+    /// nobody is told.
     ///
     /// # Errors
     /// As [`UnderWay::progress`].
@@ -93,12 +96,14 @@ impl UnderWay {
     pub(super) fn add(
         &mut self,
         fabric: &mut Fabric,
-        (mut run, need): (MessageRun<'static>, Need),
+        (run, need): (impl FnOnce() -> MessageRun<'static>, Need),
         told: impl FnOnce() -> Told,
     ) -> Result<bool> {
         let begun = if spans::is_on() { spans::now() } else { 0 };
+        let mut run = run();
         let is_first = !self.messages.iter().any(|begun| begun.need == need);
-        let progress = match is_first && fabric.is_connected(&need) {
+        let is_connected = fabric.is_connected(&need);
+        let progress = match is_first && is_connected && run.may_move(fabric.links()) {
             true => run.progress(fabric.links()),
             false => Ok(Progress::Idle),
         };
@@ -106,7 +111,7 @@ impl UnderWay {
             note(&run, (begun, self.owner));
             return Ok(true);
         }
-        self.messages.push(Begun { run, need, told: Some(told()), begun });
+        self.messages.push(Begun { run, need, told: Some(told()), begun, is_connected });
         progress.map(|_| false)
     }
 
@@ -131,15 +136,13 @@ impl UnderWay {
         let UnderWay { messages, blocked, owner } = self;
         let (mut moved, mut failed) = (false, Ok(()));
         blocked.clear();
-        messages.retain_mut(|Begun { run, need, told, begun }| {
+        messages.retain_mut(|Begun { run, need, told, begun, is_connected }| {
             // Messages of one connection keep their order: the first that has not ended blocks those behind it.
             if failed.is_err() || blocked.contains(need) {
                 return true;
             }
-            let progress = match fabric.is_connected(need) {
-                true => run.progress(fabric.links()),
-                false => Ok(Progress::Idle),
-            };
+            *is_connected = *is_connected || fabric.is_connected(need);
+            let progress = if *is_connected { run.progress(fabric.links()) } else { Ok(Progress::Idle) };
             match progress {
                 Ok(Progress::Done) => {
                     moved = true;

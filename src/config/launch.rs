@@ -32,8 +32,8 @@
 //! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called
 //!    in a rank of `rsccl run`.
 //! 2. `RANK` and `WORLD_SIZE` that a script has set below the nearest launcher.
-//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3
-//!    and 5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
+//! 3. The nearest launcher's process among the ancestors of this one, such as `orted`, `prted`, `prterun` or `mpirun`
+//!    (row 3 and 5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
 //! 4. If no launcher's process can be seen, as in a container with a process namespace of its own: `PMI_JOBID` and
 //!    `PMIX_NAMESPACE` that name another step of Slurm than this one are left over.
 //! 5. Rows that agree on rank and world need no decision. If rows still disagree, joining is an error that names both.

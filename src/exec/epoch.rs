@@ -277,13 +277,22 @@ fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Result<Loans
     let Begun { call, extent: &CallExtent { input, output, .. }, .. } = *begun;
     let size = call.data_type.size() as usize;
     let lend = |start: *const u8, bytes: usize| {
-        let loan = if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes))? };
+        if bytes == 0 { Ok(None) } else { windows.lend(start..start.wrapping_add(bytes)) }
+    };
+    let loans =
+        [lend(call.buffers.source(), input.index() * size)?, lend(call.buffers.target(), output.index() * size)?];
+    let copied = match &loans {
+        // In place one is a part of the other.
+        [Some(input), Some(output)] if output.covers(input) => [None, Some(output)],
+        [Some(input), Some(output)] if input.covers(output) => [Some(input), None],
+        [input, output] => [input.as_ref(), output.as_ref()],
+    };
+    for loan in copied.into_iter().flatten() {
         // SAFETY: the call's buffers vouch for what was lent. What the output holds before the call comes back where
         // the call does not write it.
-        Ok(loan.inspect(|loan| unsafe { loan.copy_in() }))
-    };
-    let input = lend(call.buffers.source(), input.index() * size)?;
-    Ok([input, lend(call.buffers.target(), output.index() * size)?])
+        unsafe { loan.copy_in() };
+    }
+    Ok(loans)
 }
 
 fn announce_ranges(windows: &HostWindows, begun: &Begun<'_>, loans: &Loans<'_>) -> Ranges {

@@ -82,6 +82,15 @@ impl<'a> Message<'a> {
         Message { peer, direction, count, data_type, home, keeper, borrow: PhantomData }
     }
 
+    /// The message, and one of nothing in its place: for [`Message::reborrow`]'s reason, where it begins for as long as it
+    /// lasts.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Message<'a> {
+        let Message { peer, direction, count, data_type, home, keeper, borrow: _ } = *self;
+        (self.direction, self.count) = (Direction::Send(std::ptr::null()), 0);
+        Message { peer, direction, count, data_type, home, keeper, borrow: PhantomData }
+    }
+
     /// The two messages of a `send_recv`; to or from [`NO_RANK`] there is none.
     #[inline]
     pub(crate) fn pair<T: Element>(

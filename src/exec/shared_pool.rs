@@ -21,6 +21,11 @@ use crate::types::Element;
 /// when it is first written, so a pool may be made as large as the program will ever need. Blocks that are freed are
 /// used again; [`SharedPool::trim`] gives the memory of those that are free back to the system.
 ///
+/// Each page lies on the NUMA node of the thread that first writes it, whatever rank that is; a block that is used
+/// again lies where it lay. Where the threads that work in a vector shall be the first to write it, make it by
+/// [`SharedVec::reserve`], and not [`SharedVec::filled`] by another thread. All vectors of a pool are one registration,
+/// and need one file descriptor.
+///
 /// Clones are the same pool, which lives as long as one of them, or a vector in it. Any thread may use it. A child that
 /// the process forks has the same memory, not a copy of it, and gets no block: a vector that it wants to make longer is
 /// an error there.

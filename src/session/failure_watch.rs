@@ -134,7 +134,9 @@ impl<'a> FailureWatch<'a> {
     /// and blames a rank that has not said that it waits.
     fn overdue(&self, waiting: &dyn Waiting) -> Error {
         let message = format!("timed out after {} waiting for {}", self.limit, waiting.words());
-        let beside = waiting.beside().map_or_else(String::new, |known| format!("; {known}"));
+        let known = [waiting.beside(), self.session.bootstrap.hindrance()].into_iter().flatten();
+        let known = known.filter(|known| !message.contains(known.as_str()));
+        let beside: String = known.map(|known| format!("; {known}")).collect();
         let Some(stall) = self.stall(waiting) else { return Error::timeout(message + &beside) };
         // Too soon for anybody to have said anything. Where one rank alone is waited for, it is that one.
         if self.limit.time < 2 * STALL {

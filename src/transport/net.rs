@@ -1,5 +1,6 @@
 //! NET: between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets, or over a NIC
-//! that takes requests, where all ranks have one and the user asks for it ([`network_choice`]).
+//! that takes requests, where all ranks have one and the user asks for it, or all hosts show hardware of libfabric
+//! ([`network_choice`]).
 //!
 //! Sockets: the receiver [listens](listener), the sender [connects](connector); or the other way round, where the
 //! receiver's address cannot be reached. A [`ReceivePump`] stands at the one's end, a [`SendPump`] at the other's.
@@ -8,7 +9,9 @@
 mod congestion;
 mod connector;
 mod listener;
+mod known_networks;
 mod network_choice;
+mod nic_facts;
 mod nic_libraries;
 mod receive_pump;
 pub(super) mod request_nic;
@@ -63,7 +66,9 @@ use crate::types::{Rank, TransportKind};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
 pub use congestion::Congestion;
+pub use known_networks::{KnownNetwork, KnownNic, known_networks};
 pub use network_choice::{Agreement, Network, NetworkSeeker, NetworkWish, OwnNetwork};
+pub use nic_facts::NicFacts;
 pub use routes::DeadRoutes;
 
 /// Socket options of data connections.
@@ -190,6 +195,10 @@ impl Transport for Net {
 
     fn use_network(&mut self, network: &Network) {
         self.requests = network.nic.clone().map(|found| RequestNet::new(self.me, found));
+    }
+
+    fn nic(&self) -> Option<NicFacts> {
+        self.requests.as_ref().map(RequestNet::nic)
     }
 
     fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<ExpectedWire> {

@@ -206,6 +206,13 @@ impl Loan<'_> {
         self.placed.as_ref().map(|placed| placed.twin)
     }
 
+    /// Whether what [`Loan::copy_in`] copies for `other` is among what it copies for this one.
+    pub fn covers(&self, other: &Loan<'_>) -> bool {
+        let (Some(mine), Some(theirs)) = (&self.placed, &other.placed) else { return false };
+        let (mine, theirs) = (mine.addresses(), theirs.addresses());
+        mine.start <= theirs.start && theirs.end <= mine.end
+    }
+
     /// Copies what peers would not see otherwise into what they see: before they are told of the loan.
     ///
     /// # Safety
@@ -263,10 +270,14 @@ impl Drop for Loan<'_> {
 }
 
 impl PlacedLoan<'_> {
+    fn addresses(&self) -> Range<usize> {
+        self.user.addr()..self.user.addr() + self.bytes
+    }
+
     /// What lies on pages that the program has for itself: where the program has it, where its twin is, how long it is.
     fn edges(&self) -> impl Iterator<Item = (*mut u8, *mut u8, usize)> {
         let start = self.user.addr();
-        let edges = self.buffer.range.edges(&(start..start + self.bytes));
+        let edges = self.buffer.range.edges(&self.addresses());
         edges.into_iter().filter(|edge| !edge.is_empty()).map(move |edge| {
             let into = edge.start - start;
             (self.user.wrapping_add(into), self.twin.as_ptr().wrapping_add(into), edge.len())

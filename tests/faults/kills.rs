@@ -23,10 +23,18 @@ enum Meeting {
     Shm,
     /// In each other's registered buffers.
     Registered,
+    /// In each other's vectors, which are registered where they lie.
+    Lying,
     /// Over sockets.
     Net,
     /// Over both: two ranks on each of two hosts.
     Hosts,
+}
+
+impl Meeting {
+    fn is_registered(self) -> bool {
+        matches!(self, Meeting::Registered | Meeting::Lying)
+    }
 }
 
 /// A sample, another one in each run, or all of them where `RSCCL_TEST_KILLS=all`.
@@ -47,12 +55,12 @@ fn a_kill_in_each_collective_is_told_to_all_who_are_left() {
 }
 
 fn all() -> Vec<Kill> {
-    let sizes = |meeting| if meeting == Meeting::Registered { &[60_000][..] } else { &[8, 60_000] };
+    let sizes = |meeting: Meeting| if meeting.is_registered() { &[60_000][..] } else { &[8, 60_000] };
     let mut kills = Vec::new();
     for program in Program::ALL.iter().copied() {
-        for meeting in [Meeting::Shm, Meeting::Registered, Meeting::Net, Meeting::Hosts] {
+        for meeting in [Meeting::Shm, Meeting::Registered, Meeting::Lying, Meeting::Net, Meeting::Hosts] {
             // A barrier has no buffers; messages are copied through slots.
-            if meeting == Meeting::Registered && program.collective().is_none_or(|_| program == Program::Barrier) {
+            if meeting.is_registered() && program.collective().is_none_or(|_| program == Program::Barrier) {
                 continue;
             }
             for elements in sizes(meeting).iter().copied() {
@@ -75,7 +83,11 @@ fn run(kill: Kill) {
     let mut job = Job::start_each(4, |rank| (Vec::new(), host(rank)));
     let before = job.holdings();
     job.join();
-    let word = if meeting == Meeting::Registered { "inside" } else { "repeat" };
+    let word = match meeting {
+        Meeting::Registered => "inside",
+        Meeting::Lying => "lying",
+        Meeting::Shm | Meeting::Net | Meeting::Hosts => "repeat",
+    };
     let command = format!("{word} {} {elements}", program.name());
     job.begin(&command, |_| true);
     for _ in 0..3 {
@@ -90,10 +102,12 @@ fn run(kill: Kill) {
 
 /// Kills in a run of all tests, beside those of [`READING`].
 const SAMPLE: usize = 8;
-/// Ranks that read each other's memory by the kernel, and large calls where they do not because there are two hosts.
-const READING: [Kill; 4] = [
+/// Ranks that read each other's memory by the kernel, large calls where they do not because there are two hosts, and
+/// ranks in each other's vectors.
+const READING: [Kill; 5] = [
     Kill { program: Program::SendRecv, elements: 60_000, meeting: Meeting::Shm, victim: 1 },
     Kill { program: Program::AllGather, elements: 60_000, meeting: Meeting::Shm, victim: 3 },
     Kill { program: Program::Broadcast, elements: 60_000, meeting: Meeting::Shm, victim: 3 },
     Kill { program: Program::Broadcast, elements: 60_000, meeting: Meeting::Hosts, victim: 1 },
+    Kill { program: Program::AllReduce, elements: 60_000, meeting: Meeting::Lying, victim: 1 },
 ];

@@ -2,18 +2,67 @@
 
 use std::fmt;
 
-use rsccl::comm::DeviceStream;
-use rsccl::{Communicator, DataType, Error, ReduceOp, Result};
+use rsccl::comm::{DeviceStream, OwnedElements, Registered, SharedPool, SharedVec};
+use rsccl::{Buffer, Communicator, DataType, Error, ReduceOp, Result};
 
-use crate::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, perform_on, with_type};
+use crate::verify::{Memory, Op, Placement, Program, RankBuffers, Sample, Shape, Tables};
+use crate::verify::{perform, perform_on, with_type};
 
 /// The kind of memory that buffers are of.
 #[derive(Debug, Clone)]
 pub enum Placed {
     /// The host's.
     Slices,
+    /// The host's, registered with the communicator.
+    Registered(Origin),
     /// A device's; calls are put into this stream.
     Device(DeviceStream),
+}
+
+/// Where registered memory comes from.
+#[derive(Debug, Clone)]
+pub enum Origin {
+    /// A buffer of its own for each.
+    Buffer,
+    /// Vectors of this pool, which is registered.
+    Pool(SharedPool),
+    /// A vector, registered where it lies.
+    Vector,
+    /// A boxed slice, registered where it lies.
+    Boxed,
+}
+
+impl Origin {
+    /// Memory for `count` elements, registered with `comm`.
+    pub fn allocate<T: Sample>(&self, comm: &Communicator, count: usize) -> Result<Memory<T>> {
+        let zero = T::of_bits(0);
+        Ok(match self {
+            Origin::Buffer => {
+                let buffer = Buffer::<T>::new(count)?;
+                comm.register(&buffer)?;
+                Box::new(buffer)
+            }
+            Origin::Pool(pool) => Box::new(SharedVec::filled(zero, count, pool)?),
+            Origin::Vector => {
+                let vector = must_move(Registered::new(vec![zero; count]))?;
+                comm.register(&vector)?;
+                Box::new(vector)
+            }
+            Origin::Boxed => {
+                let boxed = must_move(Registered::new(vec![zero; count].into_boxed_slice()))?;
+                comm.register(&boxed)?;
+                Box::new(boxed)
+            }
+        })
+    }
+}
+
+/// Refused memory would be tested as ordinary memory is.
+fn must_move<C: OwnedElements>(registered: Registered<C>) -> Result<Registered<C>> {
+    match registered.refusal() {
+        None => Ok(registered),
+        Some(why) => Err(Error::internal(format!("not registered where it lies: {why}"))),
+    }
 }
 
 /// One call.
@@ -49,11 +98,17 @@ impl Case {
     fn run_typed<T: Sample>(&self, comm: &Communicator, kind: &Placed, seed: u64) -> Result<Option<String>> {
         let shape = Shape::new(self.program, (comm.rank(), comm.size()), self.root, self.elements)?;
         let tables = Tables::<T>::new(seed, comm.size(), self.op, shape.indices());
-        let mut buffers = RankBuffers::<T>::new(&shape, self.placement, self.skew)?;
+        let mut buffers = match kind {
+            Placed::Registered(origin) => {
+                let allocate = |count| origin.allocate(comm, count);
+                RankBuffers::<T>::within(&shape, self.placement, self.skew, &allocate)?
+            }
+            Placed::Slices | Placed::Device(_) => RankBuffers::new(&shape, self.placement, self.skew)?,
+        };
         buffers.fill(&shape, &tables)?;
         let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
         match kind {
-            Placed::Slices => perform(comm, &shape, op, &mut buffers)?,
+            Placed::Slices | Placed::Registered(_) => perform(comm, &shape, op, &mut buffers)?,
             Placed::Device(stream) => {
                 self.on_device(comm, (&shape, op), stream, &mut buffers)?;
                 if let Some(error) = comm.async_error() {

@@ -41,7 +41,7 @@
 //! collect                waits for it
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
 //! placed COUNT           the same in vectors that are registered where they lie
-//! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
+//! inside NAME COUNT      `repeat` in registered buffers, the same ones each time; `lying`: in vectors that are registered where they lie
 //! unchanged              checks that the buffers of the last failure of `registered` or `placed` still hold what their owner wrote after it
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! crowd ID FIRST RANKS WORLD SEED STEPS
@@ -99,10 +99,10 @@ use rsccl::store::{AbortFlag, FileStore, Store, StoreConfig, TcpStore, Wait, sha
 use rsccl::types::{Rank, World};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
-use crate::case::{Case, Placed, every_program};
+use crate::case::{Case, Origin, Placed, every_program};
 use crate::far::Far;
 use crate::random;
-use crate::verify::{Memory, Op, Placement, Program, RankBuffers, Shape, Tables, perform};
+use crate::verify::{Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
 /// What stands before each line that is meant for the starter.
 pub const MARK: &str = "@@ ";
@@ -265,7 +265,10 @@ impl Worker {
                 }
                 Ok(String::new())
             }
-            ["inside", name, count] => self.inside(program(name), number(count)).map(|()| String::new()),
+            [word @ ("inside" | "lying"), name, count] => {
+                let origin = if word == "lying" { Origin::Vector } else { Origin::Buffer };
+                self.inside(&origin, program(name), number(count)).map(|()| String::new())
+            }
             ["send", count, peer] => {
                 self.comm().send(&vec![1.5f32; number(count)], number(peer)).map(|()| String::new())
             }
@@ -450,14 +453,10 @@ impl Worker {
         Ok(())
     }
 
-    fn inside(&self, program: Program, elements: usize) -> Result<()> {
+    fn inside(&self, origin: &Origin, program: Program, elements: usize) -> Result<()> {
         let comm = self.comm();
         let shape = shape(comm, program, elements)?;
-        let allocate = |room: usize| {
-            let buffer = Buffer::<f32>::new(room)?;
-            comm.register(&buffer)?;
-            Ok(Box::new(buffer) as Memory<f32>)
-        };
+        let allocate = |room: usize| origin.allocate(comm, room);
         let mut buffers = RankBuffers::within(&shape, Placement::OutOfPlace, 0, &allocate)?;
         for turn in 0u32.. {
             perform_checked(comm, &shape, &mut buffers, turn.into())?;

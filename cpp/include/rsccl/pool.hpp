@@ -45,6 +45,10 @@ class allocator;
 /// also in what is allocated later. Memory is taken when it is first written, so a pool may be made as large as the program will ever
 /// need. Blocks that are freed are used again.
 ///
+/// Each page lies on the NUMA node of the thread that first writes it; a block that is used again lies where it lay. A `std::vector` of a
+/// length writes all its elements as it is made: for first touch by the threads of a solver, take bytes by `allocate` and let each thread
+/// write its own. All blocks of a pool are one registration, and need one file descriptor.
+///
 /// Containers of an `allocator` keep the pool's memory; what was allocated from the pool as a `std::pmr::memory_resource` ends before the
 /// pool. Any thread may allocate, at an alignment of up to 4096. A child that the process forks has the same memory, not a copy of it, and
 /// gets no block (`std::bad_alloc`).

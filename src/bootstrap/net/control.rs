@@ -248,15 +248,6 @@ impl ControlPlane {
         if peer.is_some_and(is_linked) { Ok(()) } else { self.shortage.check(clock::now()) }
     }
 
-    /// What was waited for, and what has kept this rank from opening connections meanwhile.
-    pub(super) fn with_hindrance(&self, waited: String) -> String {
-        let words = self.shortage.words(clock::now()).or_else(|| self.absent.words());
-        match words.or_else(|| self.neither_way()) {
-            Some(words) => format!("{waited}; {words}"),
-            None => waited,
-        }
-    }
-
     /// Expects the peer to connect: messages for it wait for that. If it does not connect in time, this rank dials, to
     /// learn whether the peer is still alive.
     pub(super) fn await_from(&mut self, peer: Rank) {
@@ -415,7 +406,10 @@ impl ControlPlane {
         self.ask_to_call(peer);
         let refused = matches!(end, End::Unreachable(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
         let most = if refused { self.rules.retry_count.min(REFUSED_TRIES) } else { self.rules.retry_count };
-        let (is_neighbour, may_call) = (self.is_neighbour(peer), self.may_call(peer, clock::now()));
+        let is_neighbour = self.is_neighbour(peer);
+        // Anybody else may have left in order, and the news be on their way.
+        let is_dead = refused && is_neighbour && self.is_of_this_host(peer);
+        let may_call = !is_dead && self.may_call(peer, clock::now());
         let route = self.routes.entry(peer).or_default();
         route.token = None;
         route.tries += 1;

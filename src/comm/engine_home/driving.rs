@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use crate::comm::engine_home::EngineHome;
+use crate::comm::engine_home::{EngineHome, HomeTurn};
 use crate::comm::job::Job;
 use crate::comm::outcome::{self, Beginner, Outcome};
 use crate::comm::requests::{Left, Requests};
-use crate::comm::{Home, unusable, watcher};
+use crate::comm::{Home, Message, unusable, watcher};
 use crate::error::Result;
 use crate::exec::{Aside, Asides, Went};
 use crate::sync::Stay;
@@ -24,18 +24,54 @@ impl EngineHome {
     /// Where the communicator is not ready for calls; that of an abort. What ends the communicator now is the
     /// request's.
     pub(in crate::comm) fn begin(self: &Arc<EngineHome>, job: Job<'static>, beginner: &mut dyn Beginner) -> Result<()> {
+        let mut home = self.take_busy_turn()?;
+        let is_large = job.bytes() >= URGENT_BYTES;
+        if let Home::Busy(requests) = &mut *home {
+            requests.prepare(&job).map_err(|error| self.at(error.inside("a request")))?;
+        }
+        let begun = match &mut *home {
+            Home::Busy(requests) => requests.begin(job, beginner),
+            _ => Ok(()),
+        };
+        self.end_begin((home, begun), beginner, is_large);
+        Ok(())
+    }
+
+    /// [`EngineHome::begin`] of one message.
+    ///
+    /// # Errors
+    /// As [`EngineHome::begin`].
+    pub(in crate::comm) fn begin_message(
+        self: &Arc<EngineHome>,
+        message: &mut Message<'static>,
+        beginner: &mut dyn Beginner,
+    ) -> Result<()> {
+        let mut home = self.take_busy_turn()?;
+        let is_large = message.bytes() >= URGENT_BYTES;
+        let begun = match &mut *home {
+            Home::Busy(requests) => requests.begin_message(message, beginner),
+            _ => Ok(()),
+        };
+        self.end_begin((home, begun), beginner, is_large);
+        Ok(())
+    }
+
+    /// The engine's home with requests, for one that begins.
+    #[inline]
+    fn take_busy_turn(self: &Arc<EngineHome>) -> Result<HomeTurn<'_>> {
         self.check_process()?;
         self.watch()?;
         let mut home = self.take_turn()?;
         self.be_busy(&mut home)?;
-        let is_large = job.bytes() >= URGENT_BYTES;
         self.beat();
-        if let Home::Busy(requests) = &mut *home {
-            requests.prepare(&job).map_err(|error| self.at(error.inside("a request")))?;
-        }
-        if let Home::Busy(requests) = &mut *home
-            && let Err(error) = requests.begin(job, beginner)
-        {
+        Ok(home)
+    }
+
+    /// Ends the communicator where a request has failed as it began; a large one is the watcher's from here on.
+    #[inline]
+    fn end_begin(&self, begun: (HomeTurn<'_>, Result<()>), beginner: &mut dyn Beginner, is_large: bool) {
+        let (mut home, begun) = begun;
+        if let Err(error) = begun {
             self.fail(&mut home, Some(error));
             if !beginner.is_asked() {
                 // What has no promise is taken for well.
@@ -46,7 +82,6 @@ impl EngineHome {
         if is_large && !beginner.is_told() {
             self.hand_over();
         }
-        Ok(())
     }
 
     /// Makes a ready communicator one with requests.

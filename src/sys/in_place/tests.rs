@@ -5,6 +5,8 @@ use crate::sys::memory::SharedMemory;
 use crate::sys::pinning::OwnPins;
 use crate::sys::room::alone;
 
+mod steps;
+
 const PAGE: usize = 4096;
 
 /// Bytes of the program, wherever they are.
@@ -229,7 +231,7 @@ fn a_life_with_another_allocator() {
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(["jemalloc", "mimalloc", "tcmalloc"].iter().any(|name| maps.contains(name)), "it is preloaded");
-    assert!(random_life(7, 300), "seed 7");
+    assert!(random_life(7, 75), "seed 7");
 }
 
 #[test]
@@ -585,8 +587,9 @@ fn peer_stores(
     view.slice()[inside] = pattern(inside, seed);
 }
 
-/// Blocks are allocated, filled, registered, written by peers, taken from them, given back, made longer and freed.
-fn random_life(seed: u64, steps: usize) -> bool {
+/// Blocks are allocated, filled, registered, written by peers, taken from them, given back, made longer and freed, until
+/// there have been so many registrations.
+fn random_life(seed: u64, registrations: usize) -> bool {
     struct Block {
         bytes: Vec<u8>,
         seed: usize,
@@ -600,7 +603,9 @@ fn random_life(seed: u64, steps: usize) -> bool {
         usize::try_from(state % u64::try_from(below).unwrap()).unwrap()
     };
     let mut blocks: Vec<Block> = Vec::new();
-    for step in 0..steps {
+    let (mut registered, mut step) = (0, 0);
+    while registered < registrations {
+        step += 1;
         if blocks.len() < 12 {
             let most = if random(40) == 0 { 1 << 20 } else { 60_000 };
             let mut bytes = vec![0; 1 + random(most)];
@@ -621,6 +626,7 @@ fn random_life(seed: u64, steps: usize) -> bool {
                 let placed = view.place().unwrap();
                 let theirs = as_peer(&placed, view).0;
                 block.placed = Some((placed, theirs));
+                registered += 1;
             }
             (Some((placed, theirs)), 0) => {
                 peer_stores(&mut random, (view, block.seed), (&placed, &theirs));
@@ -659,8 +665,9 @@ fn random_life(seed: u64, steps: usize) -> bool {
 fn a_random_life_of_registrations_loses_no_byte() {
     #[expect(clippy::disallowed_methods, reason = "how much is tested is no setting of the library")]
     let is_long = std::env::var_os("RSCCL_EXHAUSTIVE").is_some();
-    let lives = if is_long { 200 } else { 1 };
+    // 100,000 in all.
+    let (lives, registrations) = if is_long { (1000, 100) } else { (1, 125) };
     for seed in 0x5eed..0x5eed + lives {
-        assert!(alone(|| random_life(seed, 500)), "seed {seed:#x}");
+        assert!(alone(|| random_life(seed, registrations)), "seed {seed:#x}");
     }
 }

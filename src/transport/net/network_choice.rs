@@ -120,6 +120,11 @@ impl NetworkWish {
         }
     }
 
+    /// What the user asks for.
+    pub(super) fn asked(&self) -> Option<&AskedNetwork> {
+        if let NetworkWish::Asked(asked) = self { Some(asked) } else { None }
+    }
+
     /// The library that the user asks for.
     pub fn library(&self) -> Option<&'static str> {
         match self {
@@ -197,7 +202,7 @@ impl AskedNetwork {
 }
 
 impl<'a> NetworkSeeker<'a> {
-    fn search(self, asked: Option<&'a AskedNetwork>) -> NicSearch<'a> {
+    pub(super) fn search(self, asked: Option<&'a AskedNetwork>) -> NicSearch<'a> {
         let NetworkSeeker { me, node, interface, verbs } = self;
         let plug_ins = asked.and_then(|asked| asked.plug_ins.as_deref());
         let network_of_plug_in = asked.and_then(|asked| asked.network_of_plug_in.as_deref());
@@ -628,7 +633,7 @@ mod tests {
     #[test]
     fn what_a_library_has_not_or_encryption_forbids_is_told() {
         static NOWHERE: NicLibrary =
-            NicLibrary { name: "nowhere", hardware: None, find: |_| Err(Error::new(Kind::System, "no device")) };
+            NicLibrary { name: "nowhere", find: |_| Err(Error::new(Kind::System, "no device")), ..NIC_LIBRARIES[0] };
         let told = |encryption| {
             let asked = AskedNetwork { library: &NOWHERE, plug_ins: None, network_of_plug_in: None };
             match find(&NetworkWish::Asked(asked), (encryption, false), Path::new("/")).found {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::{AWAITED_PATIENCE, CALL_BACK, ControlPlane, MAX_NEWS_BACKLOG_BYTES, PATIENCE_A_RANK};
 use crate::bootstrap::graph::TreePlace;
 use crate::log;
+use crate::sys::clock;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -165,6 +166,24 @@ impl ControlPlane {
         };
         let is_within = |since: Instant| now.saturating_duration_since(since) < patience;
         !self.is_called(peer) && route.since.is_some_and(is_within)
+    }
+
+    /// Whether `peer` has no address but this rank's own: what refuses connections there is this host's kernel, whose
+    /// processes are at the other end, and no machine between the two.
+    pub(super) fn is_of_this_host(&self, peer: Rank) -> bool {
+        let (own, theirs) = (self.own.seat.address().ip(), self.addresses[peer.index()].as_slice());
+        !theirs.is_empty() && theirs.iter().all(|at| at.ip() == own)
+    }
+
+    /// What has kept this rank from opening connections.
+    pub(in crate::bootstrap::net) fn hindrance(&self) -> Option<String> {
+        let words = self.shortage.words(clock::now()).or_else(|| self.absent.words());
+        words.or_else(|| self.neither_way())
+    }
+
+    /// What was waited for, with [`ControlPlane::hindrance`].
+    pub(in crate::bootstrap::net) fn with_hindrance(&self, waited: String) -> String {
+        self.hindrance().map_or_else(|| waited.clone(), |words| format!("{waited}; {words}"))
     }
 
     /// In words, that a rank is reached in neither direction.

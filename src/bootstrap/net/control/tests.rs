@@ -452,6 +452,25 @@ fn a_neighbour_that_has_died_before_it_connected_is_noticed_by_the_one_that_wait
     assert!(why.contains(&format!("in {} tries", REFUSED_TRIES + 1)), "{why}");
 }
 
+/// Regression: this rank waited for two seconds for it to connect, which was most of the time that init had.
+#[test]
+fn a_neighbour_of_this_host_that_refuses_is_dead() {
+    let ranks = Ranks::join(2, &options());
+    let peer = Rank::new(0);
+    let own = ranks.of(1, |control| {
+        // As before the two have connected.
+        control.links.clear();
+        control.routes.clear();
+        control.addresses[peer.index()] = vec![refused_address()];
+        control.dial(peer);
+        control.address().ip()
+    });
+    assert_eq!(own, refused_address().ip());
+    ranks.drive_until(&[1], || ranks.gone(1, 0).is_some());
+    let Some(Gone::Died(why)) = ranks.gone(1, 0) else { panic!("{:?}", ranks.gone(1, 0)) };
+    assert!(why.contains(&format!("in {} tries", REFUSED_TRIES + 1)), "{why}");
+}
+
 #[test]
 fn a_neighbour_that_refuses_may_connect_until_its_own_patience_is_over() {
     let ranks = Ranks::join(2, &options());
