@@ -181,8 +181,8 @@ mod tests {
     #[cfg(not(miri))]
     fn who_needs_the_value_ends_the_sleep_of_the_thread_that_has_it() {
         const LONG: Duration = Duration::from_secs(60);
-        let needs: [&(dyn Fn(&Shared<Vec<Vec<u8>>>) + Sync); 2] =
-            [&|shared| drop(shared.lock()), &|shared| shared.leave(vec![1])];
+        type Need = dyn Fn(&Shared<Vec<Vec<u8>>>) + Sync;
+        let needs: [&Need; 2] = [&|shared| drop(shared.lock()), &|shared| shared.leave(vec![1])];
         let began = crate::sys::clock::now();
         for need in needs {
             let (shared, chime) = (Shared::new(Vec::new()), Chime::of_thread());
