@@ -82,8 +82,8 @@ impl<'a> Message<'a> {
         Message { peer, direction, count, data_type, home, keeper, borrow: PhantomData }
     }
 
-    /// The message, and one of nothing in its place: for [`Message::reborrow`]'s reason, where it begins for as long as it
-    /// lasts.
+    /// Takes the message, and leaves one of nothing: so it goes by reference to where it begins, for the reason that
+    /// [`Message::reborrow`] gives.
     #[inline]
     pub(crate) fn take(&mut self) -> Message<'a> {
         let Message { peer, direction, count, data_type, home, keeper, borrow: _ } = *self;

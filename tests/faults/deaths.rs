@@ -164,7 +164,7 @@ fn two_die_at_once_and_then_a_third() {
 pub(super) fn must_name(victim: usize, rank: usize, command: &str, failure: &Failure) {
     let text = &failure.text;
     assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(victim)), "rank {rank}, {command}: {text}");
-    let is_name = |word: &&str| !matches!(*word, "call" | "repeat" | "inside" | "round" | "started");
+    let is_name = |word: &&str| !matches!(*word, "call" | "repeat" | "inside" | "lying" | "round" | "started");
     let operation = command.split(' ').find(is_name).unwrap_or_default();
     let operation = if operation == "sendrecv" { "group of messages" } else { operation };
     for word in [operation, &format!("rank {victim}")] {

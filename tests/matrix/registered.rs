@@ -26,7 +26,7 @@ const KINDS: &[(&str, Kind)] = &[
 /// Of each width one, and one with a scalar of each rank's own.
 const TYPES: &[(DataType, Op)] = &[(DataType::F32, Op::Sum), (DataType::U8, Op::BitXor), (DataType::I64, Op::MulSum)];
 /// Beside what has no whole page: a few pages, and the pieces of a large one.
-const SIZES: &[usize] = &[5, 20_011, 300_007];
+const SIZES: &[usize] = &[5, 20_011, 100_003];
 
 fn run_in(kinds: &[(&str, Kind)], ranks: u32) {
     let config = Config::default().with_p2p_disable(true).with_socket_interfaces("lo").with_timeout(TIMEOUT);
