@@ -24,6 +24,7 @@ mod links;
 mod local;
 mod net;
 mod net_plugin;
+mod nic_hold;
 pub mod nics;
 mod opening;
 mod peer;
@@ -51,6 +52,7 @@ pub use net::{
     Agreement, Congestion, DeadRoutes, KnownNetwork, KnownNic, Network, NetworkSeeker, NetworkWish, NicFacts,
     OwnNetwork, SocketOptions, known_networks,
 };
+pub use nic_hold::NicHold;
 pub use nics::{Crossing, NicTable};
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;

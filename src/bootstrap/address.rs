@@ -229,7 +229,7 @@ pub(crate) fn localise(address: SocketAddr, interface: SocketAddr, all: &[Interf
     scopes.into_iter().map(|scope| SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, scope).into()).collect()
 }
 
-/// The addresses that a peer may have, the likeliest first. Nearly every peer has one, which needs no memory of its own:
+/// The addresses that a peer may have, the likeliest first. Nearly every peer has one, which takes no memory elsewhere:
 /// each rank knows all others.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum PeerAddresses {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
-use crate::bootstrap::gathered::{self, Gathered};
+use crate::bootstrap::gathered::{self, Gathered, MOST_BLOCK_BYTES};
 use crate::bootstrap::graph::TreePlace;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
@@ -101,6 +101,8 @@ const BARRIER: u8 = 3;
 pub(super) const SPLIT: u8 = 4;
 const MEETING: u8 = 5;
 pub(super) const VERDICT: u8 = 6;
+
+const _: () = assert!(MAX_GATHER_BYTES == MOST_BLOCK_BYTES);
 
 /// The most bytes of a call's name.
 const MAX_CALL_BYTES: usize = 64;

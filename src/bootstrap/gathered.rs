@@ -11,7 +11,6 @@
 
 #![forbid(unsafe_code)]
 
-use crate::bootstrap::MAX_GATHER_BYTES;
 use crate::error::Result;
 use crate::wire::{Reader, Writer};
 
@@ -23,13 +22,16 @@ pub(super) struct Gathered {
     ends: Vec<usize>,
 }
 
+/// The most bytes of a rank.
+pub(super) const MOST_BLOCK_BYTES: usize = 64 << 10;
+
 /// Equal bytes that are told as others, since a further part takes as many.
 const PART_BYTES: usize = 4;
 
 /// The most bytes that a message has for a block beside those of the block: its length, and the first part and the one
 /// behind [`MOST_OF_PART`] bytes. Each other part takes the place of more than [`PART_BYTES`] bytes.
 pub(super) const MOST_BESIDE_BLOCK: usize = 4 + 2 * PART_BYTES;
-const _: () = assert!(MAX_GATHER_BYTES <= 2 * MOST_OF_PART);
+const _: () = assert!(MOST_BLOCK_BYTES <= 2 * MOST_OF_PART);
 
 /// The most bytes of each kind in a part.
 const MOST_OF_PART: usize = u16::MAX as usize;
@@ -41,7 +43,7 @@ const MOST_OF_PART: usize = u16::MAX as usize;
 pub(super) fn write<'a>(blocks: impl Iterator<Item = &'a [u8]>, message: &mut Writer) {
     let mut before: &[u8] = &[];
     for block in blocks {
-        message.u32(u32::try_from(block.len()).expect("an all-gather takes at most MAX_GATHER_BYTES of a rank"));
+        message.u32(u32::try_from(block.len()).expect("an all-gather takes 64 KiB of a rank at most"));
         let mut place = 0;
         while place < block.len() {
             let equal = equal_bytes(&block[place..], before.get(place..).unwrap_or(&[])).min(MOST_OF_PART);
@@ -82,8 +84,8 @@ impl Gathered {
         let mut before = 0..0;
         for _ in 0..count {
             let length = usize::try_from(reader.u32()?).unwrap_or(usize::MAX);
-            if length > MAX_GATHER_BYTES {
-                let words = format!("{length} bytes of a rank where at most {MAX_GATHER_BYTES} are allowed");
+            if length > MOST_BLOCK_BYTES {
+                let words = format!("{length} bytes of a rank where at most {MOST_BLOCK_BYTES} are allowed");
                 return Err(reader.malformed(&words));
             }
             let begin = all.bytes.len();
@@ -144,9 +146,9 @@ mod tests {
 
     #[test]
     fn the_longest_blocks_come_back() {
-        let mut blocks = vec![vec![1; MAX_GATHER_BYTES]; 3];
+        let mut blocks = vec![vec![1; MOST_BLOCK_BYTES]; 3];
         blocks[1].fill(2);
-        assert!(written(&blocks).len() <= 3 * (MAX_GATHER_BYTES + MOST_BESIDE_BLOCK));
+        assert!(written(&blocks).len() <= 3 * (MOST_BLOCK_BYTES + MOST_BESIDE_BLOCK));
         blocks.push(Vec::new());
         blocks.push(vec![9]);
         assert_eq!(read(&written(&blocks), 5).unwrap(), blocks);

@@ -287,6 +287,10 @@ impl SlotSink for ToKernels {
     fn slot_bytes(&self) -> usize {
         self.slots.shape.slot_bytes as usize
     }
+
+    fn memory(&self) -> HostRegion {
+        self.slots.memory.clone()
+    }
 }
 
 impl KernelSink for ToKernels {

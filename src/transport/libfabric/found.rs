@@ -15,7 +15,8 @@ use crate::transport::libfabric::library::{OfiInfos, OfiLibrary, OfiList};
 use crate::transport::libfabric::nic::OfiNic;
 use crate::transport::libfabric::providers::{OfiChoice, OfiEntry, OfiWish, choose};
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises, NicSearch,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch,
     RegistrationNeed, RequestNic,
 };
 use crate::types::Rank;
@@ -201,6 +202,8 @@ fn promises(entry: &OfiEntry) -> NicPromises {
         most_sends: entry.most_requests()[0] as usize,
         most_receives: entry.most_requests()[1] as usize,
         registration: if entry.memory & FI_MR_LOCAL == 0 { RegistrationNeed::None } else { RegistrationNeed::All },
+        // Of tags, which have the numbers.
+        matching: MessageMatching::ByNumber,
     }
 }
 

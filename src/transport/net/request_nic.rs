@@ -21,7 +21,9 @@
 //! - **Messages** of a connection have numbers. A receive takes the message of its number, in whatever order messages
 //!   arrive. A NIC without numbers on its wire, which matches messages to receives in the order in which both were
 //!   posted, may ignore them: the caller posts the sends of each direction in the order of their numbers, and the
-//!   receives as well. Numbers of a direction go up by one, around after [`MessageNumber::MAX`].
+//!   receives as well. Numbers of a direction go up by one, around after [`MessageNumber::MAX`]. A NIC that promises to
+//!   match [by numbers](MessageMatching::ByNumber) is given numbers of a second sequence too, beside the first one
+//!   ([`MessageNumber::straight`]).
 //! - **Sizes** are the caller's care: no receive is posted that is smaller than the message which it will take, and no
 //!   more messages are sent than the peer has room for. A NIC that is sent something else all the same, by a peer that
 //!   breaks these rules, must not write past the end of a receive; it may return an error.
@@ -299,12 +301,22 @@ pub(in crate::transport) struct MessageNumber(pub(in crate::transport) u32);
 
 impl MessageNumber {
     /// After it comes 0 again.
-    pub(in crate::transport) const MAX: MessageNumber = MessageNumber(u32::MAX);
+    pub(in crate::transport) const MAX: MessageNumber = MessageNumber(u32::MAX >> 1);
 
     /// The number after so many others, counted from 0.
     pub(in crate::transport) fn of(count: u64) -> MessageNumber {
         let numbers = u64::from(MessageNumber::MAX.0) + 1;
         MessageNumber(u32::try_from(count % numbers).unwrap_or(0))
+    }
+
+    /// The same of the second sequence, whose numbers are those behind [`MessageNumber::MAX`].
+    pub(in crate::transport) fn straight(count: u64) -> MessageNumber {
+        MessageNumber(MessageNumber::MAX.0 + 1 + MessageNumber::of(count).0)
+    }
+
+    /// Its place in its sequence, and whether that is the second one.
+    pub(in crate::transport) fn place(self) -> (u32, bool) {
+        (self.0 & MessageNumber::MAX.0, self.0 > MessageNumber::MAX.0)
     }
 }
 
@@ -473,15 +485,44 @@ pub(in crate::transport) struct NicPromises {
     pub(in crate::transport) most_receives: usize,
     /// Whether memory must be registered.
     pub(in crate::transport) registration: RegistrationNeed,
+    /// How it finds the receive of a message.
+    pub(in crate::transport) matching: MessageMatching,
 }
 
 impl NicPromises {
     /// Connections for which an endpoint has room: half of the requests of each way are theirs, one for each. That one
     /// is enough: a listener waits for a greeting, an end in the handshake or a sender for a memo, and a receiver for a
     /// chunk.
+    /// Where messages go straight, a second receive of each connection is its own, for those.
     pub(in crate::transport) fn most_connections(&self) -> usize {
-        self.most_sends.min(self.most_receives) / 2
+        (self.most_sends / 2).min(self.most_receives / 2 / self.own_receives())
     }
+
+    /// Receives that each connection has of its own.
+    pub(in crate::transport) fn own_receives(&self) -> usize {
+        if self.goes_straight() { 2 } else { 1 }
+    }
+
+    /// Whether long messages go straight between their places at both ends. Memory of programs is registered with no
+    /// NIC: it would have to be told when a program unmaps it.
+    pub(in crate::transport) fn goes_straight(&self) -> bool {
+        self.matching == MessageMatching::ByNumber
+            && self.registration == RegistrationNeed::None
+            && self.most_message_bytes >= MOST_STRAIGHT_BYTES
+    }
+}
+
+/// The most bytes of a message that goes straight.
+pub(in crate::transport) const MOST_STRAIGHT_BYTES: usize = 1 << 30;
+
+/// How a NIC finds the receive of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum MessageMatching {
+    /// The first message takes the first receive.
+    InOrder,
+    /// By their numbers, in whatever order both were posted: so a receive into its own place can be posted for a
+    /// message whose header has come, beside receives that wait for any message.
+    ByNumber,
 }
 
 /// In which order the messages of a connection are put into the receiver's memory.

@@ -8,14 +8,20 @@
 //! RequestReceivePump                            RequestSendPump
 //!        ───── credit (memos) ────────────────►
 //!        ◄──── chunks ─────────────────────────
+//!
+//! of a long message, where the NIC can:
+//!        ◄──── header and beginning (a chunk) ──
+//! posts a receive of its size in its place
+//!        ───── credit (memo) ─────────────────►
+//!        ◄──── the rest, from where it lies ───
 //! ```
 //! The offer goes over the bootstrap, as those of all transports do. A communicator has one endpoint, made when it
 //! first connects; closing it ends its connections and no other communicator's.
 //!
 //! **What a NIC is not believed.** Sizes: all receives are as large as any message of their kind, and lengths in
-//! headers are held against slots and chunks. Progress: pumps say that they [wait for
-//! nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks hear of deaths over their control
-//! connections, and waits end by their watch.
+//! headers are held against slots and chunks; what goes straight is sent once a receive of its size is posted.
+//! Progress: pumps say that they [wait for nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks
+//! hear of deaths over their control connections, and waits end by their watch.
 
 mod connection;
 mod direct_receive_pump;

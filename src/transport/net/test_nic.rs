@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::transport::net::request_nic::{
-    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageNumber, MessageOrder, NicDescription,
+    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageMatching, MessageNumber, MessageOrder, NicDescription,
     NicHandle, NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
     RequestWay,
 };
@@ -39,6 +39,10 @@ pub(in crate::transport) struct Manners {
     /// What is promised of sends, and of receives.
     pub(in crate::transport) most_sends: usize,
     pub(in crate::transport) most_receives: usize,
+    /// And of the rest.
+    pub(in crate::transport) most_bytes: usize,
+    pub(in crate::transport) matching: MessageMatching,
+    pub(in crate::transport) registration: RegistrationNeed,
 }
 
 impl Manners {
@@ -51,6 +55,18 @@ impl Manners {
         takes_devices: false,
         most_sends: 1 << 20,
         most_receives: 1 << 20,
+        most_bytes: 1 << 20,
+        matching: MessageMatching::InOrder,
+        registration: RegistrationNeed::All,
+    };
+
+    /// It matches by numbers and takes any memory.
+    #[cfg(not(loom))]
+    pub(in crate::transport) const STRAIGHT: Manners = Manners {
+        matching: MessageMatching::ByNumber,
+        registration: RegistrationNeed::None,
+        most_bytes: crate::transport::net::request_nic::MOST_STRAIGHT_BYTES,
+        ..Manners::WORST
     };
 
     /// So many sends, and as many receives.
@@ -111,11 +127,12 @@ impl TestNic {
                 true => DeviceMemoryAccess::WithFlush { is_forced: false },
                 false => DeviceMemoryAccess::None,
             },
-            most_message_bytes: 1 << 20,
+            most_message_bytes: manners.most_bytes,
             inject_bytes: 0,
             most_sends: manners.most_sends,
             most_receives: manners.most_receives,
-            registration: RegistrationNeed::All,
+            registration: manners.registration,
+            matching: manners.matching,
         };
         TestNic(description, promises, manners)
     }
@@ -173,6 +190,9 @@ impl Endpoint {
     }
 
     fn check(&self, memory: NicMemory) {
+        if self.manners.registration == RegistrationNeed::None {
+            return;
+        }
         let is_inside = |region: &NicMemory| {
             let end = memory.start().addr().get() + memory.bytes();
             region.region() == memory.region()

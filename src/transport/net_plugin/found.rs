@@ -10,7 +10,8 @@ use crate::sync::primitive::{Arc, Mutex, Ordering, statics};
 use crate::sys::fork::PerProcess;
 use crate::sys::{random, signals, text_file};
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises, NicSearch,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch,
     RegistrationNeed, RequestNic,
 };
 use crate::transport::net_plugin::abi::{DEVICE_HOST, POINTER_HOST};
@@ -216,6 +217,7 @@ impl FoundPlugIn {
             most_sends: 2 * room,
             most_receives: 2 * room,
             registration: RegistrationNeed::All,
+            matching: MessageMatching::InOrder,
         };
         FoundPlugIn { prepared, device, description, promises, noes }
     }

@@ -9,7 +9,8 @@ use crate::log;
 use crate::sync::primitive::Arc;
 use crate::sys::fabric_devices;
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises, NicSearch,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch,
     RegistrationNeed, RequestNic,
 };
 use crate::transport::verbs::device::{PortFacts, VerbsDevice, facts_of};
@@ -156,6 +157,7 @@ fn promises(facts: &PortFacts) -> NicPromises {
         most_sends: requests,
         most_receives: requests,
         registration: RegistrationNeed::All,
+        matching: MessageMatching::InOrder,
     }
 }
 

@@ -171,7 +171,7 @@ impl ControlPlane {
     /// Whether `peer` has no address but this rank's own: what refuses connections there is this host's kernel, whose
     /// processes are at the other end, and no machine between the two.
     pub(super) fn is_of_this_host(&self, peer: Rank) -> bool {
-        let (own, theirs) = (self.own.seat.address().ip(), &self.addresses[peer.index()]);
+        let (own, theirs) = (self.own.seat.address().ip(), self.addresses[peer.index()].as_slice());
         !theirs.is_empty() && theirs.iter().all(|at| at.ip() == own)
     }
 

@@ -3,20 +3,25 @@
 //! Sends and receives that are under way cannot be cancelled: the NIC may write into their memory until the endpoint is
 //! closed, whatever has become of the communicator. So the endpoint owns the memory, and closes the NIC before it lets
 //! go of it. A NIC that cannot be closed keeps its memory for ever.
+//!
+//! Memory of a program's cannot be owned. It is *lent* ([`NicLoan`]) for a message, and who has the other half of the
+//! loan, a [`NicHold`], does not give the memory back before the message is done: dropped earlier, it closes the NIC.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 
 use crate::device::{HostRegion, Region};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering};
 use crate::sys::open;
 use crate::sys::pinning::OwnPins;
 use crate::transport::net::request_nic::{
     ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageNumber, NicHandle, NicMemory,
     NicPromises, NicSleep, Posted, RegionId, RegistrationNeed, RequestId, RequestNic, RequestWay,
 };
+use crate::transport::nic_hold::{LentMemory, NicHold};
 use crate::transport::pump::PumpSleep;
 
 /// An endpoint, as its connections share it.
@@ -32,6 +37,7 @@ pub(in crate::transport) struct NicEndpoint {
     regions: Vec<NicRegion>,
     promises: NicPromises,
     failure: Option<Error>,
+    goes_straight: bool,
     /// What may be under way beside one send and one receive of each connection.
     sends: CommonRequests,
     receives: CommonRequests,
@@ -101,6 +107,39 @@ pub(in crate::transport) struct MessagePlace {
     pub(in crate::transport) range: Range<usize>,
 }
 
+/// Memory of a program's that a NIC has for one message.
+#[derive(Debug)]
+pub(in crate::transport) struct NicLoan {
+    endpoint: SharedEndpoint,
+    is_out: AtomicBool,
+}
+
+impl NicLoan {
+    /// A loan that has begun, and the half of it that stays with the memory.
+    pub(in crate::transport) fn begin(endpoint: &SharedEndpoint) -> (Arc<NicLoan>, NicHold) {
+        let loan = Arc::new(NicLoan { endpoint: Arc::clone(endpoint), is_out: AtomicBool::new(true) });
+        let half: Arc<NicLoan> = Arc::clone(&loan);
+        (loan, NicHold::of(half))
+    }
+
+    /// The NIC is done with the memory.
+    pub(in crate::transport) fn end(&self) {
+        // Pairs with the acquire below: what the NIC has written is seen by who looks there.
+        self.is_out.store(false, Ordering::Release);
+    }
+}
+
+impl LentMemory for NicLoan {
+    fn is_over(&self) -> bool {
+        // Pairs with the release above.
+        !self.is_out.load(Ordering::Acquire)
+    }
+
+    fn take_back(&self) {
+        self.endpoint.lock().shut();
+    }
+}
+
 impl NicEndpoint {
     /// Opens an endpoint on `found`.
     ///
@@ -112,12 +151,13 @@ impl NicEndpoint {
 
     fn over(nic: Box<dyn RequestNic>, promises: &NicPromises) -> NicEndpoint {
         let rooms = promises.most_connections();
-        let beside = |most: usize| CommonRequests::new(most - rooms);
-        let (sends, receives) = (beside(promises.most_sends), beside(promises.most_receives));
+        let sends = CommonRequests::new(promises.most_sends - rooms);
+        let receives = CommonRequests::new(promises.most_receives - rooms * promises.own_receives());
+        let goes_straight = promises.goes_straight();
         let pins = (promises.registration == RegistrationNeed::All).then(OwnPins::default);
         let (regions, failure, connections, mover, others, twin) = (Vec::new(), None, 0, None, 0, None);
         let promises = *promises;
-        NicEndpoint { pins, nic, regions, promises, failure, sends, receives, connections, mover, others, twin }
+        NicEndpoint { pins, nic, regions, promises, failure, goes_straight, sends, receives, connections, mover, others, twin }
     }
 
     /// As [`RequestNic::listen`].
@@ -146,6 +186,27 @@ impl NicEndpoint {
                 self.failure = Some(error.duplicate());
             }
         })
+    }
+
+    /// As [`NicPromises::goes_straight`].
+    pub(in crate::transport) fn goes_straight(&self) -> bool {
+        self.goes_straight
+    }
+
+    /// Closes the NIC, so that it touches no memory any more: a call ends that has lent it some.
+    fn shut(&mut self) {
+        if self.failure.is_none() {
+            let message = "a call ended while a NIC had memory of it, so the NIC was closed";
+            self.failure = Some(Error::new(Kind::Aborted, message));
+        }
+        if let Err(error) = self.nic.close() {
+            // Nobody can have the memory back, and its owner is about to use it.
+            log::tell(&format!(
+                "a NIC does not close that has memory of the program, which cannot go on: {}",
+                error.message()
+            ));
+            std::process::abort();
+        }
     }
 
     /// As [`RequestNic::tells_faults`].
@@ -266,6 +327,36 @@ impl NicEndpoint {
         self.nic()?.flush(place.connection, received)
     }
 
+    /// As [`RequestNic::send`], of memory that is lent.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// The memory stays as it is until the request is done or the NIC was closed: a [`NicHold`] sees to that.
+    pub(in crate::transport) unsafe fn send_lent(
+        &mut self,
+        (connection, number): (ConnectionId, MessageNumber),
+        (start, bytes): (NonNull<u8>, usize),
+    ) -> Result<Posted> {
+        self.nic()?.send(connection, number, NicMemory { region: LENT, start, bytes, is_device: false })
+    }
+
+    /// The same for [`RequestNic::receive`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As above, and nobody else touches it.
+    pub(in crate::transport) unsafe fn receive_lent(
+        &mut self,
+        (connection, number): (ConnectionId, MessageNumber),
+        (start, bytes): (NonNull<u8>, usize),
+    ) -> Result<Posted> {
+        self.nic()?.receive(connection, number, NicMemory { region: LENT, start, bytes, is_device: false })
+    }
+
     /// As [`RequestNic::test`].
     ///
     /// # Errors
@@ -366,6 +457,8 @@ fn region_id(place: usize) -> RegionId {
     RegionId(u32::try_from(place).expect("fewer regions than connections"))
 }
 
+/// The region of memory that is lent, which is none: NICs that are lent memory need no registration.
+const LENT: RegionId = RegionId(u32::MAX);
 /// Calls of other connections after which one of them lets the NIC move: the one that did so may be called no more.
 const MOST_OTHERS: u32 = 16;
 
