@@ -461,7 +461,7 @@ fn a_neighbour_of_this_host_that_refuses_is_dead() {
         // As before the two have connected.
         control.links.clear();
         control.routes.clear();
-        control.addresses[peer.index()] = vec![refused_address()];
+        control.addresses[peer.index()] = PeerAddresses::One(refused_address());
         control.dial(peer);
         control.address().ip()
     });
