@@ -16,8 +16,7 @@ use crate::transport::libfabric::nic::OfiNic;
 use crate::transport::libfabric::providers::{OfiChoice, OfiEntry, OfiWish, choose};
 use crate::transport::net::request_nic::{
     DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
-    NicSearch,
-    RegistrationNeed, RequestNic,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::types::Rank;
 

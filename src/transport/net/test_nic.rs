@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::transport::net::request_nic::{
-    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageMatching, MessageNumber, MessageOrder, NicDescription,
-    NicHandle, NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
-    RequestWay,
+    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageMatching, MessageNumber, MessageOrder,
+    NicDescription, NicHandle, NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId,
+    RequestNic, RequestWay,
 };
 
 /// Ranks of tests ask for it by this name.

@@ -11,8 +11,7 @@ use crate::sys::fork::PerProcess;
 use crate::sys::{random, signals, text_file};
 use crate::transport::net::request_nic::{
     DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
-    NicSearch,
-    RegistrationNeed, RequestNic,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::transport::net_plugin::abi::{DEVICE_HOST, POINTER_HOST};
 use crate::transport::net_plugin::endpoint::PlugInNic;

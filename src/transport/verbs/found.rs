@@ -10,8 +10,7 @@ use crate::sync::primitive::Arc;
 use crate::sys::fabric_devices;
 use crate::transport::net::request_nic::{
     DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
-    NicSearch,
-    RegistrationNeed, RequestNic,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::transport::verbs::device::{PortFacts, VerbsDevice, facts_of};
 use crate::transport::verbs::library::VerbsLibrary;

@@ -157,7 +157,20 @@ impl NicEndpoint {
         let pins = (promises.registration == RegistrationNeed::All).then(OwnPins::default);
         let (regions, failure, connections, mover, others, twin) = (Vec::new(), None, 0, None, 0, None);
         let promises = *promises;
-        NicEndpoint { pins, nic, regions, promises, failure, goes_straight, sends, receives, connections, mover, others, twin }
+        NicEndpoint {
+            pins,
+            nic,
+            regions,
+            promises,
+            failure,
+            goes_straight,
+            sends,
+            receives,
+            connections,
+            mover,
+            others,
+            twin,
+        }
     }
 
     /// As [`RequestNic::listen`].
