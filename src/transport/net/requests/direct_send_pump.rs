@@ -46,6 +46,12 @@ impl DirectSendPump {
     /// Sees what is done, gives slots back in order, and sees how far credit goes. True where there was any.
     fn settle(&mut self) -> Result<bool> {
         let mut moved = false;
+        // Before the payload: a connection is sure of one request alone.
+        if let Some(Some(request)) = self.header
+            && self.connection.test(request, RequestWay::Out)?.is_some()
+        {
+            self.header = Some(None);
+        }
         for parts in &mut self.under_way {
             for part in parts {
                 if let Some(request) = *part

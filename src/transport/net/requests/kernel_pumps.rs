@@ -143,7 +143,8 @@ impl Agreeing {
         {
             self.word = None;
         }
-        Ok(self.word.is_none())
+        // Its request is given back: a connection is sure of one each way alone.
+        Ok(self.word.is_none() && self.connection.have_memos_left()?)
     }
 
     fn unknown(&self) -> Error {
