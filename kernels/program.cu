@@ -154,6 +154,10 @@ RSCCL_INLINE u64 slot_at(const QueueImage &queue, u64 number) {
     return queue.slots + number % queue.count * (sizeof(SlotHeader) + queue.payload);
 }
 
+RSCCL_INLINE SlotHeader &header_of(const QueueImage &queue, u64 number) {
+    return *reinterpret_cast<SlotHeader *>(queue.headers + number % queue.count * queue.header_stride);
+}
+
 /// Where an operand that is no slot begins in a round.
 RSCCL_INLINE u64 memory_of(const PartImage *part, const LaneState &lane, const OperandRecord &operand, u32 times, u32 round) {
     u64 base;
@@ -203,7 +207,7 @@ RSCCL_INLINE void give_on(const PartImage *part, const LaneState &lane, const St
             continue;
         }
         if (i >= step.sources) {
-            SlotHeader &header = *reinterpret_cast<SlotHeader *>(slot_at(queue, done));
+            SlotHeader &header = header_of(queue, done);
             header.bytes = bytes;
             header.label[0] = label[0];
             header.label[1] = label[1];
@@ -247,7 +251,7 @@ RSCCL_INLINE bool came_otherwise(const PartImage *part, const LaneState &lane) {
         bool is_there = true;
         if (protocol == SIMPLE) {
             is_there = load_acquire(queue.tail) > done;
-            const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot_at(queue, done));
+            const SlotHeader &header = header_of(queue, done);
 #pragma unroll
             for (u32 word = 0; word < 3; word += 1) theirs[word] = is_there ? header.label[word] : 0;
         } else {
@@ -301,11 +305,10 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
         } else {
             const QueueImage &queue = queues_of(part)[operands[i].base];
             const u64 done = word_at(queue.mine);
-            const u64 slot = slot_at(queue, done);
-            place = slot + sizeof(SlotHeader);
+            place = slot_at(queue, done) + sizeof(SlotHeader);
             if (i < step.sources) {
                 if (!has_come(lane, queue.tail, done + 1)) return BLOCKED;
-                const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot);
+                const SlotHeader &header = header_of(queue, done);
                 const u64 *label = label_of(part, lane.image->label);
                 if (differs(header.label, label) || header.bytes != bytes) {
                     if (came_otherwise(part, lane)) return STOP;

@@ -116,8 +116,10 @@ constexpr u32 RAW_SOURCES = 1, INPUTS_OF_AVERAGES = 2;
 
 /// One end of a connection. `head` and `mine` are the words of Simple; those of LL and LL128 lie behind each.
 struct QueueImage {
-    u64 slots;
+    u64 slots;  // a header and a payload each
     u64 lines;  // a multiple of 128
+    u64 headers;  // those in the slots, or, where the host cannot read these, one behind the other in its own memory
+    u64 header_stride;
     u64 payload;
     u64 tail;
     u64 head;
@@ -142,7 +144,7 @@ struct BlockImage {
     u32 reserved;
 };
 
-static_assert(sizeof(LaneImage) == 24 && sizeof(NumbersImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 56, "filled by the host");
+static_assert(sizeof(LaneImage) == 24 && sizeof(NumbersImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 72, "filled by the host");
 static_assert(sizeof(SeatImage) == 24 && sizeof(BlockImage) == 24, "filled by the host");
 
 /// The parameter of a launch.

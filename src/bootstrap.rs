@@ -13,6 +13,7 @@ mod checkin;
 mod client;
 mod collective;
 pub(crate) mod door;
+mod gathered;
 mod graph;
 mod holder;
 mod id;
@@ -56,6 +57,7 @@ use crate::sync::primitive::Arc;
 use crate::sync::{Chime, Wait};
 use crate::sys::poller::Interest;
 use crate::types::{Rank, World};
+use crate::wire;
 use crate::wire::frame::Frame;
 
 /// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
@@ -70,6 +72,7 @@ pub fn decode_anything(bytes: &[u8]) {
         let _refused = checkin::FurtherRoot::decode(&Frame { kind, tag: 0, payload: bytes.to_vec() });
     }
     lobby::decode_anything(bytes);
+    let _refused = gathered::Gathered::read(wire::Reader::new(bytes, "what ranks tell"), bytes.len() % 8);
     let _refused = collective::split_members(&[bytes.to_vec()], 0);
     net::decode_anything(bytes);
     store::decode_anything(bytes);

@@ -150,9 +150,16 @@ pub struct Config {
     /// or DIS, or 0 (LOC) to 5 (SYS). Others talk through host memory. Equal on all ranks. `NCCL_P2P_LEVEL`; as far as
     /// the driver lets them.
     pub p2p_level: Option<String>,
-    /// How far a NIC may be from the GPU whose memory it reaches. `rsccl topo` obeys it.
-    /// `NCCL_NET_GDR_LEVEL`.
+    /// How far a NIC may be from the GPU whose memory it reads and writes by itself (GPUDirect RDMA): LOC (never), PIX,
+    /// PXB, PHB, SYS. A NIC whose place is not known counts as PHB. `rsccl topo` obeys it too. `NCCL_NET_GDR_LEVEL`;
+    /// several PCI bridges, PXB.
     pub net_gdr_level: Option<String>,
+    /// Whether a NIC that may write memory of a GPU reads it too, for what is sent. `NCCL_NET_GDR_READ`; where the GPU
+    /// has compute capability 8.0, or NVLinks.
+    pub net_gdr_read: Option<bool>,
+    /// Whether GPU memory is handed to NICs as a DMA-BUF, where driver and NIC have them; else by its address, which
+    /// takes the module `nvidia_peermem`. `NCCL_DMABUF_ENABLE`; true.
+    pub dmabuf_enable: bool,
     /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
     /// it is better. Channels between GPUs are searched for by it. Of sockets, 0 gives each channel one rail for what
     /// is not cut into parts; else a connection begins with the rails of its receiver. Equal on all ranks.
@@ -358,6 +365,7 @@ impl Default for Config {
                 mnnvl_enable: 2,
                 p2p_ll_threshold_bytes: 16 << 10,
                 cumem_enable: true,
+                dmabuf_enable: true,
                 cross_nic: 2,
                 ras_enable: true,
                 runtime_connect: true,
@@ -378,7 +386,7 @@ impl Default for Config {
             }
             unset {
                 algo proto cohort min_channels max_channels buffer_bytes p2p_read_enable p2p_level
-                net_gdr_level topo_file switch_file processors tune_file record_dir ras_addr trace
+                net_gdr_level net_gdr_read topo_file switch_file processors tune_file record_dir ras_addr trace
                 team_ranks topo_dump_file graph_file graph_dump_file net net_plugin ib_hca ib_gid_index ib_sl ib_tc
                 host_id comm_id secret secret_file store socket_interfaces rails tcp_congestion socket_family socket_dir
                 port_range socket_threads sockets_per_thread socket_receive_bytes socket_send_bytes

@@ -238,10 +238,45 @@ pub trait Device: DeviceNeighbours {
         None
     }
 
+    /// Memory that NICs reach; `None` where they reach none.
+    fn nic_memory(&self) -> Option<&dyn NicReachable> {
+        None
+    }
+
     /// One process that launches for several; `None` where each launches for itself.
     fn led_device(&self) -> Option<&dyn LedDevice> {
         None
     }
+}
+
+/// Memory of a device that NICs read and write by themselves (GPUDirect RDMA).
+pub trait NicReachable {
+    /// By which ways they may. Else why there is none, as a sentence.
+    fn nic_ways(&self) -> std::result::Result<NicWays, String>;
+
+    /// The pages around `region`, which was allocated with [`Sharing::Threads`], for NICs that take a DMA-BUF.
+    ///
+    /// # Errors
+    /// Where the driver gives none.
+    fn dma_buf(&self, region: &Region) -> Result<DmaBuf>;
+}
+
+/// By which ways NICs may reach memory of a device: only their registration shows whether they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NicWays {
+    /// By a DMA-BUF.
+    pub dma_buf: bool,
+    /// By its address, which a module of the kernel knows (`nvidia_peermem`).
+    pub address: bool,
+}
+
+/// Memory of a device as other drivers of the kernel take it.
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// Stands for whole pages.
+    pub descriptor: OwnedFd,
+    /// Where the memory begins in them.
+    pub offset: u64,
 }
 
 /// Memory of a device that devices of other hosts map.

@@ -49,7 +49,7 @@
 //! | ranks as processes of one host | memfd and futex of Linux | `NCCL_SHM_DISABLE=1`: TCP on loopback |
 //! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
 //! | large calls between processes that copy nothing | a registered `Buffer` or `SharedPool`, or memory that is `Registered` where it lies | one copy by the kernel, or two by scratch |
-//! | several hosts | TCP between them, hardware that libfabric reaches, InfiniBand and RoCE by verbs (`NCCL_NET=IB`) or a plug-in made for NCCL (`NCCL_NET_PLUGIN`); GPU memory goes through pinned memory of the host, or by NVLinks where they join hosts | |
+//! | several hosts | TCP between them, hardware that libfabric reaches, InfiniBand and RoCE by verbs (`NCCL_NET=IB`) or a plug-in made for NCCL (`NCCL_NET_PLUGIN`); GPU memory goes through pinned memory of the host, straight to the NIC of a plug-in that takes it, or by NVLinks where they join hosts | |
 //! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address; that nobody reads what goes over TCP: feature `encrypt` (a C compiler) and `RSCCL_ENCRYPT=1` | `NCCL_DEBUG=WARN` warns |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |
 //! | a communicator from an MPI communicator | feature `mpi`: an MPI and libclang at build time | `Communicator::from_env` under `mpirun` |
@@ -151,7 +151,9 @@ pub mod internals {
             pub use crate::session::page_view::{DOCUMENT_VERSION, ProcessView, Unread};
         }
         pub mod settings {
-            pub use crate::session::settings::{check, network_here, nics_here, ways};
+            pub use crate::session::settings::{
+                GpuDirectSettings, check, network_here, networks_here, nics_here, ways,
+            };
         }
         pub mod trace_text {
             pub use crate::session::trace_text::left;
@@ -165,6 +167,9 @@ pub mod internals {
     }
     pub mod topo {
         pub use crate::topo::*;
+    }
+    pub mod transport {
+        pub use crate::transport::{KnownNetwork, KnownNic};
     }
     pub mod tune {
         pub use crate::tune::*;

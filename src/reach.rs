@@ -11,6 +11,7 @@ pub mod device_sharing;
 mod device_ways;
 mod facts;
 pub mod far_ends;
+pub mod gpu_direct;
 mod gpu_distance;
 pub mod line_ways;
 pub mod proxy;

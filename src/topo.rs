@@ -47,8 +47,9 @@ impl Topology {
     pub fn new<H: Eq + Hash>(host_ids: impl IntoIterator<Item = H>) -> Topology {
         let mut numbers = HashMap::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
-        let mut places = Vec::new();
-        for (id, rank) in host_ids.into_iter().zip(0..) {
+        let host_ids = host_ids.into_iter();
+        let mut places = Vec::with_capacity(host_ids.size_hint().0);
+        for (id, rank) in host_ids.zip(0..) {
             let host = *numbers.entry(id).or_insert(hosts.len());
             if host == hosts.len() {
                 hosts.push(Vec::new());

@@ -24,6 +24,7 @@ mod links;
 mod local;
 mod net;
 mod net_plugin;
+mod nic_hold;
 pub mod nics;
 mod opening;
 mod peer;
@@ -44,10 +45,14 @@ pub use device_queues::{ConnectionMemory, QueueBytes, QueueMemory};
 pub use fabric::{Fabric, Setup};
 pub use fabric_bytes::FabricBytes;
 pub use identity::{host_id, process_space, process_token};
-pub use kernel_slots::{FarEnd, KernelSlots};
+pub use kernel_slots::{FarEnd, KernelSlots, PayloadsOnDevice};
 pub use lease::{Lease, LeaseGuard};
 pub use links::Links;
-pub use net::{Agreement, Congestion, DeadRoutes, Network, NetworkSeeker, NetworkWish, OwnNetwork, SocketOptions};
+pub use net::{
+    Agreement, Congestion, DeadRoutes, KnownNetwork, KnownNic, Network, NetworkSeeker, NetworkWish, NicFacts,
+    OwnNetwork, SocketOptions, known_networks,
+};
+pub use nic_hold::NicHold;
 pub use nics::{Crossing, NicTable};
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;

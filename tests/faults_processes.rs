@@ -13,6 +13,8 @@ mod faults {
     mod forks;
     mod given_back;
     #[cfg(feature = "cuda")]
+    mod gpu_direct;
+    #[cfg(feature = "cuda")]
     mod gpus;
     #[cfg(feature = "cuda")]
     mod graph_deaths;

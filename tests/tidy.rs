@@ -192,7 +192,6 @@ const WIDE: &[&str] = &[
     "src/lib.rs",
     "src/plan/site.rs",
     "src/reach/device_sharing.rs",
-    "src/sync/ring.rs",
     "src/topo/affinity.rs",
     "src/topo/graphs.rs",
     "src/topo/layout.rs",

@@ -220,8 +220,8 @@ fn a_graph_file_counts_on_one_host() {
 /// What no rank does is said beside what links would carry.
 #[test]
 fn channels_between_hosts_are_said_to_be_those_of_links() {
-    let note = "between hosts: channels are those that the links would carry; PXN and GPUDirect RDMA \
-                are not built; ranks send by TCP over all interfaces";
+    let note = "between hosts: channels are those that the links would carry; PXN is not built, and \
+                GPUDirect RDMA goes by net plug-ins alone; ranks send by TCP over all interfaces";
     let shown = json(&["--file", &machine("h100x8"), "--hosts", "2"]);
     assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);
     let output = topo(&["--file", &machine("h100x8"), "--hosts", "2"]);
@@ -455,7 +455,7 @@ fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
         let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
         assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: not built"), "{name}: {why}");
         // Where RDMA reaches the GPU, the word on flushing follows.
-        assert_eq!(why.contains("GPUDirect RDMA: not built, though"), why.contains("flush: "), "{name}: {why}");
+        assert_eq!(why.contains("GPUDirect RDMA: by a net plug-in"), why.contains("flush: "), "{name}: {why}");
     }
 }
 

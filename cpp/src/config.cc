@@ -61,6 +61,8 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_CUMEM_ENABLE", config.cumem_enable);
     lay(*made, "NCCL_P2P_LEVEL", config.p2p_level);
     lay(*made, "NCCL_NET_GDR_LEVEL", config.net_gdr_level);
+    lay(*made, "NCCL_NET_GDR_READ", config.net_gdr_read);
+    lay(*made, "NCCL_DMABUF_ENABLE", config.dmabuf_enable);
     lay(*made, "NCCL_CROSS_NIC", config.cross_nic);
     lay(*made, "NCCL_TOPO_FILE", config.topo_file);
     lay(*made, "NCCL_IGNORE_CPU_AFFINITY", config.ignore_cpu_affinity);

@@ -553,6 +553,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.cma_disable = true;
     rest.cma_force = true;
     rest.cumem_enable = false;
+    rest.net_gdr_read = false;
+    rest.dmabuf_enable = false;
     rest.ras_enable = false;
     rest.socket_receive_bytes = 1 << 18;
     rest.socket_send_bytes = 1 << 18;

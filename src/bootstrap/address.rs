@@ -229,6 +229,30 @@ pub(crate) fn localise(address: SocketAddr, interface: SocketAddr, all: &[Interf
     scopes.into_iter().map(|scope| SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, scope).into()).collect()
 }
 
+/// The addresses that a peer may have, the likeliest first. Nearly every peer has one, which takes no memory elsewhere:
+/// each rank knows all others.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum PeerAddresses {
+    /// They are not known yet.
+    #[default]
+    Unknown,
+    /// One.
+    One(SocketAddr),
+    /// A link-local one, which may be on any link of this host.
+    OnLinks(Vec<SocketAddr>),
+}
+
+impl PeerAddresses {
+    /// None as long as they are not known.
+    pub(crate) fn as_slice(&self) -> &[SocketAddr] {
+        match self {
+            PeerAddresses::Unknown => &[],
+            PeerAddresses::One(address) => std::slice::from_ref(address),
+            PeerAddresses::OnLinks(all) => all,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
+use crate::bootstrap::gathered::{self, Gathered, MOST_BLOCK_BYTES};
 use crate::bootstrap::graph::TreePlace;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
@@ -101,12 +102,28 @@ pub(super) const SPLIT: u8 = 4;
 const MEETING: u8 = 5;
 pub(super) const VERDICT: u8 = 6;
 
+const _: () = assert!(MAX_GATHER_BYTES == MOST_BLOCK_BYTES);
+
 /// The most bytes of a call's name.
 const MAX_CALL_BYTES: usize = 64;
 
 /// Gathers every rank's bytes in rank order.
 pub(super) fn all_gather(mesh: &impl Mesh, group: &Participants, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
-    gather(mesh, (group, ALL_GATHER), mine, wait)
+    gather(mesh, (group, ALL_GATHER), (mine, wait), owned)
+}
+
+/// [`all_gather`], whose outcome `take` makes of the ranks' bytes: in a large world a copy of each takes its time.
+pub(super) fn all_gather_with<T>(
+    mesh: &impl Mesh,
+    group: &Participants,
+    (mine, wait): (&[u8], &Wait),
+    take: impl FnOnce(Vec<&[u8]>) -> Result<T>,
+) -> Result<T> {
+    gather(mesh, (group, ALL_GATHER), (mine, wait), take)
+}
+
+fn owned(blocks: Vec<&[u8]>) -> Result<Vec<Vec<u8>>> {
+    Ok(blocks.into_iter().map(<[u8]>::to_vec).collect())
 }
 
 /// Gathers what every rank passes, in rank order, if none has failed; otherwise all ranks have the same error, which is
@@ -122,7 +139,7 @@ pub(super) fn agree(
         Ok(bytes) => [&[FINE], &bytes[..]].concat(),
         Err(error) => [&[FAILED], &verdict::encode(error)[..]].concat(),
     };
-    let gathered = match gather(mesh, (group, kind), &entry, wait) {
+    let gathered = match gather(mesh, (group, kind), (&entry, wait), owned) {
         Ok(gathered) => gathered,
         // There is nobody to agree with: this rank's own error is the more useful one.
         Err(error) => return Err(mine.err().unwrap_or(error)),
@@ -160,7 +177,12 @@ fn failure_of(entry: &[u8]) -> &[u8] {
 const FINE: u8 = 0;
 const FAILED: u8 = 1;
 
-fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+fn gather<T>(
+    mesh: &impl Mesh,
+    (group, kind): (&Participants, u8),
+    (mine, wait): (&[u8], &Wait),
+    take: impl FnOnce(Vec<&[u8]>) -> Result<T>,
+) -> Result<T> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
         return Err(Error::invalid_argument(format!(
@@ -198,22 +220,21 @@ fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wai
             (in_order(kind, group.tree(), &gathered), me)
         }
     };
-    let blocks = blocks_of(&message, kind, source, Rank::new(size).index())?;
+    let blocks = Gathered::read(open(&message, kind, source)?, Rank::new(size).index());
+    let blocks = blocks.map_err(|error| error.about(source))?;
     for (_, child) in group.children() {
         mesh.put(child, group.channel, &message, wait)?;
     }
-    Ok(blocks.into_iter().map(<[u8]>::to_vec).collect())
+    take(blocks.blocks())
 }
 
 /// The message with the blocks of all places in their order, of `gathered` ones, which are in the order of the tree.
 fn in_order(kind: u8, tree: TreePlace, gathered: &[&[u8]]) -> Vec<u8> {
     let mut ordered: Vec<(u32, &[u8])> = tree.descent().zip(gathered.iter().copied()).collect();
     ordered.sort_unstable_by_key(|(place, _)| *place);
-    let mut message = Writer::with_capacity(gathered.iter().map(|block| block.len() + 4).sum::<usize>() + 1);
+    let mut message = Writer::new();
     message.u8(kind);
-    for (_, block) in ordered {
-        message.bytes(block);
-    }
+    gathered::write(ordered.into_iter().map(|(_, block)| block), &mut message);
     message.finish()
 }
 

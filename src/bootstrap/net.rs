@@ -70,8 +70,14 @@ pub struct NetBootstrap {
     held: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// How long a wait polls before it looks at the abort flag again, which does not wake it.
+/// How long a sleep lasts that neither the abort flag nor a thread that needs the connections can end.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
+
+/// How long a sleep lasts that these end, for each rank of the world and at most: nothing depends on its end but the
+/// clock, which looks whether the process stands still. Ranks that wait are often on few processors, where thousands of
+/// them that wake up every 20 ms do nothing else.
+const NAP_A_RANK: Duration = Duration::from_micros(250);
+const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 /// The descriptors of a communicator that a world of one has too.
 const FILES: u64 = 16;
@@ -234,12 +240,14 @@ impl NetBootstrap {
         self.until(wait, words, |control| Ok(self.linked(control, wait)?.is_none().then_some(())))?;
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
         mine.address(&self.control.lock().address());
-        let all = self.all_gather(mine.as_slice(), wait)?;
-        let mut control = self.control.lock();
-        for (peer, bytes) in self.world.ranks().zip(&all) {
-            control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
-        }
-        Ok(())
+        let set = |all: Vec<&[u8]>| {
+            let mut control = self.control.lock();
+            for (peer, bytes) in self.world.ranks().zip(all) {
+                control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
+            }
+            Ok(())
+        };
+        self.collective(wait, |group| collective::all_gather_with(self, group, (mine.as_slice(), wait), set))
     }
 
     fn next_group(&self) -> Participants {
@@ -264,7 +272,11 @@ impl NetBootstrap {
         mut done: impl FnMut(&mut ControlPlane) -> Result<Option<T>>,
     ) -> Result<T> {
         let mut control = self.control.lock();
+        let chime = Chime::of_thread();
+        let mut is_heard = false;
         loop {
+            // First, so that what rings behind the looks at what it rings for ends the sleep.
+            let heard = chime.count();
             control.check_open()?;
             if let Some(value) = done(&mut control)? {
                 return Ok(value);
@@ -272,6 +284,9 @@ impl NetBootstrap {
             let drives = control.drives();
             // Unlocked: the check calls the program's hook, and other threads may want to look at their peers.
             drop(control);
+            if !std::mem::replace(&mut is_heard, true) {
+                wait.abort.mirror(&chime);
+            }
             wait.check(|| {
                 let control = self.control.lock();
                 control.with_hindrance(waiting_for(&control))
@@ -281,7 +296,9 @@ impl NetBootstrap {
             // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it
             // sleeps.
             if control.drives() == drives {
-                control.drive(wait.slice(ABORT_CHECK))?;
+                let may_sleep = self.control.may_sleep(&chime);
+                let limit = if may_sleep { wait.slice(longest_nap(self.world.size)) } else { Duration::ZERO };
+                control.drive_behind((&chime, heard), limit)?;
             }
         }
     }
@@ -372,6 +389,11 @@ struct Own {
     /// The interface's address, port 0.
     interface: SocketAddr,
     seat: DoorSeat,
+}
+
+/// How long a sleep lasts that the abort flag ends, in a world of `size` ranks.
+fn longest_nap(size: u32) -> Duration {
+    NAP_A_RANK.saturating_mul(size).clamp(ABORT_CHECK, LONGEST_NAP)
 }
 
 /// Decodes an address.
@@ -614,6 +636,12 @@ mod tests {
                 scope.spawn(move || body(NetBootstrap::join(&[id], rank, size, options, &soon()).unwrap()));
             }
         });
+    }
+
+    #[test]
+    fn ranks_of_large_worlds_sleep_longer() {
+        let naps = [2, 1024, crate::bootstrap::MAX_WORLD].map(longest_nap);
+        assert_eq!(naps, [ABORT_CHECK, Duration::from_millis(256), LONGEST_NAP]);
     }
 
     #[test]

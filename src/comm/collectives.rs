@@ -626,9 +626,10 @@ macro_rules! collectives {
             /// it has room: for eight messages that wait to be received, and 1 MiB of them together
             /// ([`Config::buffer_bytes`](crate::Config::buffer_bytes), `NCCL_BUFFSIZE`). Over sockets it has 4 MiB while
             /// the peer waits in a `send` or `recv` of its own, and otherwise what the two systems' socket buffers take
-            /// (`net.ipv4.tcp_wmem`, `net.ipv4.tcp_rmem`). A message that finds no room waits for `recv`: to exchange
-            /// large ones, put send and recv into a [group](crate::group()). The first send to a peer also waits until
-            /// the peer is in some call of this communicator that waits.
+            /// (`net.ipv4.tcp_wmem`, `net.ipv4.tcp_rmem`), or a NIC of its messages up to 32 KiB, 512 KiB together. A
+            /// message that finds no room waits for `recv`: to exchange large ones, put send and recv into a
+            /// [group](crate::group()). The first send to a peer also waits until the peer is in some call of this
+            /// communicator that waits.
             ///
             /// # Errors
             /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, [`crate::error::Kind::InvalidUsage`]

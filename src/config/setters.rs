@@ -76,6 +76,10 @@ setters! {
     with_p2p_level => p2p_level: impl Into<String>, some;
     /// Sets [`Config::net_gdr_level`].
     with_net_gdr_level => net_gdr_level: impl Into<String>, some;
+    /// Sets [`Config::net_gdr_read`].
+    with_net_gdr_read => net_gdr_read: bool, some;
+    /// Sets [`Config::dmabuf_enable`].
+    with_dmabuf_enable => dmabuf_enable: bool;
     /// Sets [`Config::cross_nic`].
     with_cross_nic => cross_nic: u32;
     /// Sets [`Config::topo_file`].

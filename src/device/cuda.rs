@@ -15,6 +15,7 @@ mod driver;
 mod memory;
 mod launch;
 mod active;
+mod nic_memory;
 #[cfg(test)]
 mod tests;
 
@@ -27,9 +28,9 @@ use std::ptr::NonNull;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, DeviceMemory, DeviceNeighbours, DeviceRanks, FabricClique, FabricHandle,
-    FabricMemory, Generation, Home, HostMemory, HostRegion, Joint, Keep, LedDevice, Lendable, ProgramMemory, Queue,
-    Region, Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, DeviceMemory, DeviceNeighbours, DeviceRanks, DmaBuf, FabricClique, FabricHandle,
+    FabricMemory, Generation, Home, HostMemory, HostRegion, Joint, Keep, LedDevice, Lendable, NicReachable, NicWays,
+    ProgramMemory, Queue, Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -80,6 +81,8 @@ pub struct Cuda {
     exports: bool,
     /// Whether it can leave the host by a fabric handle, says an attribute that is no promise.
     fabric: bool,
+    /// By which ways NICs may reach its memory, if it is mapped.
+    nics: NicWays,
     /// While somebody uses it.
     active: Mutex<Weak<Active>>,
     /// Copies of it are with whoever has the context.
@@ -187,6 +190,7 @@ impl Cuda {
             exports: attribute(VIRTUAL_MEMORY)? != 0 && attribute(POSIX_DESCRIPTORS)? != 0,
             // Drivers before 550 do not know the attribute.
             fabric: attribute(FABRIC_HANDLES).is_ok_and(|has| has != 0),
+            nics: nic_memory::ways(driver, |which| attribute(which).is_ok_and(|has| has != 0)),
             active: Mutex::new(Weak::new()),
             users: Arc::new(()),
         })
@@ -214,7 +218,8 @@ impl Cuda {
             return Ok(active);
         }
         let (maps, exports, fabric) = (self.maps, self.exports, self.fabric);
-        let ways = MemoryWays { maps, exports, fabric, visitors: self.visitors()? };
+        let nics = self.nics.dma_buf || self.nics.address;
+        let ways = MemoryWays { maps, exports, fabric, nics, visitors: self.visitors()? };
         let primary = Primary::retain(self.driver, self.device, ways, Arc::clone(&self.users))?;
         let active = Active::new(primary, self.capability, self.multiprocessors)?;
         *place = Arc::downgrade(&active);
@@ -418,6 +423,10 @@ impl Device for Cuda {
         Some(self)
     }
 
+    fn nic_memory(&self) -> Option<&dyn NicReachable> {
+        Some(self)
+    }
+
     fn led_device(&self) -> Option<&dyn LedDevice> {
         Some(self)
     }
@@ -472,6 +481,22 @@ impl ProgramMemory for Cuda {
         self.check_exports()?;
         let joined = JoinedMemory::new(active.primary(), bytes)?;
         Ok(Box::new(Joining { gpu: self, active, joined }))
+    }
+}
+
+impl NicReachable for Cuda {
+    fn nic_ways(&self) -> std::result::Result<NicWays, String> {
+        match self.nics {
+            NicWays { dma_buf: false, address: false } => {
+                Err(format!("the driver lets no NIC reach mapped memory of GPU {} ({})", self.device, self.name))
+            }
+            ways if self.maps => Ok(ways),
+            NicWays { .. } => Err(format!("the driver maps no memory of GPU {} ({})", self.device, self.name)),
+        }
+    }
+
+    fn dma_buf(&self, region: &Region) -> Result<DmaBuf> {
+        nic_memory::dma_buf(self.driver, self.active()?.primary(), region)
     }
 }
 

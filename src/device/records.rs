@@ -333,6 +333,10 @@ pub struct SlotQueue {
     pub sends: bool,
     /// The first slot: [`SLOT_HEADER`] bytes, then the payload.
     pub slots: u64,
+    /// The header of the first slot: at its beginning, unless the host must read it and the slot lies on a device.
+    pub headers: u64,
+    /// From header to header.
+    pub header_stride: u64,
     /// The first slot of lines ([`super::lines`]), in the receiver's memory, which polls them; a multiple of 128.
     pub lines: u64,
     /// How many slots there are.
@@ -345,6 +349,13 @@ pub struct SlotQueue {
     pub head: u64,
     /// How many this end has published or taken; a word in its own memory. The next two count those of LL and LL128.
     pub mine: u64,
+}
+
+impl SlotQueue {
+    /// From slot to slot, and so from header to header where each lies at the beginning of its slot.
+    pub const fn stride(payload: u64) -> u64 {
+        SLOT_HEADER + payload
+    }
 }
 
 /// Bytes before the payload of a slot: the length in bytes, the label's three words, the rank that sent it.

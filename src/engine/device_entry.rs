@@ -14,6 +14,7 @@ use crate::log;
 use crate::log::spans;
 use crate::reach::channel_search;
 use crate::reach::device_sharing::{Brought, Meeting};
+use crate::reach::gpu_direct::GpuDirect;
 use crate::reach::line_ways;
 use crate::reach::side_layout;
 use crate::reach::staging::StagingLayout;
@@ -144,6 +145,7 @@ fn make(
     let mut side = Box::new(DeviceSide::new(session, (meeting, chooser, staging), brought, (home, status))?);
     if wired > 0 {
         side.far.prepare(home, (wired, sizes.shape))?;
+        side.far.go_direct(GpuDirect::decide(session, home, given.mover.fabric.nic())?);
     }
     times.lap("memory");
     times.tell(session);

@@ -135,7 +135,7 @@ impl DeviceSide {
     pub(super) fn memory_bytes(&self) -> DeviceBytes {
         let DeviceBytes { device, pinned, .. } = self.brought;
         DeviceBytes {
-            device: device + self.own_scratch.bytes(),
+            device: device + self.own_scratch.bytes() + self.far.device_bytes(),
             pinned: pinned + self.far.pinned_bytes(),
             windows: self.windows.open.iter().map(|window| window.mine.bytes()).sum(),
         }

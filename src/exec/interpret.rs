@@ -1,5 +1,6 @@
 //! The interpreter of plans on host memory.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::device::{Average, Kernel, Pass, Store, TimedCopy};
@@ -10,7 +11,7 @@ use crate::exec::operation::{Operation, sequence};
 use crate::exec::step_spans::{StepOwner, StepSpans};
 use crate::plan::{self, Action, Combine, Lane, Operand, Plan, RankBuffer, Span};
 use crate::sync::ring::Label;
-use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, Taken};
+use crate::transport::{Channel, FLAG_LANES, HostWindows, LANE_FLAGS, Links, NicHold, Taken};
 use crate::types::Rank;
 
 const _: () = assert!(plan::WINDOW_LANES <= FLAG_LANES && plan::FLAGS <= LANE_FLAGS, "arenas have a plan's flags");
@@ -50,6 +51,10 @@ pub struct PlanRun<'a> {
     cached: Vec<*mut u8>,
     /// The slots of the step under way, which are the last of `cached`.
     slots: Vec<(Rank, NonNull<u8>)>,
+    /// What NICs write of the output.
+    holds: Vec<NicHold>,
+    /// What NICs read of this run's memory, for whom.
+    lent: Vec<Lent>,
     /// What the trace has of its steps.
     spans: Option<Box<StepSpans>>,
 }
@@ -78,6 +83,14 @@ struct LaneState {
     turn: u32,
     turns: u32,
     step: usize,
+}
+
+/// Memory that a NIC reads.
+#[derive(Debug)]
+struct Lent {
+    peer: Rank,
+    memory: Range<*const u8>,
+    hold: NicHold,
 }
 
 /// What of a pass follows from its step.
@@ -153,6 +166,8 @@ impl<'a> PlanRun<'a> {
             targets: Vec::new(),
             cached: Vec::new(),
             slots: Vec::new(),
+            holds: Vec::new(),
+            lent: Vec::new(),
             spans,
         }
     }
@@ -223,6 +238,9 @@ impl<'a> PlanRun<'a> {
             average: if self.carries_partials { Average::Parts(combine.inputs().into()) } else { Average::Whole },
         };
         let is_copy = combine.sources.len() == 1 && kind.is_copy(&self.kernel);
+        if self.is_lent(combine, &first, bytes) {
+            return Ok(false);
+        }
         let taken = match self.collect_sources(combine, &first, (length, channel), links)? {
             Collected::All => false,
             Collected::LacksOne if is_copy => {
@@ -239,6 +257,9 @@ impl<'a> PlanRun<'a> {
         match self.to_send(is_copy, (bytes, channel), links) {
             Some(from) => {
                 self.cached.truncate(self.cached.len() - self.slots.len());
+                // Slots are given back, and peers that reach memory of this rank know when a step is done.
+                let is_own = !is_copy || taken || matches!(combine.sources[..], [Operand::Local(_)]);
+                let from = (from, is_own && self.windows.is_none());
                 if is_copy {
                     self.send_from(from, (bytes, channel), links)?;
                 }
@@ -260,6 +281,22 @@ impl<'a> PlanRun<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Whether a NIC still has memory that a step writes.
+    fn is_lent(&mut self, combine: &Combine, first: &impl Fn(&Span) -> usize, bytes: usize) -> bool {
+        if self.lent.is_empty() {
+            return false;
+        }
+        self.lent.retain(|lent| !lent.hold.is_over());
+        combine.targets.iter().any(|target| match target {
+            Operand::Local(span) => {
+                let start = self.local(span, first(span)).cast_const();
+                let end = start.wrapping_add(bytes);
+                self.lent.iter().any(|Lent { memory, .. }| memory.start < end && start < memory.end)
+            }
+            Operand::Window(..) | Operand::Slot(_) => false,
+        })
     }
 
     fn collect_sources(
@@ -318,15 +355,25 @@ impl<'a> PlanRun<'a> {
         if combine.targets.iter().any(is_full) {
             return Ok(false);
         }
-        // SAFETY: the constructor's contract for the output, and the plan's proof for the span inside it.
-        let taken = unsafe { links.take((peer, channel), into, (bytes, self.label)) }?;
+        let mut hold = None;
+        // SAFETY: the constructor's contract for the output, and the plan's proof for the span inside it; as long as
+        // this run, which keeps what is left in `hold`.
+        let taken = unsafe { links.take((peer, channel), (into, &mut hold), (bytes, self.label)) };
+        self.holds.extend(hold);
+        let taken = taken?;
+        if taken == Taken::Whole {
+            self.holds.retain(|hold| !hold.is_over());
+        }
         self.sources.push(into.cast_const());
         Ok(taken == Taken::Whole)
     }
 
     /// Where pumps can read in place what the step sends: of a copy its source, else an output that is in the caches.
     fn to_send(&self, is_copy: bool, (bytes, channel): (usize, Channel), links: &Links) -> Option<*const u8> {
-        if !self.slots.iter().any(|(peer, _)| links.may_pass((*peer, channel), bytes)) {
+        let end = |peer: &Rank| (*peer, channel);
+        let lends = self.windows.is_none();
+        let can = |peer: &Rank| links.may_pass(end(peer), bytes) || (lends && links.hands_over(end(peer), bytes));
+        if !self.slots.iter().any(|(peer, _)| can(peer)) {
             return None;
         }
         if is_copy {
@@ -336,8 +383,23 @@ impl<'a> PlanRun<'a> {
     }
 
     /// Sends what lies at `from` to the peers of the step's slots: past the ring where their pump takes it.
-    fn send_from(&mut self, from: *const u8, (bytes, channel): (usize, Channel), links: &mut Links) -> Result<()> {
+    /// Where the run `lends` it, a NIC may have it until the run ends.
+    fn send_from(
+        &mut self,
+        (from, lends): (*const u8, bool),
+        (bytes, channel): (usize, Channel),
+        links: &mut Links,
+    ) -> Result<()> {
         for (peer, slot) in &self.slots {
+            if lends && links.hands_over((*peer, channel), bytes) {
+                // SAFETY: the constructor's contract, as long as this run, which keeps the answer and writes nothing
+                // there before that is over.
+                let hold = unsafe { links.hand_over((*peer, channel), from, (bytes, self.label)) }?;
+                if let Some(hold) = hold {
+                    self.lent.push(Lent { peer: *peer, memory: from..from.wrapping_add(bytes), hold });
+                    continue;
+                }
+            }
             // SAFETY: the constructor's contract for user memory, and the plan's proof for the span inside it; a slot
             // as a source is ours until it is released, and none of this connection, which sends.
             if !unsafe { links.pass((*peer, channel), from, (bytes, self.label)) }? {
@@ -543,7 +605,10 @@ impl Task for PlanRun<'_> {
                 Progress::Idle => done = false,
             }
         }
-        Ok(if done { Progress::Done } else { moved })
+        if done {
+            self.lent.retain(|lent| !lent.hold.is_over());
+        }
+        Ok(if done && self.lent.is_empty() { Progress::Done } else { moved })
     }
 
     fn blocked<'b>(&'b self, links: &'b Links) -> Option<Blocked<'b>> {
@@ -575,8 +640,11 @@ impl Task for PlanRun<'_> {
 
     fn waiting_for(&self) -> String {
         let waiting = (0..self.lanes.len()).find_map(|lane| Some((lane, self.current(lane)?)));
-        let Some((_, (action, _))) = waiting else { return "nothing".to_owned() };
         let of = |what: &str, peers: Vec<String>| format!("{} {} ({what})", plural(peers.len()), peers.join(", "));
+        let Some((_, (action, _))) = waiting else {
+            let first = self.lent.first().map(|lent| of("to take data of this call", vec![lent.peer.to_string()]));
+            return first.unwrap_or_else(|| "nothing".to_owned());
+        };
         match action {
             Action::Enter { .. } | Action::Signal { .. } => "nothing".to_owned(),
             Action::Wait { peer, .. } => of("to do its part of this call", vec![peer.to_string()]),

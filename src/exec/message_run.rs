@@ -16,6 +16,11 @@
 //! would keep the sender waiting, so the sender withdraws the offer and goes on by slots, if they have room for all. If
 //! the receiver cannot read the memory, or not to its end, the rest comes by slots.
 //!
+//! # None in place of two
+//! Between hosts, a NIC that can sends a long message from where it lies to where it belongs ([`Links::hand_over`],
+//! [`Links::take`]). The run keeps what stands for its memory meanwhile: it ends when the NIC is done, and dropped
+//! before that, it has closed the NIC.
+//!
 //! [`Sender::offer`]: crate::sync::ring::Sender::offer
 
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -32,7 +37,7 @@ use crate::exec::{self, Operation, is_same, mismatch, sequence};
 use crate::sync::AwaitedMessage;
 use crate::sync::ring::{Label, PostedOffer, Sender, Shape, Whereabouts};
 use crate::sys::cpu;
-use crate::transport::{Announced, Channel, Links, Need, Neighbour, OfferedRange, PeerCalls, Taken};
+use crate::transport::{Announced, Channel, Links, Need, Neighbour, NicHold, OfferedRange, PeerCalls, Taken};
 use crate::types::{CarriedBy, Collective, DataType, Rank};
 
 /// A message under way. It is moved several times while it begins, so it is small: what its label says is not kept a
@@ -51,6 +56,8 @@ pub struct MessageRun<'a> {
     moved: usize,
     /// Of a sender whose message is offered in place.
     offer: Option<Box<OpenOffer>>,
+    /// What a NIC has of the message's memory.
+    holds: Vec<NicHold>,
 }
 
 /// The sender's offer of its memory. Dropping it waits until the receiver reads the memory no more.
@@ -117,7 +124,7 @@ impl<'a> MessageRun<'a> {
         let label = label_of(&message, collective, (sequence, message.count()));
         let (channel, bytes) = (channel_of(collective), message.bytes());
         let (store, moved, begun) = (Store::Cached, 0, false);
-        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None }
+        MessageRun { message, channel, collective, store, begun, label, bytes, moved, offer: None, holds: Vec::new() }
     }
 
     /// A message that is a part of `operation`. Both ends compare the `whole` number of elements if there is one, else
@@ -161,9 +168,10 @@ impl<'a> MessageRun<'a> {
         self.bytes
     }
 
-    /// A message that has failed takes its offer back. Whether nobody reads its memory any more; a receiver that reads
-    /// is asked to leave, and is given a moment. Dropping the message waits for the same.
+    /// A message that has failed takes its offer back, and its memory from a NIC. Whether nobody reads its memory any
+    /// more; a receiver that reads is asked to leave, and is given a moment. Dropping the message waits for the same.
     pub fn leave(&mut self) -> bool {
+        self.holds.clear();
         if self.offer.as_mut().is_none_or(|open| open.is_over()) {
             self.offer = None;
         }
@@ -203,7 +211,7 @@ impl<'a> MessageRun<'a> {
     }
 
     fn complete(&self) -> bool {
-        self.begun && self.moved == self.bytes
+        self.begun && self.moved == self.bytes && self.holds.is_empty()
     }
 
     fn send(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
@@ -216,7 +224,29 @@ impl<'a> MessageRun<'a> {
         {
             return Ok(self.offer((whereabouts, lent), links));
         }
+        if links.hands_over((self.peer(), self.channel), self.bytes) {
+            return self.hand_over(from, links);
+        }
         self.fill_slot(from, links)
+    }
+
+    /// Lends the message to a NIC, in the pieces that slots hold, since the receiver may be in another call; as a whole
+    /// where its ring would not hold all of them. It ends when all have gone.
+    fn hand_over(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
+        self.holds.retain(|hold| !hold.is_over());
+        if self.moved == self.bytes {
+            return Ok(if self.holds.is_empty() { Look::Moved } else { Look::Nothing });
+        }
+        let (end, shape) = ((self.peer(), self.channel), links.sender(self.peer(), self.channel).shape());
+        let length = if self.bytes > capacity(shape) { self.bytes } else { self.next_piece(shape) };
+        if !links.hands_over(end, length) {
+            return self.fill_slot(from, links);
+        }
+        // SAFETY: inside the message's memory, which is good for reading as long as this run, which keeps the answer.
+        let hold = unsafe { links.hand_over(end, from.wrapping_add(self.moved), (length, self.label)) }?;
+        let Some(hold) = hold else { return Ok(Look::Nothing) };
+        self.holds.push(hold);
+        Ok(self.advance(length))
     }
 
     /// Where the receiver can read the message in place, if it can, and where to count that in lent memory.
@@ -321,7 +351,7 @@ impl<'a> MessageRun<'a> {
             return Look::Moved;
         }
         let shape = sender.shape();
-        if bytes > shape.slots as usize * shape.slot_bytes as usize {
+        if bytes > capacity(shape) {
             return Look::Nothing;
         }
         if open.looks < LOOKS {
@@ -383,6 +413,9 @@ impl<'a> MessageRun<'a> {
     }
 
     fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        if links.comes_whole((self.peer(), self.channel), self.bytes) {
+            return self.recv_whole(into, links);
+        }
         let receiver = links.receiver(self.peer(), self.channel);
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else {
             return self.take(into, links);
@@ -404,15 +437,42 @@ impl<'a> MessageRun<'a> {
         Ok(self.advance(due))
     }
 
+    /// Receives a message that the ring announces and a NIC brings.
+    fn recv_whole(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        let end = (self.peer(), self.channel);
+        if !self.begun {
+            let receiver = links.receiver(end.0, end.1);
+            let Some(message) = receiver.peek().map_err(|error| error.about(end.0))? else {
+                return Ok(Look::Nothing);
+            };
+            if !is_same(message.label, self.label) || message.bytes != 0 {
+                return Err(mismatch(exec::called(self.label, self.called()), end.0, message.label));
+            }
+            receiver.release_announcement();
+            self.begun = true;
+        }
+        self.take_piece((into, self.bytes), links)
+    }
+
     /// Receives the next slot's worth past the ring, in which nothing lies.
     fn take(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
-        let end = (self.peer(), self.channel);
-        let due = self.next_piece(links.receiver(end.0, end.1).shape());
-        // SAFETY: the target is inside the message's memory, since moved + due <= bytes.
-        match unsafe { links.take(end, into.wrapping_add(self.moved), (due, self.label)) }? {
+        let due = self.next_piece(links.receiver(self.peer(), self.channel).shape());
+        self.take_piece((into.wrapping_add(self.moved), due), links)
+    }
+
+    fn take_piece(&mut self, (into, due): (*mut u8, usize), links: &mut Links) -> Result<Look> {
+        let (end, mut hold) = ((self.peer(), self.channel), None);
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; as long as this run, which
+        // keeps what is left in `hold`.
+        let taken = unsafe { links.take(end, (into, &mut hold), (due, self.label)) };
+        self.holds.extend(hold);
+        match taken? {
             Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
             Taken::Open(true) => Ok(Look::Again),
-            Taken::Whole => Ok(self.advance(due)),
+            Taken::Whole => {
+                self.holds.clear();
+                Ok(self.advance(due))
+            }
         }
     }
 }
@@ -509,6 +569,11 @@ unsafe fn copy((source, target): (*const u8, *mut u8), length: usize, by: CopyBy
 /// then keep less.
 fn is_packed(bytes: usize, (sender, shares_processor): (&Sender, bool)) -> bool {
     bytes < PACKED_BELOW && (sender.is_far() || shares_processor)
+}
+
+/// Bytes that the slots of a ring hold together.
+fn capacity(shape: Shape) -> usize {
+    shape.slots as usize * shape.slot_bytes as usize
 }
 
 /// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.

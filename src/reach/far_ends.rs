@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use crate::device::records::SlotQueue;
-use crate::device::{self, Home, HostRegion, Region, Sharing, StatusPage};
+use crate::device::{self, Device, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::plan::LEAST_SLOTS;
+use crate::reach::gpu_direct::GpuDirect;
 use crate::reach::proxy::{Attention, Proxy};
 use crate::reach::side_layout::address;
 use crate::session::Session;
@@ -23,6 +25,10 @@ pub struct FarEnds {
     /// Of all slots.
     bytes: usize,
     reserved: Option<Reserved>,
+    /// What the NIC does with memory of the device.
+    direct: Option<GpuDirect>,
+    /// Whether it has refused some, which is told once.
+    has_refused: bool,
     /// Of the launch that is being prepared.
     attention: Option<Attention>,
 }
@@ -42,12 +48,24 @@ struct Reserved {
 struct Open {
     queue: SlotQueue,
     memory: Region,
+    /// Where payloads lie on the device.
+    payloads: Option<Region>,
 }
 
 impl FarEnds {
     /// Bytes of the host's memory that are pinned for them.
     pub fn pinned_bytes(&self) -> usize {
         self.open.values().map(|open| open.memory.bytes()).sum()
+    }
+
+    /// Bytes of the device's memory for them.
+    pub fn device_bytes(&self) -> usize {
+        self.open.values().filter_map(|open| open.payloads.as_ref()).map(Region::bytes).sum()
+    }
+
+    /// For set-up: what the NIC does with memory of the device.
+    pub fn go_direct(&mut self, direct: Option<GpuDirect>) {
+        self.direct = direct;
     }
 
     /// For set-up: pins memory for the connections that are opened later, one each way with each of the `ranks` of
@@ -79,29 +97,59 @@ impl FarEnds {
         &mut self,
         (session, status): (&Arc<Session>, &Arc<StatusPage>),
         (me, need, home): (Rank, Need, Home),
-        (end, shape): (FarEnd, Shape),
+        (mut end, shape): (FarEnd, Shape),
         count: u64,
     ) -> Result<()> {
         let device = device::of(home)?;
         // The ends need not have equally many slots: sockets lie between them.
         let slots = if self.bytes < MOST_BYTES { shape.slots } else { shape.slots.min(LEAST_SLOTS) };
         let shape = Shape { slots, ..shape };
-        let bytes = KernelSlots::memory_bytes(shape);
+        let payloads = self.payloads((me, need), device, (&mut end, shape))?;
+        let bytes = if payloads.is_some() { KernelSlots::words_bytes(shape) } else { KernelSlots::memory_bytes(shape) };
         let host = match self.reserved.as_mut().and_then(|reserved| reserved.take(bytes)) {
             Some(reserved) => reserved,
             None => device.memory_of_host(bytes, Sharing::Threads)?,
         };
         let memory = device.take_in(&host)?;
-        let slots = KernelSlots::new(host, shape);
-        let queue = slots.kernels_end((me, need), address(&memory, 0), count);
+        let slots = match &payloads {
+            Some(_) => KernelSlots::with_payloads_on_device(host, shape),
+            None => KernelSlots::new(host, shape),
+        };
+        let places = (address(&memory, 0), payloads.as_ref().map(|payloads| address(payloads, 0)));
+        let queue = slots.kernels_end((me, need), places, count);
         let proxy = match &mut self.proxy {
             Some(proxy) => proxy,
             none => none.insert(Proxy::start(Arc::clone(session), Arc::clone(status), device.identity())?),
         };
         proxy.join(end, slots);
         self.bytes += memory.bytes();
-        self.open.insert(need, Open { queue, memory });
+        self.open.insert(need, Open { queue, memory, payloads });
         Ok(())
+    }
+
+    /// Memory of the device for the payloads of a connection, which its NIC has taken; `None` where they lie in the
+    /// host's.
+    fn payloads(
+        &mut self,
+        (me, need): (Rank, Need),
+        device: &dyn Device,
+        (end, shape): (&mut FarEnd, Shape),
+    ) -> Result<Option<Region>> {
+        let Some(direct) = self.direct.filter(|direct| direct.goes(need.way)) else { return Ok(None) };
+        let memory = device.allocate(KernelSlots::payload_bytes(shape), Sharing::Threads)?;
+        let taken = match direct.payloads(device, &memory) {
+            Ok(payloads) => end.take_device((memory.clone(), shape), &payloads),
+            Err(why) => Err(why),
+        };
+        match taken {
+            Ok(()) => Ok(Some(memory)),
+            Err(why) => {
+                if !std::mem::replace(&mut self.has_refused, true) {
+                    log::warn!(Net @ me, "GPU memory goes through the host's, though GPUDirect RDMA would do: {why}");
+                }
+                Ok(None)
+            }
+        }
     }
 
     /// An open end, for a launch that is being prepared: the proxy attends to it from now on.
@@ -132,7 +180,8 @@ impl FarEnds {
     pub fn kept_by_graph(&self) -> Vec<Region> {
         let Some(proxy) = self.proxy.as_ref().filter(|_| self.attention.is_some()) else { return Vec::new() };
         let attention = Arc::new(proxy.attend(true));
-        self.open.values().map(|open| open.memory.kept_with(attention.clone())).collect()
+        let all = self.open.values().flat_map(|open| [Some(&open.memory), open.payloads.as_ref()]).flatten();
+        all.map(|memory| memory.kept_with(attention.clone())).collect()
     }
 }
 

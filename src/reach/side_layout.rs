@@ -67,6 +67,8 @@ impl SideLayout {
             rank: from.get(),
             sends,
             slots,
+            headers: slots,
+            header_stride: SlotQueue::stride(u64::from(shape.slot_bytes)),
             lines: lines::first(behind),
             count: shape.slots,
             payload: u64::from(shape.slot_bytes),

@@ -249,6 +249,8 @@ impl StagingLayout {
             rank: from.get(),
             sends,
             slots,
+            headers: slots,
+            header_stride: SlotQueue::stride(payload),
             lines: lines::first(slots + lines::slots_bytes((count, payload))),
             count,
             payload,

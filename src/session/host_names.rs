@@ -20,14 +20,25 @@ impl HostNames {
         told: impl IntoIterator<Item = (&'a PeerInfo, &'a [u8])>,
     ) -> Result<(HostNames, Vec<&'a [u8]>)> {
         let (mut names, mut rests) = (HashMap::new(), Vec::new());
+        let mut before: Option<(u64, &[u8])> = None;
         for (peer, bytes) in told {
+            // Mostly the ranks of a host follow each other: a name that begins with its length is read once.
+            if let Some((host, name)) = before
+                && host == peer.host
+                && let Some(rest) = bytes.strip_prefix(name)
+            {
+                rests.push(rest);
+                continue;
+            }
             let mut reader = Reader::new(bytes, "what a rank tells of its host");
             let name = reader.text(MOST_NAME_BYTES).map_err(|error| {
                 let rank = peer.rank;
                 Error::remote(rank, format!("rank {rank} does not tell its host's name: {}", error.message()))
             })?;
             names.entry(peer.host).or_insert(name);
-            rests.push(reader.rest());
+            let rest = reader.rest();
+            before = Some((peer.host, &bytes[..bytes.len() - rest.len()]));
+            rests.push(rest);
         }
         Ok((HostNames(names), rests))
     }
@@ -89,6 +100,12 @@ mod tests {
         let (names, rests) = HostNames::gathered(peers.iter().zip(told.iter().map(Vec::as_slice))).unwrap();
         assert_eq!((names.of(7), names.of(9), names.of(8)), (Some("a"), Some("b"), None));
         assert_eq!(rests, [&b"x"[..], b"", b"yz"]);
+        // Ranks that follow each other: of one host by one name and by two, and of two hosts by one name.
+        let peers = [peer(0, 7), peer(1, 7), peer(2, 7), peer(3, 9)];
+        let told = [named("a", b"x"), named("a", b"y"), named("ab", b"z"), named("ab", b"")];
+        let (names, rests) = HostNames::gathered(peers.iter().zip(told.iter().map(Vec::as_slice))).unwrap();
+        assert_eq!((names.of(7), names.of(9)), (Some("a"), Some("ab")));
+        assert_eq!(rests, [&b"x"[..], b"y", b"z", b""]);
     }
 
     #[test]

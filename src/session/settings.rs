@@ -6,14 +6,14 @@ pub mod searching;
 pub mod standing;
 pub mod tuning;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::interface::{AddressFamily, Rules};
 use crate::bootstrap::{Options, SharedSecret, sealed};
-use crate::config::{Config, Encryption, Environment, MAX_CHANNELS, Note, SocketFamily, VisibleDevices};
+use crate::config::{Config, Encryption, Environment, MAX_CHANNELS, NETWORKS, Note, SocketFamily, VisibleDevices};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::exec::PROMISED_MESSAGES;
@@ -22,11 +22,12 @@ use crate::plan;
 use crate::session::filters;
 use crate::sync::ring::Shape;
 use crate::sync::{Progress, TimeLimit};
+use crate::topo::paths::PathKind;
 use crate::topo::rails::DataNic;
 use crate::topo::transport_choice::{self, ladder::WaySettings};
 use crate::transport::{
-    Congestion, DeadRoutes, NetworkSeeker, NetworkWish, OwnNetwork, Policy, Sizes, SocketFolder, SocketOptions,
-    VerbsSettings,
+    Congestion, DeadRoutes, KnownNetwork, KnownNic, NetworkSeeker, NetworkWish, OwnNetwork, Policy, Sizes,
+    SocketFolder, SocketOptions, VerbsSettings, known_networks,
 };
 use crate::tune::{BUFFER_BYTES, COLLECTIVE_SLOTS, RingSizes};
 use crate::types::{Algorithm, Filter, Protocol, Rank, World};
@@ -93,6 +94,8 @@ pub(crate) struct Settings {
     pub(crate) verbs: VerbsSettings,
     /// Whether it is an error where this rank does not have it.
     pub(crate) insists_on_network: bool,
+    /// Whether NICs reach memory of GPUs.
+    pub(crate) gpu_direct: GpuDirectSettings,
     /// By what the channels between GPUs are searched for.
     pub(crate) searching: Searching,
     /// Where records of passed deadlines go.
@@ -120,6 +123,29 @@ pub(crate) struct Settings {
     pub(crate) visible_devices: VisibleDevices,
     /// What of all this must be equal on all ranks.
     pub(crate) equal: EqualSettings,
+}
+
+/// What the user says of NICs that reach memory of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuDirectSettings {
+    /// `NCCL_NET_GDR_LEVEL`.
+    pub level: Option<PathKind>,
+    /// `NCCL_NET_GDR_READ`.
+    pub reads: Option<bool>,
+    /// `NCCL_DMABUF_ENABLE`.
+    pub dma_buf: bool,
+}
+
+impl GpuDirectSettings {
+    /// Of a configuration that has been resolved.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable.
+    pub fn read(config: &Config) -> Result<GpuDirectSettings> {
+        let level = |text: &String| transport_choice::level("NCCL_NET_GDR_LEVEL", text);
+        let level = config.net_gdr_level.as_ref().map(level).transpose()?;
+        Ok(GpuDirectSettings { level, reads: config.net_gdr_read, dma_buf: config.dmabuf_enable })
+    }
 }
 
 impl Settings {
@@ -172,6 +198,7 @@ impl Settings {
             data_interfaces: DataInterfaces::read(config, bootstrap_options(config)?)?,
             dead_routes: DeadRoutes::default(),
             network: NetworkWish::of(config),
+            gpu_direct: GpuDirectSettings::read(config)?,
             verbs: verbs(config),
             insists_on_network: config.net_strict,
             searching: Searching::read(config)?,
@@ -277,12 +304,36 @@ pub fn nics_here(config: &Config) -> Result<Vec<DataNic>> {
 /// # Errors
 /// As [`nics_here`].
 pub fn network_here(config: &Config, root: &Path) -> Result<Vec<String>> {
-    // Where no interface leads to other hosts, ranks meet on loopback.
-    let first = nics_here(config)?.into_iter().next();
-    let interface = first.map_or(Ipv4Addr::LOCALHOST.into(), |nic| nic.address);
-    let (node, verbs) = (Standing::read(config)?.home(root).node, verbs(config));
-    let seeker = NetworkSeeker { me: Rank::new(0), node, interface, verbs: &verbs };
+    let (nics, node, verbs) = (nics_here(config)?, Standing::read(config)?.home(root).node, verbs(config));
+    let seeker = NetworkSeeker { me: Rank::new(0), node, interface: first_address(&nics), verbs: &verbs };
     Ok(NetworkWish::of(config).described(seeker, root))
+}
+
+/// All networks that this machine has, sockets first, each with its NICs; for `rsccl topo`.
+///
+/// # Errors
+/// Of the settings.
+pub fn networks_here(config: &Config, root: &Path) -> Result<Vec<KnownNetwork>> {
+    let verbs = verbs(config);
+    let (nics, noes) = match nics_here(config) {
+        Ok(nics) if nics.is_empty() => (nics, vec!["no interface leads to other hosts".to_owned()]),
+        Ok(nics) => (nics, Vec::new()),
+        Err(error) => (Vec::new(), vec![error.message().to_owned()]),
+    };
+    let seeker = NetworkSeeker { me: Rank::new(0), node: None, interface: first_address(&nics), verbs: &verbs };
+    let of_nic = |nic: DataNic| KnownNic {
+        by: format!("{}/{}", nic.address, nic.subnet_bits),
+        device: nic.name,
+        rate_mbit: nic.rate_mbit,
+        node: nic.node,
+    };
+    let sockets = KnownNetwork { name: NETWORKS[0].to_owned(), nics: nics.into_iter().map(of_nic).collect(), noes };
+    Ok(std::iter::once(sockets).chain(known_networks(&NetworkWish::of(config), seeker, root)).collect())
+}
+
+/// Where no interface leads to other hosts, ranks meet on loopback.
+fn first_address(nics: &[DataNic]) -> IpAddr {
+    nics.first().map_or(Ipv4Addr::LOCALHOST.into(), |nic| nic.address)
 }
 
 /// What `config`, which has been resolved, says of the ways between ranks; for `rsccl topo` too.

@@ -5,8 +5,8 @@
 //! ```text
 //! part      width             who waits for it   meaning
 //! head      64                the sender         messages released; raised by the receiver
-//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has no more
-//! payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
+//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has
+//! no more payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
 //! ```
 //! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping
 //! ([`Parts::in_one`]):
@@ -17,10 +17,10 @@
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
 //! A ring that [spreads](Shape::spread) its payloads has those of more than [`BESIDE_LINE`] bytes behind all slots,
-//! which are 4,160 bytes apart and have room for shorter ones. There a payload begins a page behind the one before it: a
-//! processor that reads one likely fetches what follows it, too, while the sender writes that. At most `slots` payloads,
-//! each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory never take
-//! more than twice what the slots would: the credit of slots is enough.
+//! which are 4,160 bytes apart and have room for shorter ones. There a payload begins a page behind the one before it:
+//! a processor that reads one likely fetches what follows it, too, while the sender writes that. At most `slots`
+//! payloads, each at most a slot's bytes, are in use at once, so that they and what is left at the end of the memory
+//! never take more than twice what the slots would: the credit of slots is enough.
 //!
 //! Spreading gains between near processors and loses between [far](Distance) ones. So a sender may [pack](Sender::pack)
 //! such payloads: each has its slot's own place, at the beginning of the same memory, and a mark in the length says so.
@@ -33,9 +33,9 @@
 //! # Offers
 //! In place of filling a slot, the sender may offer its own memory there ([`Sender::offer`]): the flag is at 2 m + 1
 //! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's
-//! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
-//! the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases the
-//! slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
+//! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that
+//! takes the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases
+//! the slot. If the sender withdraws the offer first, it fills the slot as usual, with more bytes than a line holds.
 //!
 //! A slot changes hands by its flag and by the head, and for that long one end has it alone, but for offers: a receiver
 //! that has seen one may read the line while the sender, which has withdrawn the offer, fills the slot. So the length
@@ -199,8 +199,8 @@ impl View {
         unsafe { place.as_ref() }
     }
 
-    /// Where `bytes` of payload of a message lie: an address of the payload's home. In a ring that spreads them they come
-    /// after payloads that end `before`; without, they are packed.
+    /// Where `bytes` of payload of a message lie: an address of the payload's home. In a ring that spreads them they
+    /// come after payloads that end `before`; without, they are packed.
     #[inline]
     fn payload(&self, message: u64, before: Option<PayloadEnd>, bytes: usize) -> NonNull<u8> {
         let parts = &self.parts;
@@ -357,6 +357,27 @@ impl Sender {
         self.has_credit().then(|| self.view.payload(self.next, self.before(), bytes))
     }
 
+    /// The place for `bytes` of payload in the free slot so many after the next one; `None` while the receiver holds
+    /// it, and in a ring that spreads its payloads.
+    pub fn reserve_ahead(&mut self, ahead: u64, bytes: usize) -> Option<NonNull<u8>> {
+        if ahead == 0 {
+            return self.reserve(bytes);
+        }
+        let message = self.next + ahead;
+        if self.view.shape.is_spread() {
+            return None;
+        }
+        if message >= self.credit_until {
+            self.look_for_credit();
+        }
+        (message < self.credit_until).then(|| self.view.payload(message, None, bytes))
+    }
+
+    /// The memory of payloads, of the host.
+    pub fn memory(&self) -> HostRegion {
+        self.view.parts.lines.clone()
+    }
+
     /// Packs payloads from now on, or spreads them again, where the ring spreads payloads and the receiver has released
     /// all of them. Else everything stays as it was.
     #[inline]
@@ -423,8 +444,8 @@ impl Sender {
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
     }
 
-    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own: in line, it
-    /// made short messages slower, which do not ask.
+    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own: in line,
+    /// it made short messages slower, which do not ask.
     #[inline(never)]
     pub fn prefetch_next(&self, bytes: usize) {
         if self.view.parts.payload.home() == Home::Host {
@@ -564,6 +585,42 @@ impl Receiver {
         Ok(Some(Message { payload, bytes, label, is_offer }))
     }
 
+    /// The message so many after the next one, where it has come as well: in a ring that does not spread its payloads
+    /// and in which nothing is offered.
+    ///
+    /// # Errors
+    /// As [`Receiver::peek`].
+    pub fn peek_ahead(&mut self, ahead: u64) -> Result<Option<Message>> {
+        if ahead == 0 {
+            return self.peek();
+        }
+        let message = self.next + ahead;
+        if self.view.shape.is_spread() || self.view.arrival(message).value() < filled(message) {
+            return Ok(None);
+        }
+        // Relaxed: as in `peek`.
+        let words = std::array::from_fn(|place| self.view.words(message)[place].load(Ordering::Relaxed));
+        let [length, first, second, third]: [u64; WORDS] = words;
+        let slot = self.view.shape.slot_bytes;
+        let Some(bytes) = usize::try_from(length).ok().filter(|_| length <= u64::from(slot)) else {
+            return Err(Error::new(Kind::Remote, format!("a message of {length} bytes in a slot of {slot}")));
+        };
+        let payload = self.view.payload(message, None, bytes);
+        Ok(Some(Message { payload, bytes, label: [first, second, third], is_offer: false }))
+    }
+
+    /// The memory of payloads, of the host.
+    pub fn memory(&self) -> HostRegion {
+        self.view.parts.lines.clone()
+    }
+
+    /// Gives the slot of the last peeked message back, which has only announced one that goes past the ring.
+    pub fn release_announcement(&mut self) {
+        let count = self.count.take();
+        self.release();
+        self.count = count;
+    }
+
     /// Takes the offer that was peeked: where the sender's memory is, and the word that says whether to go on reading
     /// it, until this end [leaves](Receiver::leave). `None` where the sender has withdrawn it: a message comes in its
     /// place.
@@ -650,8 +707,8 @@ const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 /// The longest payload that has a place behind its line in a ring that spreads longer ones.
 const BESIDE_LINE: usize = SPREAD_LINES - 2 * LINE_BYTES;
-/// From one line to the next in a ring that spreads its payloads: in pages of their own, and not all at the same place of
-/// the page, which the caches' sets follow.
+/// From one line to the next in a ring that spreads its payloads: in pages of their own, and not all at the same place
+/// of the page, which the caches' sets follow.
 const SPREAD_LINES: usize = PAGE_BYTES + LINE_BYTES;
 /// Words of a line: length and label.
 const WORDS: usize = 4;

@@ -79,7 +79,7 @@ pub fn populate(start: NonNull<u8>, bytes: usize) {
     }
 }
 
-fn page_bytes() -> usize {
+pub fn page_bytes() -> usize {
     // SAFETY: the call takes a number, and no memory.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1)
 }

@@ -89,20 +89,44 @@ pub struct Group {
 pub struct Layout {
     root: Group,
     /// For each rank, the places of its domains, from the root's groups down.
-    paths: Vec<Vec<(Level, usize)>>,
+    paths: Paths,
     hosts: Vec<Vec<Rank>>,
     teams: Vec<Vec<Rank>>,
     channels: ChannelOrders,
 }
+
+/// The places of ranks in the tree. Ranks of one innermost domain have one path together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Paths {
+    /// Those of the innermost domains, in the order of the tree.
+    domains: Vec<Vec<(Level, usize)>>,
+    /// For each rank the number of its innermost domain.
+    of_ranks: Vec<usize>,
+}
+
+impl Paths {
+    fn of(&self, rank: Rank) -> &[(Level, usize)] {
+        &self.domains[self.of_ranks[rank.index()]]
+    }
+}
+
+/// How many domains a rank is in, for the room that is made: a host, a socket, a NUMA node.
+const USUAL_DEPTH: usize = 3;
 
 impl Layout {
     /// The layout of ranks at these places, in rank order.
     #[doc(hidden)]
     pub fn new(places: &[RankPlace]) -> Layout {
         let cliques = CliquesAndHosts::new(places);
-        let keys: Vec<Vec<(Level, u64)>> = places.iter().map(|place| cliques.key(place)).collect();
+        // One list of all ranks' keys, and where each begins: every rank of ten thousand makes this for all of them.
+        let (mut keys, mut begins) = (Vec::with_capacity(USUAL_DEPTH * places.len()), Vec::with_capacity(places.len()));
+        for place in places {
+            begins.push(keys.len());
+            cliques.add_key(place, &mut keys);
+        }
+        let end = |rank: Rank| begins.get(rank.index() + 1).copied().unwrap_or(keys.len());
         let ranks: Vec<Rank> = (0..).map(Rank::new).take(places.len()).collect();
-        Layout::of(Level::System, ranks, &|rank| &keys[rank.index()])
+        Layout::of(Level::System, ranks, &|rank| &keys[begins[rank.index()]..end(rank)])
     }
 
     /// The layout of hosts, if nothing but the hosts is known.
@@ -165,7 +189,7 @@ impl Layout {
     }
 
     fn of<'k>(level: Level, ranks: Vec<Rank>, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Layout {
-        let mut paths = vec![Vec::new(); ranks.len()];
+        let mut paths = Paths { domains: Vec::new(), of_ranks: vec![0; ranks.len()] };
         let root = group(level, ranks, 0, key);
         number(&root, &mut Vec::new(), &mut paths);
         let mut domains = Vec::new();
@@ -192,7 +216,7 @@ impl Layout {
 
     /// How many ranks there are.
     pub fn size(&self) -> usize {
-        self.paths.len()
+        self.paths.of_ranks.len()
     }
 
     /// The ranks of each domain of a level; ranks that are in none are left out. For `Host` that is every rank.
@@ -220,7 +244,7 @@ impl Layout {
     /// Where a rank is not of this layout.
     #[doc(hidden)]
     pub fn shared(&self, one: Rank, other: Rank) -> Level {
-        let paths = self.paths[one.index()].iter().zip(&self.paths[other.index()]);
+        let paths = self.paths.of(one).iter().zip(self.paths.of(other));
         paths.take_while(|(one, other)| one == other).last().map_or(Level::System, |((level, _), _)| *level)
     }
 
@@ -279,10 +303,14 @@ fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) ->
     let mut parts: Vec<((Level, u64), Vec<Rank>)> = Vec::new();
     let mut places: HashMap<(Level, u64), usize> = HashMap::new();
     let mut whole = true;
+    let mut before: Option<((Level, u64), usize)> = None;
     for rank in &ranks {
         match key(*rank).get(depth) {
             Some(id) => {
-                let place = *places.entry(*id).or_insert(parts.len());
+                // Mostly the ranks of a domain follow each other.
+                let known = before.filter(|(other, _)| other == id).map(|(_, place)| place);
+                let place = known.unwrap_or_else(|| *places.entry(*id).or_insert(parts.len()));
+                before = Some((*id, place));
                 if place == parts.len() {
                     parts.push((*id, Vec::new()));
                 }
@@ -306,9 +334,10 @@ fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) ->
     Group { level, ranks, groups }
 }
 
-fn number(of: &Group, path: &mut Vec<(Level, usize)>, paths: &mut [Vec<(Level, usize)>]) {
+fn number(of: &Group, path: &mut Vec<(Level, usize)>, paths: &mut Paths) {
     if of.groups.is_empty() {
-        of.ranks.iter().for_each(|rank| paths[rank.index()].clone_from(path));
+        of.ranks.iter().for_each(|rank| paths.of_ranks[rank.index()] = paths.domains.len());
+        paths.domains.push(path.clone());
     }
     for (place, group) in of.groups.iter().enumerate() {
         path.push((group.level, place));
@@ -351,13 +380,13 @@ impl CliquesAndHosts {
         found
     }
 
-    /// The domains of a rank, outermost first.
-    fn key(&self, place: &RankPlace) -> Vec<(Level, u64)> {
+    /// Adds the domains of a rank, outermost first.
+    fn add_key(&self, place: &RankPlace, key: &mut Vec<(Level, u64)>) {
         let whole = |host: &u64| self.cliques.get(host).is_none_or(|cliques| cliques.len() == 1);
         let hosts = place.clique.and_then(|clique| self.hosts.get(&clique));
         let spans = hosts.is_some_and(|hosts| hosts.len() > 1 && hosts.iter().all(whole));
-        let split = !whole(&place.host);
-        let mut key: Vec<(Level, u64)> = place.switches.iter().map(|switch| (Level::SwitchGroup, *switch)).collect();
+        let split = place.clique.is_some() && !whole(&place.host);
+        key.extend(place.switches.iter().map(|switch| (Level::SwitchGroup, *switch)));
         if let (Some(clique), true) = (place.clique, spans) {
             key.push((Level::Clique, clique));
         }
@@ -367,7 +396,6 @@ impl CliquesAndHosts {
         }
         let inner = [(Level::Socket, place.socket), (Level::Numa, place.numa), (Level::Cache, place.cache)];
         key.extend(inner.into_iter().filter_map(|(level, id)| Some((level, id?))));
-        key
     }
 }
 

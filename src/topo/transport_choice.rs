@@ -60,11 +60,16 @@ pub fn direct(system: &System, way: &Path, level: Option<PathKind>) -> Verdict {
             _ => {}
         }
     }
-    let level = level.unwrap_or(if way.kind == PathKind::P2c { PathKind::P2c } else { PathKind::Pxb });
-    if way.kind <= level {
-        Verdict::Yes(format!("{} is within NCCL_NET_GDR_LEVEL={level}", way.kind))
+    within(way.kind, level)
+}
+
+/// The same of a GPU and a NIC that are so far apart, and of which nothing else is against it.
+pub fn within(kind: PathKind, level: Option<PathKind>) -> Verdict {
+    let level = level.unwrap_or(if kind == PathKind::P2c { PathKind::P2c } else { PathKind::Pxb });
+    if kind <= level {
+        Verdict::Yes(format!("{kind} is within NCCL_NET_GDR_LEVEL={level}"))
     } else {
-        Verdict::No(format!("{} is beyond NCCL_NET_GDR_LEVEL={level}: data go through host memory", way.kind))
+        Verdict::No(format!("{kind} is beyond NCCL_NET_GDR_LEVEL={level}: data go through host memory"))
     }
 }
 

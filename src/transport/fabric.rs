@@ -27,7 +27,7 @@ use crate::transport::pumps::PumpSources;
 use crate::transport::routes::{Routes, Sizes, unreachable};
 use crate::transport::table::{Imported, Offered, PeerOffer, TABLE, memory_for_peers};
 use crate::transport::windows::{HostWindows, KnownBuffer, Neighbour, Registration, UserBoard, UserPointers};
-use crate::transport::{DeadRoutes, Network, NicTable, PeerInfo, Policy, neighbourhood, select};
+use crate::transport::{DeadRoutes, Network, NicFacts, NicTable, PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -157,6 +157,11 @@ impl Fabric {
     pub fn with_network(mut self, network: &Network) -> Fabric {
         self.routes.transports.iter_mut().for_each(|transport| transport.use_network(network));
         self
+    }
+
+    /// What is known of the NIC that takes requests of connections with other hosts, where one does.
+    pub fn nic(&self) -> Option<NicFacts> {
+        self.routes.transports.iter().find_map(|transport| transport.nic())
     }
 
     /// Answers peers that connect to this rank, or import its memory. It never blocks.

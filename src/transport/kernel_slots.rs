@@ -9,18 +9,25 @@
 //! 128 + i*stride    64           the sender     slot i: length, label 3 × u64, rank that sent it
 //! 192 + i*stride    slot bytes   the sender     its payload; stride = 64 + slot bytes
 //! ```
+//! Where a NIC reaches the device's memory (GPUDirect RDMA), payloads lie there, and headers stay where the host has them:
+//! ```text
+//! in memory of the host             in memory of the device
+//! 0            tail, 64   head      64 + i*stride   payload of slot i
+//! 128 + i*64   header of slot i
+//! ```
 //! Who has the slots: a store to a word, with release, hands slots to the other end, which loads the word with acquire.
 //! On the device's side these have the scope of the system.
 
 use std::ptr::NonNull;
 
-use crate::device::HostRegion;
 use crate::device::records::{SLOT_HEADER, SlotQueue};
+use crate::device::{DmaBuf, HostRegion, Region};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::ring::{Label, Message, Shape};
 use crate::transport::connection::{Need, Way};
-use crate::transport::pump::{SlotSink, SlotSource, Wire};
+use crate::transport::net::request_nic::DeviceReach;
+use crate::transport::pump::{DeviceSlots, KernelSink, KernelSource, SlotPlaces, SlotSink, SlotSource, Wire};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
 
@@ -29,6 +36,23 @@ use crate::types::Rank;
 pub struct KernelSlots {
     memory: HostRegion,
     shape: Shape,
+    /// Whether payloads lie on the device.
+    on_device: bool,
+}
+
+/// By which way the NIC of a connection may take the payloads of slots on a device.
+#[derive(Debug)]
+pub struct PayloadsOnDevice {
+    reach: DeviceReach,
+    /// Whether what has come must be flushed before a kernel may read it.
+    needs_flush: bool,
+}
+
+impl PayloadsOnDevice {
+    /// By a DMA-BUF, where there is one, or else by the address, if that is a way.
+    pub fn new((dma_buf, by_address): (Option<DmaBuf>, bool), needs_flush: bool) -> PayloadsOnDevice {
+        PayloadsOnDevice { reach: DeviceReach { dma_buf, by_address }, needs_flush }
+    }
 }
 
 /// A connection with a rank of another host that is open, and whose slots are still to come.
@@ -68,17 +92,43 @@ impl KernelSlots {
     /// Where `memory` has less than [`KernelSlots::memory_bytes`].
     pub fn new(memory: HostRegion, shape: Shape) -> KernelSlots {
         assert!(memory.bytes() >= KernelSlots::memory_bytes(shape), "memory made for the shape");
-        KernelSlots { memory, shape }
+        KernelSlots { memory, shape, on_device: false }
     }
 
-    /// The kernel's end of `need`, a connection of rank `me`. Its device finds the memory at `address`, and at `mine` a
-    /// word for its own count.
-    pub fn kernels_end(&self, (me, need): (Rank, Need), address: u64, mine: u64) -> SlotQueue {
-        let sends = need.way == Way::Send;
+    /// Bytes of the host's memory of a queue whose payloads lie on the device.
+    pub fn words_bytes(shape: Shape) -> usize {
+        SLOTS + shape.slots as usize * HEADER
+    }
+
+    /// Bytes of the device's memory of such a queue.
+    pub fn payload_bytes(shape: Shape) -> usize {
+        shape.slots as usize * stride(shape)
+    }
+
+    /// A queue whose payloads lie on the device, with the rest in `memory`, which is zeroed.
+    ///
+    /// # Panics
+    /// Where `memory` has less than [`KernelSlots::words_bytes`].
+    pub fn with_payloads_on_device(memory: HostRegion, shape: Shape) -> KernelSlots {
+        assert!(memory.bytes() >= KernelSlots::words_bytes(shape), "memory made for the shape");
+        KernelSlots { memory, shape, on_device: true }
+    }
+
+    /// The kernel's end of `need`, a connection of rank `me`. Its device finds the memory at `address`, the payloads,
+    /// if they lie on it, in that at `payloads`, and at `mine` a word for its own count.
+    pub fn kernels_end(
+        &self,
+        (me, need): (Rank, Need),
+        (address, payloads): (u64, Option<u64>),
+        mine: u64,
+    ) -> SlotQueue {
+        let (sends, headers) = (need.way == Way::Send, address + SLOTS as u64);
         SlotQueue {
             rank: if sends { me.get() } else { need.peer.get() },
             sends,
-            slots: address + SLOTS as u64,
+            slots: payloads.unwrap_or(headers),
+            headers,
+            header_stride: self.header_stride() as u64,
             // None: wires take slots alone.
             lines: 0,
             count: self.shape.slots,
@@ -94,23 +144,62 @@ impl KernelSlots {
         unsafe { self.memory.at(offset, size_of::<AtomicU64>()).cast().as_ref() }
     }
 
-    fn slot(&self, message: u64) -> usize {
-        let place = usize::try_from(message % u64::from(self.shape.slots)).expect("below a 32-bit number");
-        SLOTS + place * stride(self.shape)
+    fn header_stride(&self) -> usize {
+        if self.on_device { HEADER } else { stride(self.shape) }
     }
 
     fn header(&self, message: u64) -> NonNull<u64> {
-        self.memory.at(self.slot(message), HEADER).cast()
+        let place = usize::try_from(message % u64::from(self.shape.slots)).expect("below a 32-bit number");
+        self.memory.at(SLOTS + place * self.header_stride(), HEADER).cast()
     }
 
+    /// The payload in memory of the host.
     fn payload(&self, message: u64) -> NonNull<u8> {
-        self.memory.at(self.slot(message) + HEADER, self.shape.slot_bytes as usize)
+        assert!(!self.on_device, "payloads on a device are moved by its NIC alone");
+        let range = self.places().payload(message, self.shape.slot_bytes as usize);
+        self.memory.at(range.start, range.len())
+    }
+
+    fn places(&self) -> SlotPlaces<'_> {
+        let first = if self.on_device { HEADER } else { SLOTS + HEADER };
+        let (count, slot_bytes) = (self.shape.slots, self.shape.slot_bytes as usize);
+        SlotPlaces { memory: &self.memory, first, stride: stride(self.shape), count, slot_bytes }
+    }
+
+    /// What the kernel has written into the header of a slot that it has handed over.
+    fn read_header(&self, message: u64) -> Result<(usize, Label)> {
+        let mut words = [0; WORDS];
+        for (place, word) in words.iter_mut().enumerate() {
+            // SAFETY: inside the header of a slot that the kernel has handed over.
+            let at = unsafe { self.header(message).add(place) };
+            // SAFETY: as above, aligned; read once.
+            *word = unsafe { at.read_volatile() };
+        }
+        let [bytes, first, second, third, _] = words;
+        if bytes > u64::from(self.shape.slot_bytes) {
+            return Err(Error::internal(format!("a kernel published {bytes} bytes in a slot of fewer")));
+        }
+        Ok((usize::try_from(bytes).expect("at most a slot"), [first, second, third]))
     }
 }
 
 impl FarEnd {
     pub(super) fn new(need: Need, wire: Box<dyn Wire>) -> FarEnd {
         FarEnd { need, wire }
+    }
+
+    /// Has the NIC of the connection take `memory` of a device for the payloads of a queue of this shape.
+    ///
+    /// # Errors
+    /// Why it does not, as a sentence: the payloads then lie in memory of the host.
+    pub fn take_device(
+        &mut self,
+        (memory, shape): (Region, Shape),
+        payloads: &PayloadsOnDevice,
+    ) -> std::result::Result<(), String> {
+        let PayloadsOnDevice { reach, needs_flush } = payloads;
+        let (needs_flush, slot_bytes) = (*needs_flush, shape.slot_bytes as usize);
+        self.wire.take_device(self.need.way, DeviceSlots { memory, reach, needs_flush, slot_bytes })
     }
 
     /// Joins the connection with a queue, whose pump is one of `pumps` from now on.
@@ -120,8 +209,8 @@ impl FarEnd {
     pub fn join(self, slots: KernelSlots, pumps: &mut Pumps) -> Result<()> {
         let FarEnd { need, wire } = self;
         pumps.add(match need.way {
-            Way::Send => wire.send(Box::new(FromKernels { slots, next: 0 })),
-            Way::Receive => wire.receive(Box::new(ToKernels { slots, from: need.peer, next: 0 })),
+            Way::Send => wire.send_of_kernels(Box::new(FromKernels { slots, next: 0 })),
+            Way::Receive => wire.receive_for_kernels(Box::new(ToKernels { slots, from: need.peer, next: 0 })),
         })
     }
 }
@@ -132,20 +221,9 @@ impl SlotSource for FromKernels {
         if !self.has_more() {
             return Ok(None);
         }
-        let mut words = [0; WORDS];
-        for (place, word) in words.iter_mut().enumerate() {
-            // SAFETY: inside the header of a slot that the kernel has handed over.
-            let at = unsafe { self.slots.header(self.next).add(place) };
-            // SAFETY: as above, aligned; read once.
-            *word = unsafe { at.read_volatile() };
-        }
-        let [bytes, first, second, third, _] = words;
-        if bytes > u64::from(self.slots.shape.slot_bytes) {
-            return Err(Error::internal(format!("a kernel published {bytes} bytes in a slot of fewer")));
-        }
-        let bytes = usize::try_from(bytes).expect("at most a slot");
+        let (bytes, label) = self.slots.read_header(self.next)?;
         let payload = self.slots.payload(self.next);
-        Ok(Some(Message { payload, bytes, label: [first, second, third], is_offer: false }))
+        Ok(Some(Message { payload, bytes, label, is_offer: false }))
     }
 
     fn release(&mut self) {
@@ -155,8 +233,28 @@ impl SlotSource for FromKernels {
     }
 
     fn has_more(&self) -> bool {
+        self.published() > self.next
+    }
+}
+
+impl KernelSource for FromKernels {
+    fn published(&self) -> u64 {
         // Pairs with the kernel's release: header and payload are read after it.
-        self.slots.word(TAIL).load(Ordering::Acquire) > self.next
+        self.slots.word(TAIL).load(Ordering::Acquire)
+    }
+
+    fn header(&self, message: u64) -> Result<(usize, Label)> {
+        self.slots.read_header(message)
+    }
+
+    fn release_until(&mut self, message: u64) {
+        self.next = message;
+        // As in `release`.
+        self.slots.word(HEAD).store(self.next, Ordering::Release);
+    }
+
+    fn slots(&self) -> SlotPlaces<'_> {
+        self.slots.places()
     }
 }
 
@@ -166,9 +264,7 @@ impl SlotSink for ToKernels {
     }
 
     fn is_open(&self) -> bool {
-        // Pairs with the kernel's release: it has read the slot.
-        let taken = self.slots.word(HEAD).load(Ordering::Acquire);
-        self.next < taken.saturating_add(u64::from(self.slots.shape.slots))
+        self.next < self.open_until()
     }
 
     fn reserve(&mut self, _: usize) -> Option<NonNull<u8>> {
@@ -190,6 +286,22 @@ impl SlotSink for ToKernels {
 
     fn slot_bytes(&self) -> usize {
         self.slots.shape.slot_bytes as usize
+    }
+
+    fn memory(&self) -> HostRegion {
+        self.slots.memory.clone()
+    }
+}
+
+impl KernelSink for ToKernels {
+    fn open_until(&self) -> u64 {
+        // Pairs with the kernel's release: it has read the slot.
+        let taken = self.slots.word(HEAD).load(Ordering::Acquire);
+        taken.saturating_add(u64::from(self.slots.shape.slots))
+    }
+
+    fn slots(&self) -> SlotPlaces<'_> {
+        self.slots.places()
     }
 }
 
@@ -251,7 +363,7 @@ mod tests {
     fn a_kernels_end_names_the_words_of_its_queue() {
         let end = |way| {
             let need = Need { way, peer: Rank::new(3), channel: Channel::PointToPoint };
-            slots().kernels_end((Rank::new(1), need), 0x1000, 0x9000)
+            slots().kernels_end((Rank::new(1), need), (0x1000, None), 0x9000)
         };
         let (sends, receives) = (end(Way::Send), end(Way::Receive));
         assert_eq!((sends.rank, sends.sends, receives.rank, receives.sends), (1, true, 3, false));

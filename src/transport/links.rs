@@ -11,6 +11,7 @@ use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::rank_page::RankPage;
 use crate::sys::unanswered::Unanswered;
 use crate::transport::connection::{Channel, Need, Way};
+use crate::transport::nic_hold::NicHold;
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{InPieces, Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::{PumpSources, Pumps};
@@ -205,6 +206,55 @@ impl Links {
         bytes >= PAST_RINGS
             && self.has_pumps()
             && self.senders.place(peer, channel).is_some_and(|place| self.senders.pumps[place].is_some())
+            && !self.hands_over((peer, channel), bytes)
+    }
+
+    /// Whether a message of `bytes` goes straight to `peer` from the program's memory, by [`Links::hand_over`].
+    #[inline]
+    pub fn hands_over(&self, (peer, channel): (Rank, Channel), bytes: usize) -> bool {
+        let pump = || self.senders.pumps[self.senders.place(peer, channel)?];
+        bytes >= PAST_RINGS
+            && self.has_pumps()
+            && pump().is_some_and(|pump| self.pumps.straight(pump).0.contains(&bytes))
+    }
+
+    /// Whether a message of `bytes` from `peer`, which its ring does not hold, comes as a whole: announced in the ring
+    /// by a message of no bytes, after which it is [taken](Links::take).
+    #[inline]
+    pub fn comes_whole(&self, (peer, channel): (Rank, Channel), bytes: usize) -> bool {
+        if bytes < PAST_RINGS || !self.has_pumps() {
+            return false;
+        }
+        let Some(place) = self.receivers.place(peer, channel) else { return false };
+        let shape = self.receivers.open[place].shape();
+        let is_long = bytes > shape.slots as usize * shape.slot_bytes as usize;
+        is_long && self.receivers.pumps[place].is_some_and(|pump| self.pumps.straight(pump).0.contains(&bytes))
+    }
+
+    /// Lends a message of the program's to a NIC, which sends it from where it lies. `None`: not now; the same is to be
+    /// asked again. The answer is kept until it [is over](NicHold::is_over).
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// `from` is good for reads of the message's bytes as long as the answer is kept.
+    pub unsafe fn hand_over(
+        &mut self,
+        (peer, channel): (Rank, Channel),
+        from: *const u8,
+        (bytes, label): (usize, Label),
+    ) -> Result<Option<NicHold>> {
+        let (Some(place), Some(from)) = (self.senders.place(peer, channel), NonNull::new(from.cast_mut())) else {
+            return Ok(None);
+        };
+        let (ring, Some(pump)) = (&self.senders.open[place], self.senders.pumps[place]) else { return Ok(None) };
+        // SAFETY: the caller's word.
+        let hold = unsafe { self.pumps.hand_over(pump, from, (bytes, label)) }?;
+        if hold.is_some() {
+            ring.note(bytes as u64);
+        }
+        Ok(hold)
     }
 
     /// Sends a message straight from the caller's memory, past the ring, where a pump sends to `peer` and has nothing
@@ -279,17 +329,17 @@ impl Links {
 
     /// Receives the next message straight into the caller's memory, past the ring, in which nothing lies: for callers
     /// who have just looked there. Callers ask until it has come [whole](Taken::Whole) or lies in the ring, or end the
-    /// communicator.
+    /// communicator. Where a NIC writes there, what is left in `hold` is kept until the message has come whole.
     ///
     /// # Errors
     /// Of the connection, naming the peer.
     ///
     /// # Safety
-    /// `into` is good for writes of the expected bytes.
+    /// `into` is good for writes of the expected bytes, for as long as what was left in `hold` is kept.
     pub unsafe fn take(
         &mut self,
         (peer, channel): (Rank, Channel),
-        into: *mut u8,
+        (into, hold): (*mut u8, &mut Option<NicHold>),
         (bytes, label): (usize, Label),
     ) -> Result<Taken> {
         if bytes < PAST_RINGS || !self.has_pumps() {
@@ -300,7 +350,7 @@ impl Links {
         };
         let Some(pump) = self.receivers.pumps[place] else { return Ok(Taken::ByRing) };
         // SAFETY: the caller's word.
-        let taken = unsafe { self.pumps.take(pump, into, (bytes, label)) }?;
+        let taken = unsafe { self.pumps.take(pump, (into, hold), (bytes, label)) }?;
         if taken == Taken::Whole {
             self.receivers.open[place].note(bytes as u64);
         }

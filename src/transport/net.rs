@@ -9,7 +9,9 @@
 mod congestion;
 mod connector;
 mod listener;
+mod known_networks;
 mod network_choice;
+mod nic_facts;
 mod nic_libraries;
 mod receive_pump;
 pub(super) mod request_nic;
@@ -64,7 +66,9 @@ use crate::types::{Rank, TransportKind};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
 pub use congestion::Congestion;
+pub use known_networks::{KnownNetwork, KnownNic, known_networks};
 pub use network_choice::{Agreement, Network, NetworkSeeker, NetworkWish, OwnNetwork};
+pub use nic_facts::NicFacts;
 pub use routes::DeadRoutes;
 
 /// Socket options of data connections.
@@ -191,6 +195,10 @@ impl Transport for Net {
 
     fn use_network(&mut self, network: &Network) {
         self.requests = network.nic.clone().map(|found| RequestNet::new(self.me, found));
+    }
+
+    fn nic(&self) -> Option<NicFacts> {
+        self.requests.as_ref().map(RequestNet::nic)
     }
 
     fn listen(&mut self, peer: Rank, bootstrap: &dyn Bootstrap) -> Result<ExpectedWire> {

@@ -6,6 +6,8 @@
 //! the connections of a communicator, which [`opening`] makes out of a plug-in's one-way ones. [`logger`] is where
 //! plug-ins log ([`lines`]). [`abi`] is the only file that knows layouts.
 //!
+//! Memory of GPUs is registered as a DMA-BUF, or by its address, and flushed as the contract says.
+//!
 //! **What a plug-in is not believed**: lengths that it tells are held against what was posted; what it leaves unset is
 //! zero; a request that it does not return is "later"; what it does to variables of NCCL's and rsccl's is taken back;
 //! and it is never unloaded.

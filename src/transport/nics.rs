@@ -124,14 +124,23 @@ pub fn encode(nics: &[DataNic]) -> Vec<u8> {
 pub fn decode<'a>(told: impl IntoIterator<Item = (Rank, &'a [u8])>) -> Result<(ToldNics, Vec<&'a [u8]>)> {
     // A list for each host, and not for each of ten thousand ranks.
     let mut known: HashMap<&[u8], Arc<[DataNic]>> = HashMap::new();
-    let (mut all, mut rests) = (Vec::new(), Vec::new());
+    let (mut all, mut rests): (ToldNics, _) = (Vec::new(), Vec::new());
+    let mut before: &[u8] = &[];
     for (rank, bytes) in told {
+        // Mostly the ranks of a host follow each other. What begins with a whole list is that list: its first word says
+        // how long it is.
+        if let (Some(rest), Some(list)) = (bytes.strip_prefix(before), all.last()) {
+            all.push(Arc::clone(list));
+            rests.push(rest);
+            continue;
+        }
         let mut reader = Reader::new(bytes, "what a rank tells of its network interfaces");
         let nics = rails::decode(&mut reader).map_err(|error| {
             Error::remote(rank, format!("rank {rank} does not tell its interfaces: {}", error.message()))
         })?;
         let rest = reader.rest();
-        let list = known.entry(&bytes[..bytes.len() - rest.len()]).or_insert_with(|| nics.into());
+        before = &bytes[..bytes.len() - rest.len()];
+        let list = known.entry(before).or_insert_with(|| nics.into());
         all.push(Arc::clone(list));
         rests.push(rest);
     }

@@ -21,7 +21,8 @@ use crate::sys::clock;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::sys::unanswered::{self, Unanswered};
-use crate::transport::pump::{InPieces, Passed, Pump, PumpSleep, Taken, Waits};
+use crate::transport::nic_hold::NicHold;
+use crate::transport::pump::{InPieces, Passed, Pump, PumpSleep, StraightWay, Taken, Waits};
 
 /// Pumps, and their descriptors.
 #[derive(Debug, Default)]
@@ -100,6 +101,10 @@ impl Pumps {
 
     fn pump_all(&mut self) -> Result<bool> {
         let (mut moved, mut asleep) = (false, 0);
+        // First: a look at a NIC, which the others begin with, takes longer than what is to be sent should wait.
+        for driven in self.all.iter_mut().filter(|driven| driven.must_be_asked() && !driven.pump.is_awaited()) {
+            moved |= driven.pump.begin()?;
+        }
         for driven in &mut self.all {
             match driven.pump.waits() {
                 Waits::Ring => {}
@@ -194,6 +199,28 @@ impl Pumps {
         Ok(passed)
     }
 
+    /// [`Pump::straight`] of the pump at `place`.
+    pub(super) fn straight(&self, place: usize) -> StraightWay {
+        self.all.get(place).map_or_else(StraightWay::default, |driven| driven.pump.straight())
+    }
+
+    /// [`Pump::hand_over`] of the pump at `place`.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn hand_over(
+        &mut self,
+        place: usize,
+        from: NonNull<u8>,
+        message: (usize, Label),
+    ) -> Result<Option<NicHold>> {
+        // SAFETY: the caller's word.
+        self.all.get_mut(place).map_or(Ok(None), |driven| unsafe { driven.pump.hand_over(from, message) })
+    }
+
     /// [`Pump::take`] of the pump at `place`, where something may have come for it.
     ///
     /// # Errors
@@ -201,14 +228,19 @@ impl Pumps {
     ///
     /// # Safety
     /// As there.
-    pub(super) unsafe fn take(&mut self, place: usize, into: NonNull<u8>, expected: (usize, Label)) -> Result<Taken> {
+    pub(super) unsafe fn take(
+        &mut self,
+        place: usize,
+        (into, hold): (NonNull<u8>, &mut Option<NicHold>),
+        expected: (usize, Label),
+    ) -> Result<Taken> {
         let Some(driven) = self.all.get_mut(place) else { return Ok(Taken::ByRing) };
         if driven.pump.is_awaited() && !driven.is_ready && place != self.recent {
             return Ok(Taken::Open(false));
         }
         driven.is_told = false;
         // SAFETY: the caller's word.
-        let taken = unsafe { driven.pump.take(into, expected) }?;
+        let taken = unsafe { driven.pump.take(into, expected, hold) }?;
         match taken {
             // The next turn puts it there: what came of it may have been read, so that no edge tells of it again.
             Taken::ByRing => driven.is_ready = true,
@@ -460,7 +492,12 @@ mod tests {
         fn drained(&self) -> bool {
             true
         }
-        unsafe fn take(&mut self, _: NonNull<u8>, (bytes, _): (usize, Label)) -> Result<Taken> {
+        unsafe fn take(
+            &mut self,
+            _: NonNull<u8>,
+            (bytes, _): (usize, Label),
+            _: &mut Option<NicHold>,
+        ) -> Result<Taken> {
             if bytes == 0 {
                 return Ok(Taken::ByRing);
             }
@@ -597,7 +634,7 @@ mod tests {
 
     fn take(pumps: &mut Pumps, place: usize) -> Taken {
         // SAFETY: the pump writes nothing there.
-        unsafe { pumps.take(place, NonNull::dangling(), (1, [0; 3])) }.unwrap()
+        unsafe { pumps.take(place, (NonNull::dangling(), &mut None), (1, [0; 3])) }.unwrap()
     }
 
     /// Regression: the pump was taken for one that had read its socket dry, and was not called again.
@@ -611,7 +648,7 @@ mod tests {
         ends[1].0.write_all(b"xyz").unwrap();
         pumps.rest(Duration::MAX).unwrap();
         // SAFETY: the pump writes nothing there.
-        assert_eq!(unsafe { pumps.take(1, NonNull::dangling(), (0, [0; 3])) }.unwrap(), Taken::ByRing);
+        assert_eq!(unsafe { pumps.take(1, (NonNull::dangling(), &mut None), (0, [0; 3])) }.unwrap(), Taken::ByRing);
         assert!(pumps.pump().unwrap());
         assert_eq!(ends[1].2.load(Ordering::Relaxed), 3);
     }

@@ -20,7 +20,7 @@ use crate::topo::transport_choice::ladder::HostFacts;
 use crate::transport::PeerInfo;
 use crate::transport::connection::{Channel, Way};
 use crate::transport::local::Local;
-use crate::transport::net::{DeadRoutes, Net, Network, SocketOptions};
+use crate::transport::net::{DeadRoutes, Net, Network, NicFacts, SocketOptions};
 use crate::transport::nics::NicTable;
 use crate::transport::pump::Wire;
 use crate::transport::shm::Shm;
@@ -124,6 +124,11 @@ pub(super) trait Transport: Debug + Send {
 
     /// Learns which network all ranks use between hosts.
     fn use_network(&mut self, _: &Network) {}
+
+    /// What is known of the NIC that connections take; `None` where they take sockets, or none is needed.
+    fn nic(&self) -> Option<NicFacts> {
+        None
+    }
 
     /// Writes the line for a connection with `peer`, of which `channel` says number and ranks, at one end or both.
     fn log_connection(&self, me: Rank, connection: (Rank, Way), channel: &str);

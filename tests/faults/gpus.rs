@@ -246,6 +246,14 @@ pub(super) mod jobs {
         ranks: usize,
         variables: impl Fn(usize) -> Vec<(&'v str, &'v str)>,
     ) -> Option<(Job, Vec<(usize, usize)>)> {
+        on_gpus_placed(ranks, |rank| (Vec::new(), variables(rank)))
+    }
+
+    /// The same, with words before each rank's program.
+    pub(in crate::faults) fn on_gpus_placed<'v>(
+        ranks: usize,
+        of: impl Fn(usize) -> (Vec<String>, Vec<(&'v str, &'v str)>),
+    ) -> Option<(Job, Vec<(usize, usize)>)> {
         let gpus = enough(1, cuda::gpus())?;
         let hosts = hosts()?;
         let of_host = ranks.div_ceil(hosts.len());
@@ -253,7 +261,8 @@ pub(super) mod jobs {
         let gpu = |rank: usize| format!("gpu {}", rank % of_host * gpus / of_host);
         let placed = |rank: usize| {
             let host = hosts[rank / of_host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            (Vec::new(), variables(rank).into_iter().chain(host).collect())
+            let (prefix, variables) = of(rank);
+            (prefix, variables.into_iter().chain(host).collect())
         };
         let mut job = Job::start_each(ranks, placed);
         // What the driver makes once for all is there from now on.

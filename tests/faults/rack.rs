@@ -66,12 +66,23 @@ fn mistakes_between_hosts_of_a_rack_are_told() {
     }
 }
 
+/// The thread that moves what GPUs send to another host, and the one that watches their kernels.
+#[test]
+fn threads_of_gpus_stand_on_the_node_of_their_gpu() {
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/data/two-hosts-of-nodes.toml");
+    must_pass_here(machine, "threads_near_their_gpu");
+}
+
 /// What runs on a machine.
 mod jobs {
-    use super::super::gpus::jobs::{BOUNDED, on_gpus, on_gpus_each};
+    use super::super::gpus::jobs::{BOUNDED, on_gpus, on_gpus_each, on_gpus_placed};
     use crate::with;
+    use rsccl::internals::sys::numa;
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::Command;
     use testing::random;
-    use testing::ranks::Job;
+    use testing::ranks::{self, Job};
 
     /// What the ranks tell of their ways.
     const TOLD: (&str, &str) = ("NCCL_DEBUG_SUBSYS", "P2P,NET");
@@ -212,5 +223,70 @@ mod jobs {
             }
             job.must_leave_nothing(&before);
         }
+    }
+
+    /// Two processors of this process, as the kernel numbers them; `None` where it has but one.
+    fn two_processors() -> Option<[u32; 2]> {
+        let own = allowed(Path::new("/proc/thread-self/status"));
+        Some([*own.first()?, *own.get(1)?])
+    }
+
+    /// The processors that a thread may use, by its file of `/proc`; none where the thread has ended.
+    fn allowed(status: &Path) -> Vec<u32> {
+        let text = std::fs::read_to_string(status).unwrap_or_default();
+        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+        numa::list(list).expect("the kernel writes a list")
+    }
+
+    /// The words before a rank's program, which sees the GPU of `uuid` on NUMA node `node` of two, each with one of
+    /// `processors`.
+    fn on_nodes(folder: &Path, (uuid, node): (&str, usize), processors: [u32; 2]) -> Vec<String> {
+        let put = |path: &str, text: &str| {
+            let path = folder.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("driver/nvidia/gpus/0000:3b:00.0/information", &format!("GPU UUID: {uuid}\nDevice Minor: 0\n"));
+        put("devices/0000:3b:00.0/numa_node", &format!("{node}\n"));
+        for (number, processor) in processors.iter().enumerate() {
+            put(&format!("node/node{number}/cpulist"), &format!("{processor}\n"));
+        }
+        let places =
+            [("driver", "/proc/driver"), ("devices", "/sys/bus/pci/devices"), ("node", "/sys/devices/system/node")];
+        let mounts = places.map(|(made, seen)| format!("mount --bind {} {seen} && ", folder.join(made).display()));
+        let script = format!("{}exec \"$@\"", mounts.concat());
+        ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+    }
+
+    /// The processors of the threads of this name.
+    fn processors_of(process: u32, name: &str) -> Vec<Vec<u32>> {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        let tasks = tasks.map(|task| task.unwrap().path());
+        let named =
+            |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|own| own.trim() == name);
+        tasks.filter(named).map(|task| allowed(&task.join("status"))).collect()
+    }
+
+    #[test]
+    fn threads_near_their_gpu() {
+        let may_mount = Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success());
+        let (Some(processors), true) = (two_processors(), may_mount) else {
+            writeln!(std::io::stderr(), "skipped: two NUMA nodes need two processors, and root to show them").unwrap();
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let gpus = [("GPU-00112233-4455-6677-8899-aabbccddee00", 1), ("GPU-00112233-4455-6677-8899-aabbccddee01", 0)];
+        let prefix = |rank: usize| on_nodes(&folder.path().join(rank.to_string()), gpus[rank], processors);
+        let Some((mut job, before)) = on_gpus_placed(2, |rank| (prefix(rank), BOUNDED.to_vec())) else { return };
+        job.must("call all_reduce 20011");
+        for rank in &job.ranks {
+            let near = vec![vec![processors[gpus[rank.number].1]]];
+            for name in ["rsccl progress", "rsccl service"] {
+                // The thread moves in its first round, and the call may end before.
+                let what = format!("{name} of rank {} stands on {near:?}", rank.number);
+                ranks::until(&what, || processors_of(rank.process(), name) == near);
+            }
+        }
+        job.must_leave_nothing(&before);
     }
 }

@@ -112,6 +112,25 @@ fn everything_goes_by_a_nic_that_asks_for_what_hardware_asks() {
     }
 }
 
+/// One that takes any memory is lent that of programs, and gives it back when its messages are done, in whatever order,
+/// or its endpoint is closed.
+#[test]
+fn long_messages_go_straight_by_a_nic_that_takes_any_memory() {
+    let Some((network, folder)) = stand_in(&["MODES=0", "REORDER=1", "AGAIN_EVERY=7"]) else { return };
+    let path = folder.path().to_string_lossy().into_owned();
+    let asks = [ASKS[0], ASKS[1], ("LD_LIBRARY_PATH", &path)];
+    let mut job = job(&network, &[0, 1, 1], &asks);
+    must_do_everything(&mut job);
+    job.must("ring 200000");
+    job.must("call sendrecv 4000001");
+    must_use_libfabric(&job);
+    for rank in &job.ranks {
+        assert!(!rank.log().contains("stand-in of libfabric: "), "it found fault with its caller:\n{}", rank.log());
+    }
+    must_name_a_killed_peer(&network, &asks);
+    must_end_by_an_abort(&network, &asks);
+}
+
 /// Native TCP of release 1.17 is called `net`, that of release 2 is `tcp`.
 #[test]
 fn hosts_with_two_releases_of_libfabric_talk_by_native_tcp() {

@@ -248,3 +248,67 @@ fn congestion_control_is_the_user_s() {
     must_do_everything(&mut job);
     assert!(job.ranks[0].log().contains("congestion control reno"), "{}", job.ranks[0].log());
 }
+
+/// How many ends of data connections, of so many sockets each, rank `rank` says that it has.
+fn data_ends(job: &Job, rank: usize, sockets: usize) -> usize {
+    let line = format!("via NET/Socket, sockets {sockets}");
+    job.ranks[rank].log().lines().filter(|told| told.contains(&line)).count()
+}
+
+/// The most connections of a rank's control plane with other hosts: those of the graph, and one for each rank there to
+/// which it has sent a ticket.
+fn most_of_control(far_ranks: usize) -> usize {
+    6 + far_ranks
+}
+
+/// Of `hosts` hosts with `each` ranks: the most data connections that a rank has after collectives, and after messages
+/// between all pairs. The kernel of each host has seen as many.
+fn most_ends(hosts: usize, each: usize) -> Option<[usize; 2]> {
+    let network = Network::make(hosts)?;
+    let places: Vec<usize> = (0..hosts * each).map(|rank| rank / each).collect();
+    let one_socket = [("NCCL_NSOCKS_PERTHREAD", "1"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")];
+    let mut job = job(&network, &places, &one_socket);
+    let mut after = |commands: &[&str]| {
+        commands.iter().for_each(|command| job.must(command));
+        let ends: Vec<usize> = (0..places.len()).map(|rank| data_ends(&job, rank, 1)).collect();
+        for (host, own) in ends.chunks(each).enumerate() {
+            let (own, counted) = (own.iter().sum::<usize>(), network.far_connections(host));
+            let most = own + each * most_of_control(places.len() - each);
+            assert!((own..=most).contains(&counted), "{hosts} hosts of {each}: {counted} connections, {own} of data");
+        }
+        ends.into_iter().max().unwrap()
+    };
+    let collectives = ["all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter"];
+    let collectives = collectives.map(|name| format!("call {name} 200001"));
+    Some([after(&collectives.each_ref().map(String::as_str)), after(&["call all_to_all 20001", "call sendrecv 1003"])])
+}
+
+/// By one socket a connection, as each rank tells and each host's kernel counts. More ranks on a host give a rank no
+/// more connections for collectives; messages take one each way for each rank of other hosts.
+#[test]
+fn a_rank_s_connections_grow_with_hosts_and_not_with_the_square_of_ranks() {
+    // Each way, for each other host: a ring, a tree and a hierarchy at most.
+    const OF_A_HOST: usize = 6;
+    let mut of_two_hosts = Vec::new();
+    for (hosts, each) in [(2, 2), (2, 4), (3, 2), (4, 2)] {
+        let Some([collectives, messages]) = most_ends(hosts, each) else { return };
+        let words = format!("{hosts} hosts of {each}: {collectives} connections for collectives, then {messages}");
+        assert!(collectives <= OF_A_HOST * (hosts - 1), "{words}");
+        assert!(messages <= collectives + 2 * (hosts - 1) * each, "{words}");
+        if hosts == 2 {
+            of_two_hosts.push(collectives);
+        }
+    }
+    assert_eq!(of_two_hosts[0], of_two_hosts[1], "2 and 4 ranks on each of two hosts");
+}
+
+#[test]
+fn a_connection_has_as_many_sockets_as_the_user_s_threads_times_sockets_of_each() {
+    let Some(network) = Network::make(2) else { return };
+    let six = [("NCCL_SOCKET_NTHREADS", "2"), ("NCCL_NSOCKS_PERTHREAD", "3"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")];
+    let mut job = job(&network, &[0, 1], &six);
+    job.must("call sendrecv 1003");
+    let ends = data_ends(&job, 0, 6);
+    let (least, counted) = (6 * ends, network.far_connections(0));
+    assert!(ends > 0 && (least..=least + most_of_control(1)).contains(&counted), "{counted} for {ends} connections");
+}

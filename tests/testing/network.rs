@@ -137,6 +137,18 @@ impl Network {
         output("ip", &words).unwrap().trim().parse().expect("the kernel counts bytes")
     }
 
+    /// How many TCP connections a host has with others, by its kernel's own list (`/proc/net/tcp`). Those of its ranks
+    /// among themselves do not count.
+    pub fn far_connections(&self, host: usize) -> usize {
+        let list = output("ip", &["netns", "exec", &self.host(host), "cat", "/proc/net/tcp"]).unwrap();
+        let is_far = |line: &&str| {
+            let [_, own, other, state, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else { return false };
+            let address = |end: &str| end.split(':').next().map(str::to_owned);
+            state == ESTABLISHED && address(own) != address(other)
+        };
+        list.lines().skip(1).filter(is_far).count()
+    }
+
     /// Sets a switch of a host's kernel, as `net.ipv4.conf.all.rp_filter=1`.
     pub fn set(&self, host: usize, setting: &str) {
         run("ip", &["netns", "exec", &self.host(host), "sysctl", "-qw", setting]).unwrap();
@@ -229,6 +241,9 @@ impl Recorder {
         self.thread.join().unwrap()
     }
 }
+
+/// A state of the kernel's list of connections.
+const ESTABLISHED: &str = "01";
 
 /// The most bytes of a record.
 const MOST_RECORDED: usize = 64 << 20;

@@ -37,12 +37,12 @@ NVLS: not built, reductions in NVLink switches
     assert_eq!(same.lines().count(), 1, "{same}");
 }
 
-/// What is not built is not said to run: PXN, GPUDirect RDMA.
+/// What is not built is not said to run: PXN.
 #[test]
 fn why_says_what_is_not_built_between_gpus_and_nics() {
     let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
     for line in [
-        "GPUDirect RDMA: not built, and PHB is beyond NCCL_NET_GDR_LEVEL=PXB",
+        "GPUDirect RDMA: no, PHB is beyond NCCL_NET_GDR_LEVEL=PXB",
         "PXN: not built, though GPU 1 is near that NIC, and NVLink leads there\n",
         "rails: ranks send by TCP over all interfaces that one subnet joins",
         "SHARP: not built",
@@ -50,7 +50,10 @@ fn why_says_what_is_not_built_between_gpus_and_nics() {
         assert!(shown.contains(line), "{line}: {shown}");
     }
     let near = text(&["--file", &machine("h100x8"), "--why", "nic:m0", "gpu:0"]);
-    assert!(near.contains("GPUDirect RDMA: not built, though PIX is within NCCL_NET_GDR_LEVEL=PXB\n"), "{near}");
+    assert!(
+        near.contains("GPUDirect RDMA: by a net plug-in that takes GPU memory, PIX is within NCCL_NET_GDR_LEVEL=PXB\n"),
+        "{near}"
+    );
 }
 
 #[test]
@@ -79,9 +82,7 @@ fn why_obeys_the_settings_of_the_environment() {
     );
     let near = said("NCCL_P2P_LEVEL", "near", ["gpu:0", "gpu:1"]);
     assert!(near.contains("NCCL_P2P_LEVEL=\"near\" is not a distance; allowed: LOC"), "{near}");
-    assert!(
-        said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("though SYS is within NCCL_NET_GDR_LEVEL=SYS")
-    );
+    assert!(said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains(", SYS is within NCCL_NET_GDR_LEVEL=SYS"));
 }
 
 /// The rails between hosts whose interfaces the user names, and this machine's own by the rules of communicators.
@@ -113,4 +114,42 @@ fn why_names_the_rails_between_two_hosts() {
     assert!(here.contains(no), "{here}");
     let (works, wrong) = said(["net:eth0", "net:"], "lo");
     assert!(!works && wrong.contains("write NAME=ADDRESS/BITS"), "{wrong}");
+}
+
+/// Of this machine, which libraries can be asked: all networks, whichever of them ranks would use.
+#[test]
+fn topo_shows_the_nics_of_each_network_of_this_machine() {
+    let shown = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.arg("topo").args(arguments).env("NCCL_SOCKET_IFNAME", "lo").env("NCCL_IB_DISABLE", "1");
+        let output = command.envs(variables.iter().copied()).output().expect("the command line runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let shows = shown(&[], &[]);
+    for line in [
+        "network Socket: none, no interface leads to other hosts\n",
+        "network IB: none, NCCL_IB_DISABLE=1 leaves no device\n",
+        "network plugin: none, not loaded: nobody asks for it; NCCL_NET=plugin does so\n",
+    ] {
+        assert!(shows.contains(line), "{line}: {shows}");
+    }
+    assert!(shows.contains("network libfabric: "), "{shows}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ["DEVICES=2", "LOOPBACK=1", "VERSIONS=1"];
+    let Some(plug_in) = machine::net_plugin::stand_in(folder.path(), "plugin.so", &options) else { return };
+    let plug_in = plug_in.display().to_string();
+    let asks = [("NCCL_NET_PLUGIN", &*plug_in)];
+    let device =
+        format!("network plugin: stand0, Stand-in of {plug_in} (version 8), rate unknown, NUMA node unknown\n");
+    let shows = shown(&[], &asks);
+    assert_eq!(shows.matches(&device).count(), 2, "{shows}");
+    let json: serde_json::Value = serde_json::from_str(&shown(&["--json"], &asks)).expect("JSON");
+    let networks = json["networks"].as_array().expect("a list");
+    let named = |name: &str| networks.iter().find(|one| one["name"] == name).expect("each has its object");
+    assert_eq!(named("Socket")["noes"][0], "no interface leads to other hosts");
+    assert_eq!(named("plugin")["nics"].as_array().map(Vec::len), Some(2));
+    // Nobody can ask libraries of a machine that a file describes.
+    let of_file = text(&["--file", &machine("h100x8")]);
+    assert!(!of_file.contains("network Socket"), "{of_file}");
 }

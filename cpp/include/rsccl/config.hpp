@@ -88,8 +88,15 @@ struct Config {
     std::optional<bool> cumem_enable = {};
     /// How far apart GPUs may be that reach each other's memory; others talk through host memory. Equal on all ranks. `NCCL_P2P_LEVEL`.
     std::optional<std::string> p2p_level = {};
-    /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.
+    /// How far a NIC may be from the GPU whose memory it reads and writes by itself (GPUDirect RDMA): LOC (never) to SYS. A NIC whose
+    /// place is not known counts as PHB. The command `rsccl topo` obeys it too. `NCCL_NET_GDR_LEVEL`; PXB.
     std::optional<std::string> net_gdr_level = {};
+    /// Whether a NIC that may write memory of a GPU reads it too, for what is sent. Not given: where the GPU has compute capability
+    /// 8.0, or NVLinks. `NCCL_NET_GDR_READ`.
+    std::optional<bool> net_gdr_read = {};
+    /// Whether GPU memory is handed to NICs as a DMA-BUF, where driver and NIC have them; else by its address, which takes the module
+    /// `nvidia_peermem`. `NCCL_DMABUF_ENABLE`; true.
+    std::optional<bool> dmabuf_enable = {};
     /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it
     /// is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     std::optional<std::uint32_t> cross_nic = {};

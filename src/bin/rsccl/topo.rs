@@ -1,6 +1,7 @@
 //! `rsccl topo`: a machine as rsccl sees it, this one or that of a file.
 
 mod found;
+mod networks;
 mod picture;
 mod show;
 mod switches;
@@ -19,7 +20,6 @@ use rsccl::internals::topo::graphs::Graph;
 use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
-use rsccl::internals::topo::transport_choice;
 use rsccl::internals::topo::transport_choice::described::NETWORK_AS_BUILT;
 use rsccl::internals::topo::transport_choice::ladder::WaySettings;
 use rsccl::internals::topo::{doubts, graphs, machine_file, overlay, rails, xml};
@@ -27,6 +27,7 @@ use rsccl::{Config, Error, Result};
 
 use crate::print;
 use found::Found;
+use networks::Networks;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -56,7 +57,7 @@ pub(crate) struct Arguments {
     /// Write a picture: devices, links with GB/s, channels in colours
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Print JSON: an object with `nodes`, `paths`, `graphs`, `notes`
+    /// Print JSON: an object with `nodes`, `paths`, `graphs`, `notes`, and of this machine `networks`
     #[arg(long)]
     json: bool,
     /// Write the machine as a topology file
@@ -75,8 +76,8 @@ pub(crate) struct Arguments {
     cross_nic: Option<u32>,
 }
 
-/// Prints what the options ask for; without any, the tree, the channels inside hosts and between them, and the switches
-/// of a file that `RSCCL_SWITCH_FILE` names.
+/// Prints what the options ask for; without any, the tree, the channels inside hosts and between them, the switches of a
+/// file that `RSCCL_SWITCH_FILE` names, and the networks of this machine.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, mut notes) = describe(arguments, &config)?;
@@ -102,22 +103,27 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.svg {
         write(path, &picture::svg(&system, &found))?;
     }
+    let is_here = arguments.file.is_none() && arguments.machine.is_none() && config.topo_file.is_none();
     let text = match (&arguments.why, arguments.json, arguments.paths) {
         (Some(ends), ..) if ends.iter().all(|end| end.starts_with(NICS)) => rails_of([&ends[0], &ends[1]], &config)?,
         (Some(ends), ..) => {
             let ends = (find(&system, &ends[0])?, find(&system, &ends[1])?);
-            let is_here = arguments.file.is_none() && config.topo_file.is_none();
             let told = ToldByNvml::default();
             let driver = |one, other| if is_here { told.of(&system, one, other) } else { None };
-            show::why(&system, ends, way_settings(&config)?, &driver)
+            let network = if is_here && leaves_host(&system, ends) { network_lines(&config)? } else { String::new() };
+            show::why(&system, ends, way_settings(&config)?, &driver) + &network
         }
         (None, true, _) => {
             let mut shown = show::json(&system, &found, &notes);
             shown["switches"] = switches.json();
+            shown["networks"] = if is_here { Networks::here(&config)? } else { Networks::default() }.json();
             format!("{shown:#}\n")
         }
         (None, false, true) => show::paths(&system),
-        (None, false, false) => format!("{}{}", show::tree(&machine, &system, &found), switches.text()),
+        (None, false, false) => {
+            let networks = if is_here { Networks::here(&config)? } else { Networks::default() };
+            format!("{}{}{}", show::tree(&machine, &system, &found), switches.text(), networks.text())
+        }
     };
     print::out("the topology", &text)?;
     for note in notes.iter().filter(|_| !arguments.json) {
@@ -144,8 +150,8 @@ pub(crate) fn graphs_of_file(
 }
 
 /// What channels between hosts promise and nobody has built.
-pub(crate) const UNBUILT: &str = "channels are those that the links would carry; PXN and GPUDirect RDMA are \
-                                  not built";
+pub(crate) const UNBUILT: &str = "channels are those that the links would carry; PXN is not built, and \
+                                  GPUDirect RDMA goes by net plug-ins alone";
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
 /// and what is missing.
@@ -263,8 +269,7 @@ impl ToldByNvml {
 
 /// By which ways ranks may reach each other, and how far GPUs and NICs may be apart.
 pub(crate) fn way_settings(config: &Config) -> Result<(WaySettings, Option<PathKind>)> {
-    let level = |text: &String| transport_choice::level("NCCL_NET_GDR_LEVEL", text);
-    Ok((settings::ways(config)?, config.net_gdr_level.as_ref().map(level).transpose()?))
+    Ok((settings::ways(config)?, settings::GpuDirectSettings::read(config)?.level))
 }
 
 /// A file's name and text: `what` it is, and the option or variable that names it.
@@ -284,9 +289,20 @@ fn rails_of(ends: [&str; 2], config: &Config) -> Result<String> {
     };
     let [mine, theirs] = [nics(ends[0])?, nics(ends[1])?];
     let lines = rails::between(&mine, &theirs).described((&mine, &theirs));
-    let network = if ends.contains(&NICS) { settings::network_here(config, Path::new("/"))? } else { Vec::new() };
-    let network: String = network.iter().map(|line| format!("NCCL_NET: {line}\n")).collect();
+    let network = if ends.contains(&NICS) { network_lines(config)? } else { String::new() };
     Ok(format!("rails between {} and {}\n  {}\n{network}", ends[0], ends[1], lines.join("\n  ")))
+}
+
+/// Whether data between two devices may leave a host: one of them is a NIC, or they are on two hosts.
+fn leaves_host(system: &System, (one, other): (NodeId, NodeId)) -> bool {
+    let is_port = |id: NodeId| matches!(system.node(id).kind, NodeKind::Port { .. });
+    is_port(one) || is_port(other) || system.node(one).host != system.node(other).host
+}
+
+/// Which NIC ranks of this machine use, and why none of the others, line by line.
+fn network_lines(config: &Config) -> Result<String> {
+    let network = settings::network_here(config, Path::new("/"))?;
+    Ok(network.iter().map(|line| format!("NCCL_NET: {line}\n")).collect())
 }
 
 /// What a host's interfaces begin with in `--why`.

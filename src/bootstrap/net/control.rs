@@ -17,11 +17,13 @@ use super::absent::Absent;
 use super::call_backs::CallBacks;
 use super::gossip::{Gossip, Seen};
 use super::shortage::{self, Shortage};
+use crate::bootstrap::address::{self, PeerAddresses};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::door::Incoming;
+use crate::bootstrap::gathered::MOST_BESIDE_BLOCK;
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
-use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options, address};
+use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::Arc;
@@ -49,7 +51,7 @@ pub(super) struct ControlPlane {
     next_token: u64,
     routes: HashMap<Rank, Route>,
     /// For each rank the addresses that it may have; none as long as they are not known.
-    addresses: Vec<Vec<SocketAddr>>,
+    addresses: Vec<PeerAddresses>,
     /// Tokens of accepted connections that have not proved themselves yet, oldest first.
     strangers: BTreeSet<u64>,
     /// Tokens of connections we opened that have not proved themselves yet, oldest first.
@@ -164,7 +166,7 @@ impl ControlPlane {
             retry_count: options.retry_count,
             retry_sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout + PATIENCE_A_RANK.saturating_mul(world.size),
-            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
+            most_bytes: (ranks.saturating_mul(MAX_GATHER_BYTES + MOST_BESIDE_BLOCK) + 64).min(MAX_FRAME_BYTES),
         };
         ControlPlane {
             world,
@@ -178,7 +180,7 @@ impl ControlPlane {
             links: HashMap::new(),
             next_token: FIRST_LINK,
             routes: HashMap::new(),
-            addresses: vec![Vec::new(); Rank::new(world.size).index()],
+            addresses: vec![PeerAddresses::Unknown; Rank::new(world.size).index()],
             strangers: BTreeSet::new(),
             dialling: BTreeSet::new(),
             retries: BTreeSet::new(),
@@ -204,16 +206,20 @@ impl ControlPlane {
     }
 
     pub(super) fn set_address(&mut self, peer: Rank, address: SocketAddr) {
-        let link_local = matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local());
-        // Without the list the scope of our own interface is tried alone.
-        let all = if link_local { interfaces::list().unwrap_or_default() } else { Vec::new() };
-        self.addresses[peer.index()] = address::localise(address, self.own.interface, &all);
+        self.addresses[peer.index()] = match address {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                // Without the list the scope of our own interface is tried alone.
+                let all = interfaces::list().unwrap_or_default();
+                PeerAddresses::OnLinks(address::localise(address, self.own.interface, &all))
+            }
+            _ => PeerAddresses::One(address),
+        };
     }
 
     /// The address of `peer` for the next try: each retry takes the next one that the peer may have.
     fn next_address(&self, peer: Rank) -> Option<SocketAddr> {
         let tries = self.routes.get(&peer).map_or(0, |route| route.tries);
-        let known = &self.addresses[peer.index()];
+        let known = self.addresses[peer.index()].as_slice();
         known.iter().cycle().nth(usize::try_from(tries).unwrap_or(0) % known.len().max(1)).copied()
     }
 
@@ -409,7 +415,7 @@ impl ControlPlane {
         route.tries += 1;
         // Of a rank that nobody needs one refusal says enough: it has gone.
         if (route.tries > most && !may_call) || (refused && !route.is_needed && !is_neighbour) {
-            let (tries, at) = (route.tries, self.addresses[peer.index()].first());
+            let (tries, at) = (route.tries, self.addresses[peer.index()].as_slice().first());
             let (at, own) = (at.map_or_else(String::new, |at| format!(" at {at}")), self.own.seat.address());
             let why =
                 format!("it cannot be reached{at} in {tries} tries: {end}; nor has it reached this rank at {own}");
@@ -444,44 +450,6 @@ impl ControlPlane {
         }
         let is_heard = self.listen_with(chime, listen)?;
         Ok(is_heard.then(|| self.next_moment(clock::now(), Duration::MAX)))
-    }
-
-    /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
-    pub(super) fn drives(&self) -> u64 {
-        self.drives
-    }
-
-    /// Moves bytes; waits at most `timeout` for some to move.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::System`] if polling itself fails.
-    pub(super) fn drive(&mut self, timeout: Duration) -> Result<()> {
-        self.drives += 1;
-        let now = clock::now();
-        let timeout = self.next_moment(now, timeout);
-        let slept = self.sleep(timeout);
-        let outcome = slept.and(self.look());
-        let mut place = 0;
-        while let Some(event) = self.ready.get(place) {
-            self.serve(event.token, event.readable);
-            place += 1;
-        }
-        // Behind the others, and once: who is about to prove itself must not make room for newcomers.
-        self.accept();
-        self.look_at_door();
-        self.expire(clock::now());
-        self.tell_news();
-        outcome
-    }
-
-    fn next_moment(&self, now: Instant, timeout: Duration) -> Duration {
-        let until = |tokens: &BTreeSet<u64>| {
-            tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
-        };
-        let retry = self.retries.first().map(|(again, _)| *again);
-        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell];
-        let next = moments.into_iter().flatten().chain(self.absent.next()).chain(self.call_backs.next()).min();
-        next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
 
     /// Takes what the doorkeeper has handed over.

@@ -1,9 +1,10 @@
 //! A rank's check-in with its root.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::{ABORT_CHECK, Own};
+use super::{ABORT_CHECK, Own, longest_nap};
 use crate::bootstrap::checkin::{
     self, AddressTable, CheckIn, FurtherRoot, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape,
 };
@@ -18,10 +19,10 @@ use crate::bootstrap::rotation::ServicePlace;
 use crate::bootstrap::{Options, address, interface};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::{Deadline, Wait};
+use crate::sync::{Chime, Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::interfaces::{self, Interface};
-use crate::sys::poller::{Poller, Ready};
+use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
@@ -271,8 +272,11 @@ impl CheckInClient<'_> {
     }
 
     fn run(&mut self, wait: &Wait) -> Result<AddressTable> {
-        let mut ready = Ready::default();
+        let (mut ready, chime) = (Ready::default(), Chime::of_thread());
+        wait.abort.mirror(&chime);
         loop {
+            // First, so that an abort behind the look at its flag ends the sleep.
+            let heard = chime.count();
             wait.check(|| self.state())
                 .map_err(|error| if error.kind() == Kind::Timeout { self.why_refused(error) } else { error })?;
             let now = clock::now();
@@ -282,9 +286,8 @@ impl CheckInClient<'_> {
                     .and_then(|()| self.clients[place].dial(self.poller, token(place), now));
                 self.settle(place, outcome)?;
             }
-            let again = self.clients.iter().filter_map(ServiceClient::again).min();
-            let pause = again.map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
-            self.poller.wait(&mut ready, wait.slice(pause))?;
+            self.sleep((&chime, heard), now, wait)?;
+            self.poller.wait(&mut ready, Duration::ZERO)?;
             let now = clock::now();
             for event in ready.iter() {
                 let place = usize::try_from(event.token).unwrap_or(usize::MAX);
@@ -293,6 +296,21 @@ impl CheckInClient<'_> {
                 }
             }
         }
+    }
+
+    /// Sleeps until a connection can move, one is to be tried again, or the chime has rung more than `heard` times.
+    fn sleep(&self, (chime, heard): (&Chime, u64), now: Instant, wait: &Wait) -> Result<()> {
+        let again = self.clients.iter().filter_map(ServiceClient::again).min();
+        // What is not connected has times of its own, and looks up names.
+        let is_answer_left = self.clients.iter().all(ServiceClient::is_connected);
+        let longest = if is_answer_left { longest_nap(self.shape.world) } else { ABORT_CHECK };
+        let pause = again.map_or(longest, |again| again.saturating_duration_since(now).min(longest));
+        let descriptors = [(self.poller.as_fd(), Interest::Read)];
+        if !chime.sleep_beside(heard, &descriptors, wait.slice(pause)) {
+            // No descriptor is left by which an abort could end the sleep.
+            poller::wait_any(&descriptors, wait.slice(pause.min(ABORT_CHECK)))?;
+        }
+        Ok(())
     }
 
     fn serve(&mut self, place: usize, (readable, now): (bool, Instant), wait: &Wait) -> Result<Option<AddressTable>> {

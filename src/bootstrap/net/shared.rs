@@ -4,14 +4,15 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::sync::primitive::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::Chime;
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, Weak, fence};
 use crate::sys::futex;
 
 /// A value that one thread drives in a loop and other threads use now and then.
 ///
 /// A mutex is not fair: the loop would take it again before a thread that sleeps on it has woken up. So a thread that
-/// must wait counts itself, and the loop sleeps a moment between two turns if the count is not 0
-/// ([`Shared::give_way`]).
+/// must wait counts itself and rings for the loop, which may sleep with the lock ([`Shared::may_sleep`]); and the loop
+/// sleeps a moment between two turns if the count is not 0 ([`Shared::give_way`]).
 #[derive(Debug)]
 pub(super) struct Shared<T: TakesNotes> {
     value: Mutex<T>,
@@ -20,6 +21,8 @@ pub(super) struct Shared<T: TakesNotes> {
     /// What threads have left that did not wait for the lock, oldest first.
     notes: Mutex<Vec<Vec<u8>>>,
     has_notes: AtomicBool,
+    /// That of the thread that sleeps with the lock, or did so last.
+    sleeper: Mutex<Weak<Chime>>,
 }
 
 /// A value for which threads leave notes while another one has it.
@@ -38,7 +41,7 @@ pub(super) struct SharedGuard<'a, T: TakesNotes> {
 impl<T: TakesNotes> Shared<T> {
     pub(super) fn new(value: T) -> Shared<T> {
         let (waiting, has_notes) = (AtomicU32::new(0), AtomicBool::new(false));
-        Shared { value: Mutex::new(value), waiting, notes: Mutex::default(), has_notes }
+        Shared { value: Mutex::new(value), waiting, notes: Mutex::default(), has_notes, sleeper: Mutex::default() }
     }
 
     /// Takes the lock; waits for at most one turn of the loop. The value is consistent after every statement, so a
@@ -49,6 +52,7 @@ impl<T: TakesNotes> Shared<T> {
         }
         // Relaxed: a loop that reads an old number gives way one turn later.
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.wake();
         let value = self.value.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         self.held(value)
@@ -91,9 +95,26 @@ impl<T: TakesNotes> Shared<T> {
                 return;
             }
             // Not by a guard of ours, whose drop would settle inside of this.
-            let Some(mut value) = self.value.try_lock() else { return };
+            let Some(mut value) = self.value.try_lock() else { return self.wake() };
             self.give_notes(&mut value);
         }
+    }
+
+    /// Says that this thread, which has the lock, is about to sleep on `chime`: from now on who needs the value rings
+    /// it. False where somebody needs the value already.
+    ///
+    /// The sleep must end by rings that come behind a count of the chime from before this call.
+    pub(super) fn may_sleep(&self, chime: &Arc<Chime>) -> bool {
+        *self.sleeper.lock() = Arc::downgrade(chime);
+        // Relaxed, both: who wrote them before this call has had the lock of `sleeper` since then, and before this
+        // thread; who comes later rings.
+        self.waiting.load(Ordering::Relaxed) == 0 && !self.has_notes.load(Ordering::Relaxed)
+    }
+
+    /// Ends the sleep of the thread that has the lock.
+    fn wake(&self) {
+        let sleeper = self.sleeper.lock().upgrade();
+        sleeper.iter().for_each(|chime| chime.ring());
     }
 
     /// Gives the lock to threads that wait for it; the caller must not hold it.
@@ -133,7 +154,6 @@ const HANDOVER: Duration = Duration::from_micros(200);
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::sync::primitive::Arc;
 
     impl TakesNotes for Vec<Vec<u8>> {
         fn take_notes(&mut self, notes: Vec<Vec<u8>>) {
@@ -154,6 +174,29 @@ mod tests {
         assert_eq!(*shared.value.lock(), [[1], [2]]);
         shared.leave(vec![3]);
         assert_eq!(*shared.value.lock(), [[1], [2], [3]]);
+    }
+
+    /// Otherwise it would have to look again and again whether somebody needs the value.
+    #[test]
+    #[cfg(not(miri))]
+    fn who_needs_the_value_ends_the_sleep_of_the_thread_that_has_it() {
+        const LONG: Duration = Duration::from_secs(60);
+        type Need = dyn Fn(&Shared<Vec<Vec<u8>>>) + Sync;
+        let needs: [&Need; 2] = [&|shared| drop(shared.lock()), &|shared| shared.leave(vec![1])];
+        let began = crate::sys::clock::now();
+        for need in needs {
+            let (shared, chime) = (Shared::new(Vec::new()), Chime::of_thread());
+            std::thread::scope(|threads| {
+                let heard = chime.count();
+                let held = shared.lock();
+                threads.spawn(|| need(&shared));
+                if shared.may_sleep(&chime) {
+                    assert!(chime.sleep_beside(heard, &[], LONG));
+                }
+                drop(held);
+            });
+        }
+        assert!(crate::sys::clock::now().duration_since(began) < LONG, "a sleep has lasted to its end");
     }
 
     /// Leaves a note whenever it takes some, as often as it says.
@@ -200,7 +243,6 @@ mod tests {
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
-    use crate::sync::primitive::Arc;
     use crate::sys::futex::{Membarrier, model};
 
     /// How many notes it has taken.
@@ -220,6 +262,22 @@ mod models {
             let other = loom::thread::spawn(move || theirs.leave(vec![1]));
             drop(shared.lock());
             other.join().expect("loom ends the model before a panic comes here");
+            assert_eq!(shared.value.lock().0, 1);
+        });
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_with_the_lock_hears_of_a_note() {
+        model(Membarrier::Works, || {
+            let (shared, chime) = (Arc::new(Shared::new(NoteCount(0))), Arc::new(Chime::default()));
+            let theirs = Arc::clone(&shared);
+            let heard = chime.count();
+            let held = shared.lock();
+            let other = loom::thread::spawn(move || theirs.leave(vec![1]));
+            let may_sleep = shared.may_sleep(&chime);
+            other.join().expect("loom ends the model before a panic comes here");
+            assert!(!may_sleep || chime.count() > heard, "it sleeps, and nobody has rung");
+            drop(held);
             assert_eq!(shared.value.lock().0, 1);
         });
     }

@@ -57,6 +57,8 @@ const TABLE: &[(&str, &str, Rule)] = &[
     ("NCCL_CUMEM_ENABLE", "0", Own),
     ("NCCL_P2P_LEVEL", "PXB", Equal),
     ("NCCL_NET_GDR_LEVEL", "SYS", Own),
+    ("NCCL_NET_GDR_READ", "0", Own),
+    ("NCCL_DMABUF_ENABLE", "0", Own),
     ("NCCL_CROSS_NIC", "0", Equal),
     ("NCCL_TOPO_FILE", "/none/of.xml", Own),
     ("NCCL_IGNORE_CPU_AFFINITY", "1", Own),

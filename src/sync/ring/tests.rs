@@ -47,6 +47,30 @@ fn messages_come_in_order_and_credit_bounds_them() {
     }
 }
 
+/// A pump looks at slots before those that come first are released, and fills them before those are published.
+#[test]
+fn slots_ahead_are_those_that_come_later() {
+    for bytes in [1, 40] {
+        let (mut sender, mut receiver) = pair(3);
+        for turn in 0..5u64 {
+            let places: Vec<_> = (0..3).map(|ahead| sender.reserve_ahead(ahead, bytes).unwrap()).collect();
+            assert!(sender.reserve_ahead(3, bytes).is_none());
+            for (part, place) in (0..).zip(places) {
+                assert_eq!(sender.reserve(bytes), Some(place));
+                assert!(receiver.peek_ahead(part).unwrap().is_none());
+                sender.publish(bytes, [turn, part, 0]);
+                let message = receiver.peek_ahead(part).unwrap().unwrap();
+                assert_eq!((message.bytes, message.label, message.payload), (bytes, [turn, part, 0], place));
+            }
+            assert!(receiver.peek_ahead(3).unwrap().is_none());
+            for part in 0..3 {
+                assert_eq!(receiver.peek().unwrap().unwrap().label, [turn, part, 0]);
+                receiver.release();
+            }
+        }
+    }
+}
+
 /// The payload's addresses are those of a device that this program does not have: an end that followed one would be
 /// killed.
 #[test]

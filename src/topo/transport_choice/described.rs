@@ -306,12 +306,12 @@ fn near_nic(system: &System, (gpu, port): (NodeId, NodeId), level: Option<PathKi
     let mut said = match direct(system, &way, level) {
         Verdict::Yes(reason) => {
             let flush = match flush(system, gpu) {
-                Verdict::Yes(reason) => format!("flush: would be needed, {reason}"),
-                Verdict::No(reason) => format!("flush: would not be needed, {reason}"),
+                Verdict::Yes(reason) => format!("flush: needed, {reason}"),
+                Verdict::No(reason) => format!("flush: not needed, {reason}"),
             };
-            vec![format!("GPUDirect RDMA: not built, though {reason}"), flush]
+            vec![format!("GPUDirect RDMA: by a net plug-in that takes GPU memory, {reason}"), flush]
         }
-        Verdict::No(reason) => vec![format!("GPUDirect RDMA: not built, and {reason}")],
+        Verdict::No(reason) => vec![format!("GPUDirect RDMA: no, {reason}")],
     };
     let ways = Ways::new(system);
     let places = (ways.gpus.iter().position(|id| *id == gpu), ways.ports.iter().position(|id| *id == port));

@@ -519,4 +519,4 @@ const LEAST_PLACES: u32 = 64;
 /// How many it has under way at most, whatever the provider says.
 const MOST_REQUESTS: u32 = 8192;
 /// The same of native TCP.
-const TCP_REQUESTS: u32 = 2048;
+const TCP_REQUESTS: u32 = 4096;

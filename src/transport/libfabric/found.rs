@@ -13,15 +13,16 @@ use crate::sys::interfaces;
 use crate::transport::libfabric::abi::{FI_MR_LOCAL, FI_PROTO_XNET, FI_SOCKADDR_IN6};
 use crate::transport::libfabric::library::{OfiInfos, OfiLibrary, OfiList};
 use crate::transport::libfabric::nic::OfiNic;
-use crate::transport::libfabric::providers::{OfiEntry, OfiWish, choose};
+use crate::transport::libfabric::providers::{OfiChoice, OfiEntry, OfiWish, choose};
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicPromises, NicSearch, RegistrationNeed,
-    RequestNic,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::types::Rank;
 
 /// Its line in the table of libraries.
-pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary { name: NAME, hardware: Some(hardware), find };
+pub(in crate::transport) const LIBRARY: NicLibrary =
+    NicLibrary { name: NAME, hardware: Some(hardware), find, list: nics, looks_first: false };
 
 /// A NIC of libfabric's list.
 #[derive(Debug)]
@@ -65,6 +66,47 @@ pub(super) fn find_in(
     wish: OfiWish<'_>,
     (me, node): (Rank, Option<u32>),
 ) -> Result<(OfiFound, Vec<String>)> {
+    let (list, choice) = chosen(name, wish)?;
+    let release = list.kept.library.release();
+    let told: Vec<NicDescription> =
+        choice.nics.iter().map(|place| describe(&release, &list.entries[*place], wish.devices)).collect();
+    let nodes: Vec<Option<u32>> = told.iter().map(|nic| nic.node).collect();
+    let place = choice.nearest((me, node), &nodes).ok_or_else(|| none_will_do(&release, &choice.noes))?;
+    let entry = list.entries[place].clone();
+    let (mut noes, mut description) = (choice.noes, None);
+    for (nic, told) in choice.nics.iter().zip(told) {
+        if *nic == place {
+            description = Some(told);
+        } else {
+            noes.push(format!("{}{}: a rank has one NIC, which is {}", told.device, told.facts(), entry.domain));
+        }
+    }
+    let description = description.ok_or_else(|| Error::internal("a NIC that was not among those to choose from"))?;
+    let promises = promises(&entry);
+    let infos = Arc::clone(&list.kept);
+    Ok((OfiFound { infos, place, entry, description, promises, noes: Vec::new() }, noes))
+}
+
+/// All NICs of the best provider.
+fn nics(search: &NicSearch<'_>) -> Result<NicList> {
+    let devices = fabric_devices::list(Path::new("/"));
+    let wish = OfiWish { is_asked: search.is_asked, devices: &devices, own: Some(search.interface) };
+    let (list, choice) = chosen(SONAME, wish)?;
+    let release = list.kept.library.release();
+    let nics: Vec<NicDescription> =
+        choice.nics.iter().map(|place| describe(&release, &list.entries[*place], &devices)).collect();
+    if nics.is_empty() { Err(none_will_do(&release, &choice.noes)) } else { Ok(NicList { nics, noes: choice.noes }) }
+}
+
+fn none_will_do(release: &str, noes: &[String]) -> Error {
+    Error::new(Kind::System, format!("libfabric {release} has no NIC that will do: {}", noes.join("; ")))
+}
+
+/// What the library of this name lists, and the NICs among that.
+///
+/// # Errors
+/// [`Kind::System`] where there is no library.
+fn chosen(name: &CStr, wish: OfiWish<'_>) -> Result<(Arc<OfiList>, OfiChoice)> {
     let system = |why: String| Error::new(Kind::System, why);
     if OfiLibrary::is_inherited() {
         let why = "libfabric is left to the process that has forked this one, which has loaded it or tried to";
@@ -84,27 +126,7 @@ pub(super) fn find_in(
         }
     };
     drop(lists);
-    let release = list.kept.library.release();
-    let told: Vec<NicDescription> =
-        choice.nics.iter().map(|place| describe(&release, &list.entries[*place], wish.devices)).collect();
-    let nodes: Vec<Option<u32>> = told.iter().map(|nic| nic.node).collect();
-    let Some(place) = choice.nearest((me, node), &nodes) else {
-        let noes = choice.noes.join("; ");
-        return Err(system(format!("libfabric {release} has no NIC that will do: {noes}")));
-    };
-    let entry = list.entries[place].clone();
-    let (mut noes, mut description) = (choice.noes, None);
-    for (nic, told) in choice.nics.iter().zip(told) {
-        if *nic == place {
-            description = Some(told);
-        } else {
-            noes.push(format!("{}{}: a rank has one NIC, which is {}", told.device, told.facts(), entry.domain));
-        }
-    }
-    let description = description.ok_or_else(|| Error::internal("a NIC that was not among those to choose from"))?;
-    let promises = promises(&entry);
-    let infos = Arc::clone(&list.kept);
-    Ok((OfiFound { infos, place, entry, description, promises, noes: Vec::new() }, noes))
+    Ok((list, choice))
 }
 
 /// Loads the library of this name, and has it list what it can do.
@@ -122,6 +144,10 @@ impl FoundNic for OfiFound {
 
     fn promises(&self) -> &NicPromises {
         &self.promises
+    }
+
+    fn bus_id(&self) -> Option<String> {
+        self.entry.pci.clone()
     }
 
     fn noes(&self) -> &[String] {
@@ -175,6 +201,8 @@ fn promises(entry: &OfiEntry) -> NicPromises {
         most_sends: entry.most_requests()[0] as usize,
         most_receives: entry.most_requests()[1] as usize,
         registration: if entry.memory & FI_MR_LOCAL == 0 { RegistrationNeed::None } else { RegistrationNeed::All },
+        // Of tags, which have the numbers.
+        matching: MessageMatching::ByNumber,
     }
 }
 

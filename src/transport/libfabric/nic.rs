@@ -7,7 +7,8 @@
 //! bits          meaning
 //! 48, or 39     1: a greeting for a listener, 0: a message
 //! 47-16, 38-16  number of the connection, or of the listener, at the receiver
-//! 15-0          number of the message
+//! 15            1: of the second sequence, of messages that go straight
+//! 14-0          number of the message
 //! ```
 //!
 //! The first ones where so many bits of a tag count, the others where fewer do, as of cxi. Numbers of connections are
@@ -318,7 +319,8 @@ impl TagLayout {
     }
 
     fn of_message(receiver: u32, number: MessageNumber) -> u64 {
-        let number = u64::from(number.0) & ((1 << MESSAGE_BITS) - 1);
+        let ((number, is_straight), bits) = (number.place(), MESSAGE_BITS - 1);
+        let number = u64::from(number) & ((1 << bits) - 1) | u64::from(is_straight) << bits;
         u64::from(receiver) << MESSAGE_BITS | number
     }
 
@@ -327,7 +329,8 @@ impl TagLayout {
     }
 }
 
-/// Bits of a message's number in a tag. A connection has far fewer messages under way: its peer's credits bound them.
+/// Bits of a message's number in a tag, and of its sequence. A connection has far fewer messages under way: its peer's
+/// credits bound them.
 const MESSAGE_BITS: u32 = 16;
 
 #[cfg(test)]
@@ -346,7 +349,9 @@ mod tests {
             assert_eq!(u64::BITS - greeting.leading_zeros(), bits);
             let message = TagLayout::of_message(most, MessageNumber::MAX);
             assert_eq!(greeting & message, greeting & !(1 << (bits - 1)), "the number stands in both at one place");
-            assert!(message < 1 << (bits - 1));
+            let straight = TagLayout::of_message(most, MessageNumber::straight(u64::from(MessageNumber::MAX.0)));
+            assert!(message < straight && straight < 1 << (bits - 1));
+            assert_eq!(straight >> MESSAGE_BITS, message >> MESSAGE_BITS);
         }
     }
 }

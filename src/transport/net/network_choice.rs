@@ -101,8 +101,12 @@ enum Found {
 enum Told {
     Sockets,
     Hardware,
-    Nic(NicDescription),
-    None { why: String, strict: bool },
+    /// Boxed: of ten thousand ranks nearly all tell less.
+    Nic(Box<NicDescription>),
+    None {
+        why: String,
+        strict: bool,
+    },
 }
 
 impl NetworkWish {
@@ -114,6 +118,11 @@ impl NetworkWish {
             None if config.net.is_none() && !config.ib_disable => NetworkWish::Open,
             None => NetworkWish::Sockets,
         }
+    }
+
+    /// What the user asks for.
+    pub(super) fn asked(&self) -> Option<&AskedNetwork> {
+        if let NetworkWish::Asked(asked) = self { Some(asked) } else { None }
     }
 
     /// The library that the user asks for.
@@ -193,7 +202,7 @@ impl AskedNetwork {
 }
 
 impl<'a> NetworkSeeker<'a> {
-    fn search(self, asked: Option<&'a AskedNetwork>) -> NicSearch<'a> {
+    pub(super) fn search(self, asked: Option<&'a AskedNetwork>) -> NicSearch<'a> {
         let NetworkSeeker { me, node, interface, verbs } = self;
         let plug_ins = asked.and_then(|asked| asked.plug_ins.as_deref());
         let network_of_plug_in = asked.and_then(|asked| asked.network_of_plug_in.as_deref());
@@ -383,7 +392,7 @@ impl Told {
         Ok(match reader.u8()? {
             SOCKETS => Told::Sockets,
             HARDWARE => Told::Hardware,
-            NIC => Told::Nic(NicDescription::decode(reader)?),
+            NIC => Told::Nic(Box::new(NicDescription::decode(reader)?)),
             code @ (NONE | NONE_AND_STRICT) => {
                 Told::None { why: without_controls(&reader.text(MOST_REASON_BYTES)?), strict: code == NONE_AND_STRICT }
             }
@@ -624,7 +633,7 @@ mod tests {
     #[test]
     fn what_a_library_has_not_or_encryption_forbids_is_told() {
         static NOWHERE: NicLibrary =
-            NicLibrary { name: "nowhere", hardware: None, find: |_| Err(Error::new(Kind::System, "no device")) };
+            NicLibrary { name: "nowhere", find: |_| Err(Error::new(Kind::System, "no device")), ..NIC_LIBRARIES[0] };
         let told = |encryption| {
             let asked = AskedNetwork { library: &NOWHERE, plug_ins: None, network_of_plug_in: None };
             match find(&NetworkWish::Asked(asked), (encryption, false), Path::new("/")).found {

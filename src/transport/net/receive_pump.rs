@@ -10,6 +10,7 @@ use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
 use crate::transport::net::watched_socket::WatchedSocket;
 use crate::transport::net::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, SocketPart, broken, cut, cut_off, decode};
+use crate::transport::nic_hold::NicHold;
 use crate::transport::pump::{Pump, SlotSink, Taken, Waits};
 use crate::types::Rank;
 
@@ -183,7 +184,7 @@ impl<S: DataSocket> Pump for ReceivePump<S> {
         self.awaited.is_some()
     }
 
-    unsafe fn take(&mut self, into: NonNull<u8>, expected: (usize, Label)) -> Result<Taken> {
+    unsafe fn take(&mut self, into: NonNull<u8>, expected: (usize, Label), _: &mut Option<NicHold>) -> Result<Taken> {
         if self.is_in_slot {
             return Ok(Taken::ByRing);
         }

@@ -21,7 +21,9 @@
 //! - **Messages** of a connection have numbers. A receive takes the message of its number, in whatever order messages
 //!   arrive. A NIC without numbers on its wire, which matches messages to receives in the order in which both were
 //!   posted, may ignore them: the caller posts the sends of each direction in the order of their numbers, and the
-//!   receives as well. Numbers of a direction go up by one, around after [`MessageNumber::MAX`].
+//!   receives as well. Numbers of a direction go up by one, around after [`MessageNumber::MAX`]. A NIC that promises to
+//!   match [by numbers](MessageMatching::ByNumber) is given numbers of a second sequence too, beside the first one
+//!   ([`MessageNumber::straight`]).
 //! - **Sizes** are the caller's care: no receive is posted that is smaller than the message which it will take, and no
 //!   more messages are sent than the peer has room for. A NIC that is sent something else all the same, by a peer that
 //!   breaks these rules, must not write past the end of a receive; it may return an error.
@@ -38,6 +40,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::device::DmaBuf;
 use crate::error::{Error, Kind, Result, shown, without_controls};
 use crate::sync::primitive::Arc;
 use crate::transport::VerbsSettings;
@@ -63,6 +66,23 @@ pub(in crate::transport) struct NicLibrary {
     /// [`crate::error::Kind::System`] with a sentence for the user: which library is missing or too old, or why each
     /// NIC that it has will not do.
     pub(in crate::transport) find: fn(&NicSearch<'_>) -> Result<Arc<dyn FoundNic>>,
+    /// All NICs that it has here, for people.
+    ///
+    /// # Errors
+    /// As [`find`](NicLibrary::find).
+    pub(in crate::transport) list: fn(&NicSearch<'_>) -> Result<NicList>,
+    /// Whether [`list`](NicLibrary::list) looks into files first, and loads the library only where these show a device:
+    /// then it may be called though nobody has asked for the library.
+    pub(in crate::transport) looks_first: bool,
+}
+
+/// The NICs of a library.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::transport) struct NicList {
+    /// Those that will do, the first one first.
+    pub(in crate::transport) nics: Vec<NicDescription>,
+    /// Why others will not, a sentence each.
+    pub(in crate::transport) noes: Vec<String>,
 }
 
 /// What a library is told when it looks for a NIC.
@@ -92,6 +112,11 @@ pub(in crate::transport) trait FoundNic: Debug + Send + Sync {
 
     /// What it promises.
     fn promises(&self) -> &NicPromises;
+
+    /// Its PCI bus id, where that is known.
+    fn bus_id(&self) -> Option<String> {
+        None
+    }
 
     /// Why it is none of the others that the library has, one line each.
     fn noes(&self) -> &[String] {
@@ -145,6 +170,22 @@ pub(in crate::transport) trait RequestNic: Debug + Send {
     /// [`crate::error::Kind::System`] where the system pins no more memory (`RLIMIT_MEMLOCK`).
     fn register(&mut self, region: NicMemory) -> Result<()>;
 
+    /// Registers `region` of a device's memory, of which parts will go the `way` of this connection until the endpoint
+    /// is closed.
+    ///
+    /// # Errors
+    /// Why the NIC does not take it, as a sentence: then nothing has changed, and no message lies there.
+    fn register_device(
+        &mut self,
+        connection: ConnectionId,
+        way: RequestWay,
+        region: NicMemory,
+        reach: &DeviceReach,
+    ) -> std::result::Result<(), String> {
+        let _ = (connection, way, region, reach);
+        Err("this network takes no memory of devices".to_owned())
+    }
+
     /// Posts a message of the connection.
     ///
     /// # Errors
@@ -158,12 +199,11 @@ pub(in crate::transport) trait RequestNic: Debug + Send {
     /// Of the connection.
     fn receive(&mut self, from: ConnectionId, number: MessageNumber, into: NicMemory) -> Result<Posted>;
 
-    /// Makes what a receive has put into memory of a device visible to the device. For memory of the host it is
-    /// [`Posted::Done`].
+    /// Makes what a receive has put into memory of a device visible to the device, once that request is done. For
+    /// memory of the host it is [`Posted::Done`].
     ///
     /// # Errors
     /// Of the connection.
-    #[expect(dead_code, reason = "for memory of GPUs, which no connection hands to a NIC so far")]
     fn flush(&mut self, from: ConnectionId, received: NicMemory) -> Result<Posted>;
 
     /// Lets the NIC move what it can, and takes note of requests that are done. Called often: it should cost little
@@ -216,6 +256,22 @@ pub(in crate::transport) enum NicSleep<'a> {
     On(BorrowedFd<'a>),
 }
 
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum RequestWay {
+    Out,
+    In,
+}
+
+/// How a NIC may reach memory of a device.
+#[derive(Debug)]
+pub(in crate::transport) struct DeviceReach {
+    /// As a DMA-BUF, which is the better way.
+    pub(in crate::transport) dma_buf: Option<DmaBuf>,
+    /// By its address.
+    pub(in crate::transport) by_address: bool,
+}
+
 /// What has become of what was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Posted {
@@ -245,12 +301,22 @@ pub(in crate::transport) struct MessageNumber(pub(in crate::transport) u32);
 
 impl MessageNumber {
     /// After it comes 0 again.
-    pub(in crate::transport) const MAX: MessageNumber = MessageNumber(u32::MAX);
+    pub(in crate::transport) const MAX: MessageNumber = MessageNumber(u32::MAX >> 1);
 
     /// The number after so many others, counted from 0.
     pub(in crate::transport) fn of(count: u64) -> MessageNumber {
         let numbers = u64::from(MessageNumber::MAX.0) + 1;
         MessageNumber(u32::try_from(count % numbers).unwrap_or(0))
+    }
+
+    /// The same of the second sequence, whose numbers are those behind [`MessageNumber::MAX`].
+    pub(in crate::transport) fn straight(count: u64) -> MessageNumber {
+        MessageNumber(MessageNumber::MAX.0 + 1 + MessageNumber::of(count).0)
+    }
+
+    /// Its place in its sequence, and whether that is the second one.
+    pub(in crate::transport) fn place(self) -> (u32, bool) {
+        (self.0 & MessageNumber::MAX.0, self.0 > MessageNumber::MAX.0)
     }
 }
 
@@ -261,12 +327,13 @@ pub(in crate::transport) struct RegionId(pub(in crate::transport) u32);
 /// Memory that a NIC may read and write: a region, or a part of one that was registered with the same NIC before.
 ///
 /// Only the [endpoint] makes such values. It promises that the memory is mapped, and
-/// touched by nobody while a request has it, until the NIC was closed.
+/// touched by nobody while a request has it, until the NIC was closed. Of memory of a device the address is the device's.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::transport) struct NicMemory {
     region: RegionId,
     start: NonNull<u8>,
     bytes: usize,
+    is_device: bool,
 }
 
 impl NicMemory {
@@ -283,6 +350,11 @@ impl NicMemory {
     /// Its length.
     pub(in crate::transport) fn bytes(self) -> usize {
         self.bytes
+    }
+
+    /// Whether it lies on a device: then only the NIC reaches it, and this process does not.
+    pub(in crate::transport) fn is_device(self) -> bool {
+        self.is_device
     }
 }
 
@@ -392,8 +464,8 @@ impl fmt::Display for NicDescription {
 /// The most bytes that a rank tells of each name in its [`NicDescription`]; the rest is cut off.
 const MOST_TEXT_BYTES: usize = 64;
 
-/// What a NIC promises, for those who choose protocols and sizes. So far only `most_message_bytes` and `most_requests`
-/// are looked at: pumps wait for completions, and need no order.
+/// What a NIC promises, for those who choose protocols and sizes. So far the order and the words of a message are not
+/// looked at: pumps wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) struct NicPromises {
     /// In which order messages of a connection come.
@@ -413,15 +485,44 @@ pub(in crate::transport) struct NicPromises {
     pub(in crate::transport) most_receives: usize,
     /// Whether memory must be registered.
     pub(in crate::transport) registration: RegistrationNeed,
+    /// How it finds the receive of a message.
+    pub(in crate::transport) matching: MessageMatching,
 }
 
 impl NicPromises {
     /// Connections for which an endpoint has room: half of the requests of each way are theirs, one for each. That one
     /// is enough: a listener waits for a greeting, an end in the handshake or a sender for a memo, and a receiver for a
     /// chunk.
+    /// Where messages go straight, a second receive of each connection is its own, for those.
     pub(in crate::transport) fn most_connections(&self) -> usize {
-        self.most_sends.min(self.most_receives) / 2
+        (self.most_sends / 2).min(self.most_receives / 2 / self.own_receives())
     }
+
+    /// Receives that each connection has of its own.
+    pub(in crate::transport) fn own_receives(&self) -> usize {
+        if self.goes_straight() { 2 } else { 1 }
+    }
+
+    /// Whether long messages go straight between their places at both ends. Memory of programs is registered with no
+    /// NIC: it would have to be told when a program unmaps it.
+    pub(in crate::transport) fn goes_straight(&self) -> bool {
+        self.matching == MessageMatching::ByNumber
+            && self.registration == RegistrationNeed::None
+            && self.most_message_bytes >= MOST_STRAIGHT_BYTES
+    }
+}
+
+/// The most bytes of a message that goes straight.
+pub(in crate::transport) const MOST_STRAIGHT_BYTES: usize = 1 << 30;
+
+/// How a NIC finds the receive of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum MessageMatching {
+    /// The first message takes the first receive.
+    InOrder,
+    /// By their numbers, in whatever order both were posted: so a receive into its own place can be posted for a
+    /// message whose header has come, beside receives that wait for any message.
+    ByNumber,
 }
 
 /// In which order the messages of a connection are put into the receiver's memory.
@@ -439,8 +540,10 @@ pub(in crate::transport) enum DeviceMemoryAccess {
     /// It does not: data of GPUs go through memory of the host.
     None,
     /// It does, and [`RequestNic::flush`] makes what came visible.
-    #[expect(dead_code, reason = "no NIC so far is asked for memory of GPUs")]
-    WithFlush,
+    WithFlush {
+        /// Whether that is needed whatever the device promises.
+        is_forced: bool,
+    },
 }
 
 /// Whether a NIC needs memory to be registered.

@@ -8,16 +8,25 @@
 //! RequestReceivePump                            RequestSendPump
 //!        ───── credit (memos) ────────────────►
 //!        ◄──── chunks ─────────────────────────
+//!
+//! of a long message, where the NIC can:
+//!        ◄──── header and beginning (a chunk) ──
+//! posts a receive of its size in its place
+//!        ───── credit (memo) ─────────────────►
+//!        ◄──── the rest, from where it lies ───
 //! ```
 //! The offer goes over the bootstrap, as those of all transports do. A communicator has one endpoint, made when it
 //! first connects; closing it ends its connections and no other communicator's.
 //!
 //! **What a NIC is not believed.** Sizes: all receives are as large as any message of their kind, and lengths in
-//! headers are held against slots and chunks. Progress: pumps say that they [wait for
-//! nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks hear of deaths over their control
-//! connections, and waits end by their watch.
+//! headers are held against slots and chunks; what goes straight is sent once a receive of its size is posted.
+//! Progress: pumps say that they [wait for nothing](crate::transport::pump::Waits), so every wait polls. Life: ranks
+//! hear of deaths over their control connections, and waits end by their watch.
 
 mod connection;
+mod direct_receive_pump;
+mod direct_send_pump;
+mod kernel_pumps;
 mod pipe;
 mod receive_pump;
 mod send_pump;
@@ -33,13 +42,15 @@ use crate::sync::primitive::{Arc, Mutex};
 use crate::sys::random;
 use crate::transport::connection::Way;
 use crate::transport::data_handshake::{Answerer, Caller, Refused, Request, terms};
+use crate::transport::net::nic_facts::NicFacts;
 use crate::transport::net::request_nic::endpoint::{NicEndpoint, SharedEndpoint};
-use crate::transport::net::request_nic::{FoundNic, ListenerId, MOST_HANDLE_BYTES, NicHandle};
+use crate::transport::net::request_nic::{FoundNic, ListenerId, MOST_HANDLE_BYTES, NicHandle, RequestWay};
 use crate::transport::net::requests::connection::RequestConnection;
+use crate::transport::net::requests::kernel_pumps::{KernelEnd, KernelPump, TakenPayloads};
 use crate::transport::net::requests::pipe::MemoPipe;
 use crate::transport::net::requests::receive_pump::RequestReceivePump;
 use crate::transport::net::requests::send_pump::RequestSendPump;
-use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
+use crate::transport::pump::{DeviceSlots, KernelSink, KernelSource, Pump, SlotSink, SlotSource, Wire};
 use crate::transport::table::{ExpectedWire, MOST_OFFER_BYTES, Opening};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
@@ -82,6 +93,11 @@ impl RequestNet {
     pub(super) fn new(me: Rank, found: Arc<dyn FoundNic>) -> RequestNet {
         let (endpoint, begun, expected, ready, refused) = (None, 0, Vec::new(), Vec::new(), Refused::default());
         RequestNet { me, found, endpoint, begun, expected, ready, refused, spare: Vec::new() }
+    }
+
+    /// What is known of the NIC.
+    pub(super) fn nic(&self) -> NicFacts {
+        NicFacts::of(&*self.found)
     }
 
     /// As [`Transport::listen`](crate::transport::table::Transport::listen).
@@ -230,7 +246,7 @@ impl Expected {
             return Err(Error::remote(peer, message));
         }
         match std::mem::replace(&mut self.stage, ExpectedStage::Over) {
-            ExpectedStage::Proving(proving) => Ok(Some(RequestWire(proving.0.into_connection()))),
+            ExpectedStage::Proving(proving) => Ok(Some(RequestWire::over(proving.0.into_connection()))),
             ExpectedStage::Listening(..) | ExpectedStage::Over => Ok(None),
         }
     }
@@ -273,7 +289,7 @@ impl Opening<Box<dyn Wire>> for Dialling {
             return Ok(None);
         }
         match std::mem::replace(&mut self.stage, DialStage::Over) {
-            DialStage::Proving(proving) => Ok(Some(Box::new(RequestWire(proving.0.into_connection())))),
+            DialStage::Proving(proving) => Ok(Some(Box::new(RequestWire::over(proving.0.into_connection())))),
             DialStage::Connecting(_) | DialStage::Over => Ok(None),
         }
     }
@@ -289,15 +305,48 @@ impl Opening<Box<dyn Wire>> for Dialling {
 
 /// A connection that both ends have proved.
 #[derive(Debug)]
-struct RequestWire(RequestConnection);
+struct RequestWire {
+    connection: RequestConnection,
+    /// Memory of a device that the NIC has taken.
+    payloads: Option<TakenPayloads>,
+}
+
+impl RequestWire {
+    fn over(connection: RequestConnection) -> RequestWire {
+        RequestWire { connection, payloads: None }
+    }
+}
 
 impl Wire for RequestWire {
     fn send(self: Box<Self>, source: Box<dyn SlotSource>) -> Box<dyn Pump> {
-        Box::new(RequestSendPump::new(self.0, source))
+        Box::new(RequestSendPump::new(self.connection, source))
     }
 
     fn receive(self: Box<Self>, sink: Box<dyn SlotSink>) -> Box<dyn Pump> {
-        Box::new(RequestReceivePump::new(self.0, sink))
+        Box::new(RequestReceivePump::new(self.connection, sink))
+    }
+
+    fn take_device(&mut self, way: Way, slots: DeviceSlots<'_>) -> std::result::Result<(), String> {
+        let DeviceSlots { memory, reach, needs_flush, slot_bytes } = slots;
+        let most = self.connection.most_message_bytes();
+        if slot_bytes > most {
+            return Err(format!("slots have {slot_bytes} bytes (NCCL_BUFFSIZE), and the NIC takes messages of {most}"));
+        }
+        let way = match way {
+            Way::Send => RequestWay::Out,
+            Way::Receive => RequestWay::In,
+        };
+        let region = self.connection.register_device(way, memory, reach)?;
+        self.payloads = Some(TakenPayloads { region, needs_flush });
+        Ok(())
+    }
+
+    fn send_of_kernels(self: Box<Self>, source: Box<dyn KernelSource>) -> Box<dyn Pump> {
+        Box::new(KernelPump::new(self.connection, KernelEnd::Source(source), self.payloads))
+    }
+
+    fn receive_for_kernels(self: Box<Self>, sink: Box<dyn KernelSink>) -> Box<dyn Pump> {
+        Box::new(KernelPump::new(self.connection, KernelEnd::Sink(sink), self.payloads))
     }
 }
 

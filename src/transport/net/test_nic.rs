@@ -7,13 +7,19 @@ use std::collections::{HashMap, HashSet};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::transport::net::request_nic::{
-    ConnectionId, DeviceMemoryAccess, FoundNic, ListenerId, MessageNumber, MessageOrder, NicDescription, NicHandle,
-    NicLibrary, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId, RequestNic,
+    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageMatching, MessageNumber, MessageOrder,
+    NicDescription, NicHandle, NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId,
+    RequestNic, RequestWay,
 };
 
 /// Ranks of tests ask for it by this name.
-pub(in crate::transport) const LIBRARY: NicLibrary =
-    NicLibrary { name: "test-nic", hardware: None, find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))) };
+pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary {
+    name: "test-nic",
+    hardware: None,
+    find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))),
+    list: |_| Ok(NicList { nics: vec![TestNic::new(Manners::WORST).description().clone()], noes: Vec::new() }),
+    looks_first: false,
+};
 
 /// How badly it behaves.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +34,15 @@ pub(in crate::transport) struct Manners {
     pub(in crate::transport) sends_fail_at: u64,
     /// Peers that come before one is let in.
     pub(in crate::transport) admits_after: u32,
+    /// Whether it takes memory of devices, where nothing that came is seen before it was flushed.
+    pub(in crate::transport) takes_devices: bool,
     /// What is promised of sends, and of receives.
     pub(in crate::transport) most_sends: usize,
     pub(in crate::transport) most_receives: usize,
+    /// And of the rest.
+    pub(in crate::transport) most_bytes: usize,
+    pub(in crate::transport) matching: MessageMatching,
+    pub(in crate::transport) registration: RegistrationNeed,
 }
 
 impl Manners {
@@ -40,8 +52,21 @@ impl Manners {
         fails_at: u64::MAX,
         sends_fail_at: u64::MAX,
         admits_after: 0,
+        takes_devices: false,
         most_sends: 1 << 20,
         most_receives: 1 << 20,
+        most_bytes: 1 << 20,
+        matching: MessageMatching::InOrder,
+        registration: RegistrationNeed::All,
+    };
+
+    /// It matches by numbers and takes any memory.
+    #[cfg(not(loom))]
+    pub(in crate::transport) const STRAIGHT: Manners = Manners {
+        matching: MessageMatching::ByNumber,
+        registration: RegistrationNeed::None,
+        most_bytes: crate::transport::net::request_nic::MOST_STRAIGHT_BYTES,
+        ..Manners::WORST
     };
 
     /// So many sends, and as many receives.
@@ -82,6 +107,8 @@ struct Endpoint {
     /// Requests that are done after so many more calls of `progress`, with their bytes.
     done: HashMap<RequestId, (u64, usize)>,
     registered: Vec<NicMemory>,
+    /// What has come for memory of a device, and is not seen there yet.
+    unseen: Vec<(NicMemory, Vec<u8>)>,
     /// Sends that nobody has seen done.
     sends: HashSet<RequestId>,
     /// How many there were.
@@ -96,12 +123,16 @@ impl TestNic {
         let promises = NicPromises {
             order: MessageOrder::Any,
             remote_word_bytes: 0,
-            device_memory: DeviceMemoryAccess::None,
-            most_message_bytes: 1 << 20,
+            device_memory: match manners.takes_devices {
+                true => DeviceMemoryAccess::WithFlush { is_forced: false },
+                false => DeviceMemoryAccess::None,
+            },
+            most_message_bytes: manners.most_bytes,
             inject_bytes: 0,
             most_sends: manners.most_sends,
             most_receives: manners.most_receives,
-            registration: RegistrationNeed::All,
+            registration: manners.registration,
+            matching: manners.matching,
         };
         TestNic(description, promises, manners)
     }
@@ -119,7 +150,7 @@ impl FoundNic for TestNic {
         INBOXES.lock().get_or_insert_default().insert(address, Vec::new());
         let (connections, arrived, receives) = (Vec::new(), Vec::new(), Vec::new());
         let (manners, done, registered) = (self.2, HashMap::new(), Vec::new());
-        let (listeners, calls, sends, sent) = (0, 0, HashSet::new(), 0);
+        let (listeners, calls, sends, sent, unseen) = (0, 0, HashSet::new(), 0, Vec::new());
         Ok(Box::new(Endpoint {
             manners,
             address,
@@ -130,6 +161,7 @@ impl FoundNic for TestNic {
             receives,
             done,
             registered,
+            unseen,
             sends,
             sent,
         }))
@@ -158,6 +190,9 @@ impl Endpoint {
     }
 
     fn check(&self, memory: NicMemory) {
+        if self.manners.registration == RegistrationNeed::None {
+            return;
+        }
         let is_inside = |region: &NicMemory| {
             let end = memory.start().addr().get() + memory.bytes();
             region.region() == memory.region()
@@ -234,8 +269,34 @@ impl RequestNic for Endpoint {
         Ok(Posted::Request(RequestId(self.calls)))
     }
 
-    fn flush(&mut self, _: ConnectionId, _: NicMemory) -> Result<Posted> {
-        Ok(Posted::Done)
+    fn register_device(
+        &mut self,
+        _: ConnectionId,
+        _: RequestWay,
+        region: NicMemory,
+        reach: &DeviceReach,
+    ) -> std::result::Result<(), String> {
+        if !reach.by_address {
+            return Err("the test NIC takes addresses".to_owned());
+        }
+        self.registered.push(region);
+        Ok(())
+    }
+
+    fn flush(&mut self, _: ConnectionId, received: NicMemory) -> Result<Posted> {
+        self.check(received);
+        if !received.is_device() {
+            return Ok(Posted::Done);
+        }
+        if self.is_shy()? {
+            return Ok(Posted::Later);
+        }
+        let place = self.unseen.iter().position(|(into, _)| into.start() == received.start());
+        let (into, bytes) = self.unseen.swap_remove(place.expect("a flush of what has come"));
+        // SAFETY: the memory is good for writes until its owner hears that it was flushed.
+        unsafe { into.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        self.done.insert(RequestId(self.calls), (self.calls % self.manners.late, 0));
+        Ok(Posted::Request(RequestId(self.calls)))
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -251,8 +312,12 @@ impl RequestNic for Endpoint {
                 (Some(place), Ok((_, bytes))) => {
                     let (request, .., into) = self.receives.swap_remove(place);
                     assert!(bytes.len() <= into.bytes(), "a receive that is too small");
-                    // SAFETY: the memory is good for writes until the request is done.
-                    unsafe { into.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                    if into.is_device() {
+                        self.unseen.push((into, bytes.clone()));
+                    } else {
+                        // SAFETY: the memory is good for writes until the request is done.
+                        unsafe { into.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                    }
                     self.done.insert(request, (0, bytes.len()));
                 }
                 _ => self.arrived.push(packet),

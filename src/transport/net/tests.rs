@@ -196,7 +196,7 @@ fn pass(outbox: &mut Sender, send: &mut SendPump<Counting>, content: &[u8]) -> P
 fn take_past(receive: &mut ReceivePump<Counting>, into: &mut [u8]) -> Taken {
     let (bytes, label) = (into.len(), [7, 8, into.len() as u64]);
     // SAFETY: `into` is good for its bytes.
-    unsafe { receive.take(NonNull::from(into).cast(), (bytes, label)) }.unwrap()
+    unsafe { receive.take(NonNull::from(into).cast(), (bytes, label), &mut None) }.unwrap()
 }
 
 #[test]

@@ -218,6 +218,9 @@ pub(super) type NetReceiveV11 = unsafe extern "C" fn(
 pub(super) const HANDLE_BYTES: usize = 128;
 /// Memory of the host, as a bit of `pointers` and as the kind of a pointer.
 pub(super) const POINTER_HOST: c_int = 1;
+/// The same of memory of a GPU by its address, and by a DMA-BUF.
+pub(super) const POINTER_CUDA: c_int = 2;
+pub(super) const POINTER_DMA_BUF: c_int = 4;
 /// A network that the host drives.
 pub(super) const DEVICE_HOST: c_int = 0;
 /// A traffic class that nobody has chosen.
@@ -236,6 +239,8 @@ pub(super) const RESULTS: [&str; 8] = [
     "ncclRemoteError",
     "ncclInProgress",
 ];
+/// The code of a call that may not be made.
+pub(super) const INVALID_USAGE: NetResult = 5;
 /// The code of an error that the other end has made.
 pub(super) const REMOTE_ERROR: NetResult = 6;
 

@@ -10,20 +10,24 @@
 //! connection is broken, the connection is closed all the same, and its memory is never given back.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::Deadline;
+use crate::sync::primitive::Arc;
 use crate::sys::fork::Birthplace;
 use crate::sys::random;
 use crate::transport::net::request_nic::{
-    ConnectionId, ListenerId, MessageNumber, NicHandle, NicMemory, Posted, RegionId, RequestId, RequestNic,
+    ConnectionId, DeviceReach, ListenerId, MessageNumber, NicHandle, NicMemory, Posted, RegionId, RequestId,
+    RequestNic, RequestWay,
 };
+use crate::transport::net_plugin::abi::{POINTER_CUDA, POINTER_DMA_BUF};
 use crate::transport::net_plugin::library::{PlugInEnd, PlugInKey, PlugInObject};
 use crate::transport::net_plugin::opening::{
     FAREWELL_AT, PlugInDialling, PlugInListening, PlugInNonce, PlugInPort, PlugInWays,
 };
-use crate::transport::net_plugin::requests::{PlugInRequest, PlugInRequests, RequestEnd};
+use crate::transport::net_plugin::requests::{PlugInRequest, PlugInRequests, RequestEnd, RequestPlace};
 
 /// One communicator's endpoint.
 #[derive(Debug)]
@@ -40,6 +44,8 @@ pub(super) struct PlugInNic {
     sends: Vec<RequestId>,
     /// Requests of connections that were not made, which may be under way.
     lost: usize,
+    /// What kinds of memory the device takes, as the plug-in writes them.
+    pointers: c_int,
     /// How many connections and listeners there were.
     numbers: u32,
     is_closed: bool,
@@ -107,7 +113,7 @@ fn farewell(nonce: &PlugInNonce, received: u64) -> [u8; FAREWELL_BYTES] {
 }
 
 impl PlugInNic {
-    pub(super) fn new(port: PlugInPort, room: usize) -> PlugInNic {
+    pub(super) fn new(port: PlugInPort, room: usize, pointers: c_int) -> PlugInNic {
         PlugInNic {
             port,
             room,
@@ -118,6 +124,7 @@ impl PlugInNic {
             requests: PlugInRequests::default(),
             sends: Vec::new(),
             lost: 0,
+            pointers,
             numbers: 0,
             is_closed: false,
             birthplace: Birthplace::here(),
@@ -156,6 +163,46 @@ impl PlugInNic {
         Ok(key)
     }
 
+    /// Registers memory of a GPU with one way of a connection: as a DMA-BUF where both ends have them, as NCCL does.
+    fn register_device(
+        &mut self,
+        (id, way): (ConnectionId, PlugInWay),
+        memory: NicMemory,
+        reach: &DeviceReach,
+    ) -> std::result::Result<(), String> {
+        let plug_in = Arc::clone(&self.port.plug_in);
+        let pointers = self.pointers;
+        let connection = self.connection(id).map_err(|error| error.message().to_owned())?;
+        let (object, place) = (connection.object(way), (memory.start(), memory.bytes()));
+        let mut noes = Vec::new();
+        let mut key = None;
+        match &reach.dma_buf {
+            Some(_) if pointers & POINTER_DMA_BUF == 0 => noes.push("it takes no DMA-BUF".to_owned()),
+            Some(dma_buf) => {
+                // SAFETY: the connection is open; the endpoint keeps the memory until it was closed, which takes this
+                // back.
+                let made = unsafe { plug_in.register_dma_buf(object, place, dma_buf) };
+                key = made.map_err(|refusal| noes.push(refusal.words())).ok();
+            }
+            None => noes.push("the GPU's driver gives no DMA-BUF".to_owned()),
+        }
+        if key.is_none() {
+            if pointers & POINTER_CUDA == 0 {
+                noes.push("it takes no addresses of GPUs".to_owned());
+            } else if !reach.by_address {
+                noes.push("the GPU's driver has no memory that NICs know by address".to_owned());
+            } else {
+                // SAFETY: as above.
+                let made = unsafe { plug_in.register_address(object, place) };
+                key = made.map_err(|refusal| noes.push(refusal.words())).ok();
+            }
+        }
+        let Some(key) = key else { return Err(format!("net plug-in {}: {}", plug_in.net, noes.join("; "))) };
+        self.regions.insert(memory.region(), memory);
+        self.connection(id).map_err(|error| error.message().to_owned())?.keys.push((memory.region(), way, key));
+        Ok(())
+    }
+
     /// Posts a message or a receive.
     fn post(&mut self, id: ConnectionId, way: PlugInWay, memory: NicMemory) -> Result<Posted> {
         let farewell = self.connection(id)?.farewell;
@@ -164,15 +211,14 @@ impl PlugInNic {
         }
         self.connection(id)?.check()?;
         let key = self.key(id, way, memory)?;
-        let place = (memory.start(), memory.bytes());
-        self.post_at(id, way, place, key)
+        self.post_at(id, way, memory.into(), key)
     }
 
     fn post_at(
         &mut self,
         id: ConnectionId,
         way: PlugInWay,
-        (start, bytes): (std::ptr::NonNull<u8>, usize),
+        RequestPlace { start, bytes, is_device }: RequestPlace,
         key: PlugInKey,
     ) -> Result<Posted> {
         let port = self.port.clone();
@@ -196,7 +242,8 @@ impl PlugInNic {
         *count += 1;
         connection.awaited += usize::from(!is_send);
         let (connection, end) = (id.0, RequestEnd::UnderWay);
-        let request = self.requests.add(PlugInRequest { connection, object, start, bytes, is_send, end });
+        let place = RequestPlace { start, bytes, is_device };
+        let request = self.requests.add(PlugInRequest { connection, object, place, is_send, end });
         if is_send {
             self.sends.push(request);
         }
@@ -205,8 +252,9 @@ impl PlugInNic {
 
     /// Asks the plug-in for a request that is under way, and notes what it says.
     fn look(&mut self, id: RequestId) -> Result<()> {
-        let PlugInRequest { connection: number, object, start, bytes, is_send, end } = self.requests.get(id)?;
-        let (number, object, start, bytes, is_send) = (*number, *object, *start, *bytes, *is_send);
+        let PlugInRequest { connection: number, object, place, is_send, end } = self.requests.get(id)?;
+        let (number, object, place, is_send) = (*number, *object, *place, *is_send);
+        let bytes = place.bytes;
         if !matches!(end, RequestEnd::UnderWay) {
             return Ok(());
         }
@@ -237,7 +285,7 @@ impl PlugInNic {
         let connection = self.connection(ConnectionId(number))?;
         connection.awaited -= usize::from(!is_send);
         let end = match told {
-            Ok(told) if !is_send && connection.takes_leave(start, told) => RequestEnd::Farewell,
+            Ok(told) if !is_send && connection.takes_leave(place, told) => RequestEnd::Farewell,
             Ok(told) => RequestEnd::Done(told),
             Err(error) => {
                 connection.broken = Some(error.duplicate());
@@ -263,7 +311,8 @@ impl PlugInNic {
             // SAFETY: inside the room, which is this connection's. Sends that are under way have the same words there,
             // for nothing is received any more once they were written.
             unsafe { place.as_ptr().copy_from_nonoverlapping(words.as_ptr(), FAREWELL_BYTES) };
-            if self.post_at(id, PlugInWay::Out, (place, FAREWELL_BYTES), key)? == Posted::Later {
+            let place = RequestPlace { start: place, bytes: FAREWELL_BYTES, is_device: false };
+            if self.post_at(id, PlugInWay::Out, place, key)? == Posted::Later {
                 return Ok(());
             }
             self.connection(id)?.has_said_farewell = true;
@@ -295,11 +344,13 @@ impl PlugInNic {
 
 impl PlugInConnection {
     /// Whether what has come is what the peer says at the end, or follows it.
-    fn takes_leave(&mut self, start: std::ptr::NonNull<u8>, bytes: usize) -> bool {
+    fn takes_leave(&mut self, RequestPlace { start, is_device, .. }: RequestPlace, bytes: usize) -> bool {
         if self.farewell.is_some() {
             return true;
         }
-        if bytes != FAREWELL_BYTES {
+        // This process does not see what lies on a device. A peer that says farewell says it to each receive, so the
+        // next one in memory of the host tells.
+        if bytes != FAREWELL_BYTES || is_device {
             return false;
         }
         let mut words = [0; FAREWELL_BYTES];
@@ -367,9 +418,42 @@ impl RequestNic for PlugInNic {
         self.post(from, PlugInWay::In, into)
     }
 
-    fn flush(&mut self, _: ConnectionId, _: NicMemory) -> Result<Posted> {
-        // Memory of the host is all that is offered.
-        Ok(Posted::Done)
+    fn register_device(
+        &mut self,
+        connection: ConnectionId,
+        way: RequestWay,
+        region: NicMemory,
+        reach: &DeviceReach,
+    ) -> std::result::Result<(), String> {
+        let way = match way {
+            RequestWay::Out => PlugInWay::Out,
+            RequestWay::In => PlugInWay::In,
+        };
+        PlugInNic::register_device(self, (connection, way), region, reach)
+    }
+
+    fn flush(&mut self, from: ConnectionId, received: NicMemory) -> Result<Posted> {
+        if !received.is_device() {
+            return Ok(Posted::Done);
+        }
+        self.connection(from)?.check()?;
+        let key = self.key(from, PlugInWay::In, received)?;
+        let port = self.port.clone();
+        let connection = self.connection(from)?;
+        // SAFETY: the connection is open, the registration its own, and the memory inside it.
+        let posted =
+            unsafe { port.plug_in.flush(connection.object(PlugInWay::In), (received.start(), received.bytes()), key) };
+        let posted = posted.map_err(|refusal| {
+            let error = port.error(refusal);
+            connection.broken = Some(error.duplicate());
+            error
+        })?;
+        // The real ones answer without a request where nothing is to be done.
+        let Some(object) = posted else { return Ok(Posted::Done) };
+        // As a send is: nothing has come by it, and its end tells no length.
+        let (connection, end, is_send) = (from.0, RequestEnd::UnderWay, true);
+        let place = received.into();
+        Ok(Posted::Request(self.requests.add(PlugInRequest { connection, object, place, is_send, end })))
     }
 
     fn progress(&mut self) -> Result<()> {

@@ -10,8 +10,8 @@ use crate::sync::primitive::{Arc, Mutex, Ordering, statics};
 use crate::sys::fork::PerProcess;
 use crate::sys::{random, signals, text_file};
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicPromises, NicSearch, RegistrationNeed,
-    RequestNic,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::transport::net_plugin::abi::{DEVICE_HOST, POINTER_HOST};
 use crate::transport::net_plugin::endpoint::PlugInNic;
@@ -20,7 +20,8 @@ use crate::transport::net_plugin::opening::PlugInPort;
 use crate::types::Rank;
 
 /// Its line in the table of libraries.
-pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary { name: NAME, hardware: None, find };
+pub(in crate::transport) const LIBRARY: NicLibrary =
+    NicLibrary { name: NAME, hardware: None, find, list, looks_first: false };
 
 /// A plug-in that is ready.
 #[derive(Debug)]
@@ -51,7 +52,28 @@ struct FoundPlugIn {
 /// Finds the best device.
 fn find(search: &NicSearch<'_>) -> Result<Arc<dyn FoundNic>> {
     let names = search.plug_ins.map_or_else(|| vec![USUAL_NAME.to_owned()], names);
-    find_in(search.me, &names, search.network_of_plug_in)
+    let (prepared, noes) = prepared_of(search.me, &names, search.network_of_plug_in)?;
+    Ok(Arc::new(FoundPlugIn::new(prepared, noes)))
+}
+
+/// All devices of the first plug-in that has some.
+fn list(search: &NicSearch<'_>) -> Result<NicList> {
+    let names = search.plug_ins.map_or_else(|| vec![USUAL_NAME.to_owned()], names);
+    let (prepared, mut noes) = prepared_of(search.me, &names, search.network_of_plug_in)?;
+    noes.extend(prepared.noes.iter().cloned());
+    let nics = prepared.devices.iter().map(|(_, device)| describe(&prepared.plug_in, device)).collect();
+    Ok(NicList { nics, noes })
+}
+
+/// The best device of the first plug-in of these names that will do.
+///
+/// # Errors
+/// As [`prepared_of`].
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(super) fn find_in(me: Rank, names: &[String], network: Option<&str>) -> Result<Arc<dyn FoundNic>> {
+    let (prepared, noes) = prepared_of(me, names, network)?;
+    Ok(Arc::new(FoundPlugIn::new(prepared, noes)))
 }
 
 /// The names of a list, as NCCL reads it.
@@ -60,11 +82,12 @@ pub(super) fn names(list: &str) -> Vec<String> {
     names.take(MOST_PLUG_INS).map(str::to_owned).collect()
 }
 
-/// The best device of the first plug-in of these names that has one and, where a network is asked for, is that.
+/// The first plug-in of these names that has a device and, where a network is asked for, is that; and why not those
+/// before it.
 ///
 /// # Errors
 /// [`Kind::System`] with a sentence for each plug-in.
-pub(super) fn find_in(me: Rank, names: &[String], network: Option<&str>) -> Result<Arc<dyn FoundNic>> {
+fn prepared_of(me: Rank, names: &[String], network: Option<&str>) -> Result<(Arc<PreparedPlugIn>, Vec<String>)> {
     let process = LOADED_BY.load(Ordering::Relaxed);
     if process != 0 && process != u64::from(std::process::id()) {
         let why = "net plug-ins are left to the process that has forked this one, which has loaded one or tried to";
@@ -78,7 +101,7 @@ pub(super) fn find_in(me: Rank, names: &[String], network: Option<&str>) -> Resu
         match known(&mut plug_ins, me, name, network) {
             Ok(prepared) => {
                 drop(plug_ins);
-                return Ok(Arc::new(FoundPlugIn::new(prepared, noes)));
+                return Ok((prepared, noes));
             }
             Err(why) => {
                 log::detail!(Net @ me, "NET/Plugin: {name}: {why}");
@@ -178,26 +201,22 @@ impl FoundPlugIn {
         noes.extend(prepared.noes.iter().cloned());
         let behind = prepared.devices[1..].iter();
         noes.extend(behind.map(|(_, other)| format!("{}: {} comes first", other.name, known.name)));
-        let description = NicDescription {
-            network: NAME.to_owned(),
-            device: known.name.clone(),
-            provider: format!("{} of {} (version {})", plug_in.net, plug_in.file, plug_in.version),
-            // A plug-in does not tell its release, so equal names must do.
-            protocol: format!("{}, {WIRE}", plug_in.net),
-            rate_mbit: u32::try_from(known.speed).ok().filter(|rate| *rate > 0),
-            node: known.pci_path.as_deref().and_then(node),
-        };
+        let description = describe(plug_in, &known);
         let room = connections(&known);
         let most = if known.most_message_bytes > 0 { known.most_message_bytes } else { MOST_MESSAGE_BYTES };
         let promises = NicPromises {
             order: MessageOrder::Any,
             remote_word_bytes: 0,
-            device_memory: DeviceMemoryAccess::None,
+            device_memory: match plug_in.takes_devices(known.pointers) {
+                true => DeviceMemoryAccess::WithFlush { is_forced: known.forces_flush },
+                false => DeviceMemoryAccess::None,
+            },
             most_message_bytes: most.min(MOST_MESSAGE_BYTES),
             inject_bytes: 0,
             most_sends: 2 * room,
             most_receives: 2 * room,
             registration: RegistrationNeed::All,
+            matching: MessageMatching::InOrder,
         };
         FoundPlugIn { prepared, device, description, promises, noes }
     }
@@ -210,6 +229,11 @@ impl FoundNic for FoundPlugIn {
 
     fn promises(&self) -> &NicPromises {
         &self.promises
+    }
+
+    fn bus_id(&self) -> Option<String> {
+        let path = self.prepared.devices[0].1.pci_path.as_deref()?;
+        path.rsplit('/').next().filter(|name| name.contains(':')).map(str::to_owned)
     }
 
     fn noes(&self) -> &[String] {
@@ -227,7 +251,21 @@ impl FoundNic for FoundPlugIn {
             self.prepared.context
         };
         let port = PlugInPort { plug_in, device: self.device, context };
-        Ok(Box::new(PlugInNic::new(port, self.promises.most_connections())))
+        let pointers = self.prepared.devices[0].1.pointers;
+        Ok(Box::new(PlugInNic::new(port, self.promises.most_connections(), pointers)))
+    }
+}
+
+/// What other ranks and users are told of a device.
+fn describe(plug_in: &PlugIn, device: &PlugInDevice) -> NicDescription {
+    NicDescription {
+        network: NAME.to_owned(),
+        device: device.name.clone(),
+        provider: format!("{} of {} (version {})", plug_in.net, plug_in.file, plug_in.version),
+        // A plug-in does not tell its release, so equal names must do.
+        protocol: format!("{}, {WIRE}", plug_in.net),
+        rate_mbit: u32::try_from(device.speed).ok().filter(|rate| *rate > 0),
+        node: device.pci_path.as_deref().and_then(node),
     }
 }
 

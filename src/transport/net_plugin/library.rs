@@ -5,16 +5,19 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::zeroed;
+use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 
+use crate::device::DmaBuf;
 use crate::error::{Error, Kind};
 use crate::sys::library::Library;
 use crate::sys::{environment, signals};
 use crate::transport::net_plugin::abi::{
-    HANDLE_BYTES, NetAccept, NetClose, NetCommConfig, NetConnectV8, NetConnectV11, NetDeregister, NetDevices,
-    NetInitV11, NetListenV8, NetListenV11, NetLogger, NetProperties, NetPropertiesHead, NetPropertiesV8,
-    NetPropertiesV11, NetPropertiesV12, NetReceiveV8, NetReceiveV11, NetRegister, NetResult, NetSendV8, NetSendV11,
-    NetTest, NetV8, NetV11, POINTER_HOST, REMOTE_ERROR, RESULTS, SUCCESS, TRAFFIC_CLASS_UNSET,
+    HANDLE_BYTES, INVALID_USAGE, NetAccept, NetClose, NetCommConfig, NetConnectV8, NetConnectV11, NetDeregister,
+    NetDevices, NetFlush, NetInitV11, NetListenV8, NetListenV11, NetLogger, NetProperties, NetPropertiesHead,
+    NetPropertiesV8, NetPropertiesV11, NetPropertiesV12, NetReceiveV8, NetReceiveV11, NetRegister, NetRegisterDmaBuf,
+    NetResult, NetSendV8, NetSendV11, NetTest, NetV8, NetV11, POINTER_CUDA, POINTER_DMA_BUF, POINTER_HOST,
+    REMOTE_ERROR, RESULTS, SUCCESS, TRAFFIC_CLASS_UNSET,
 };
 use crate::transport::net_plugin::lines::heard;
 use crate::transport::net_plugin::logger::log_of_plug_in;
@@ -60,6 +63,9 @@ pub(super) struct PlugIn {
     properties: NetProperties,
     accept: NetAccept,
     register: NetRegister,
+    /// A plug-in that takes host memory alone may lack these two.
+    register_dma_buf: Option<NetRegisterDmaBuf>,
+    flush: Option<NetFlush>,
     deregister: NetDeregister,
     test: NetTest,
     close_send: NetClose,
@@ -115,6 +121,8 @@ pub(super) struct PlugInDevice {
     pub(super) name: String,
     pub(super) pci_path: Option<String>,
     pub(super) pointers: c_int,
+    /// Whether what comes into memory of a GPU must be flushed whatever the GPU is.
+    pub(super) forces_flush: bool,
     pub(super) device_type: c_int,
     /// Mbit/s; 0 where it is not known.
     pub(super) speed: c_int,
@@ -370,13 +378,80 @@ impl PlugIn {
     pub(super) unsafe fn register(
         &self,
         connection: PlugInObject,
+        memory: (NonNull<u8>, usize),
+    ) -> Result<PlugInKey, PlugInRefusal> {
+        // SAFETY: the caller's word.
+        unsafe { self.register_kind(connection, memory, POINTER_HOST) }
+    }
+
+    /// Registers memory of a GPU by its address.
+    ///
+    /// # Safety
+    /// As [`PlugIn::register`].
+    pub(super) unsafe fn register_address(
+        &self,
+        connection: PlugInObject,
+        memory: (NonNull<u8>, usize),
+    ) -> Result<PlugInKey, PlugInRefusal> {
+        // SAFETY: the caller's word.
+        unsafe { self.register_kind(connection, memory, POINTER_CUDA) }
+    }
+
+    unsafe fn register_kind(
+        &self,
+        connection: PlugInObject,
         (start, bytes): (NonNull<u8>, usize),
+        kind: c_int,
     ) -> Result<PlugInKey, PlugInRefusal> {
         let mut key = null_mut();
         let (connection, start) = (connection.0.as_ptr(), start.as_ptr().cast());
         // SAFETY: the caller's word; a place for the registration.
-        let code = unsafe { (self.register)(connection, start, bytes, POINTER_HOST, &raw mut key) };
+        let code = unsafe { (self.register)(connection, start, bytes, kind, &raw mut key) };
         refused("regMr", code).map(|()| PlugInKey(key))
+    }
+
+    /// Registers memory of a GPU by its DMA-BUF, which the plug-in duplicates where it needs it longer.
+    ///
+    /// # Safety
+    /// As [`PlugIn::register`].
+    pub(super) unsafe fn register_dma_buf(
+        &self,
+        connection: PlugInObject,
+        (start, bytes): (NonNull<u8>, usize),
+        DmaBuf { descriptor, offset }: &DmaBuf,
+    ) -> Result<PlugInKey, PlugInRefusal> {
+        let lacks = PlugInRefusal { call: "regMrDmaBuf, which it lacks,", code: INVALID_USAGE };
+        let register = self.register_dma_buf.ok_or(lacks)?;
+        let mut key = null_mut();
+        let (connection, start, descriptor) = (connection.0.as_ptr(), start.as_ptr().cast(), descriptor.as_raw_fd());
+        // SAFETY: the caller's word; a place for the registration.
+        let code = unsafe { register(connection, start, bytes, POINTER_CUDA, *offset, descriptor, &raw mut key) };
+        refused("regMrDmaBuf", code).map(|()| PlugInKey(key))
+    }
+
+    /// Has what a receive has put into memory of a GPU become visible there; `None` where that needs no request.
+    ///
+    /// # Safety
+    /// The connection receives and is open; `key` is a registration of it for memory that has these bytes.
+    pub(super) unsafe fn flush(
+        &self,
+        connection: PlugInObject,
+        (start, bytes): (NonNull<u8>, usize),
+        key: PlugInKey,
+    ) -> Result<Option<PlugInObject>, PlugInRefusal> {
+        let flush = self.flush.ok_or(PlugInRefusal { call: "iflush, which it lacks,", code: INVALID_USAGE })?;
+        let (mut request, connection) = (null_mut(), connection.0.as_ptr());
+        let (mut start, mut bytes, mut key): (*mut c_void, _, _) = (start.as_ptr().cast(), short(bytes), key.0);
+        let (starts, lengths, keys) = (&raw mut start, &raw mut bytes, &raw mut key);
+        // SAFETY: the caller's word; arrays of one, and a place for the request.
+        let code = unsafe { flush(connection, 1, starts, lengths, keys, &raw mut request) };
+        refused("iflush", code).map(|()| NonNull::new(request).map(PlugInObject))
+    }
+
+    /// Whether it has all that memory of GPUs needs, by the way of an address or of a DMA-BUF.
+    pub(super) fn takes_devices(&self, pointers: c_int) -> bool {
+        let by_dma_buf = pointers & POINTER_DMA_BUF != 0 && self.register_dma_buf.is_some();
+        self.flush.is_some() && (by_dma_buf || pointers & POINTER_CUDA != 0)
     }
 
     /// Takes a registration back.
@@ -509,6 +584,8 @@ macro_rules! plug_in {
             properties: $table.properties.ok_or_else(|| lacks("getProperties"))?,
             accept: $table.accept.ok_or_else(|| lacks("accept"))?,
             register: $table.register.ok_or_else(|| lacks("regMr"))?,
+            register_dma_buf: $table.register_dma_buf,
+            flush: $table.flush,
             deregister: $table.deregister.ok_or_else(|| lacks("deregMr"))?,
             test: $table.test.ok_or_else(|| lacks("test"))?,
             close_send: $table.close_send.ok_or_else(|| lacks("closeSend"))?,
@@ -546,6 +623,7 @@ fn device(head: &NetPropertiesHead, most_message_bytes: usize) -> PlugInDevice {
         name: text_at(head.name).unwrap_or_default(),
         pci_path: text_at(head.pci_path),
         pointers: head.pointers,
+        forces_flush: head.forces_flush != 0,
         device_type: head.device_type,
         speed: head.speed,
         most_comms: head.most_comms,

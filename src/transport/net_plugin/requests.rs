@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
-use crate::transport::net::request_nic::RequestId;
+use crate::transport::net::request_nic::{NicMemory, RequestId};
 use crate::transport::net_plugin::library::PlugInObject;
 
 /// Requests that are under way, or done and not asked for since.
@@ -29,15 +29,28 @@ struct PlugInPlace {
 pub(super) struct PlugInRequest {
     pub(super) connection: u32,
     pub(super) object: PlugInObject,
-    /// What was posted.
-    pub(super) start: NonNull<u8>,
-    pub(super) bytes: usize,
+    pub(super) place: RequestPlace,
     pub(super) is_send: bool,
     pub(super) end: RequestEnd,
 }
 
+/// Where what was posted lies.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestPlace {
+    pub(super) start: NonNull<u8>,
+    pub(super) bytes: usize,
+    /// Whether that is memory of a GPU, which this process does not reach.
+    pub(super) is_device: bool,
+}
+
 // SAFETY: the memory has no thread affinity.
-unsafe impl Send for PlugInRequest {}
+unsafe impl Send for RequestPlace {}
+
+impl From<NicMemory> for RequestPlace {
+    fn from(memory: NicMemory) -> RequestPlace {
+        RequestPlace { start: memory.start(), bytes: memory.bytes(), is_device: memory.is_device() }
+    }
+}
 
 /// What has become of a request.
 #[derive(Debug)]
@@ -151,7 +164,8 @@ mod tests {
     fn request() -> PlugInRequest {
         let start = NonNull::dangling();
         let object = PlugInObject(NonNull::dangling());
-        PlugInRequest { connection: 3, object, start, bytes: 8, is_send: true, end: RequestEnd::UnderWay }
+        let place = RequestPlace { start, bytes: 8, is_device: false };
+        PlugInRequest { connection: 3, object, place, is_send: true, end: RequestEnd::UnderWay }
     }
 
     #[test]

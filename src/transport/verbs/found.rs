@@ -9,8 +9,8 @@ use crate::log;
 use crate::sync::primitive::Arc;
 use crate::sys::fabric_devices;
 use crate::transport::net::request_nic::{
-    DeviceMemoryAccess, FoundNic, MessageOrder, NicDescription, NicLibrary, NicPromises, NicSearch, RegistrationNeed,
-    RequestNic,
+    DeviceMemoryAccess, FoundNic, MessageMatching, MessageOrder, NicDescription, NicLibrary, NicList, NicPromises,
+    NicSearch, RegistrationNeed, RequestNic,
 };
 use crate::transport::verbs::device::{PortFacts, VerbsDevice, facts_of};
 use crate::transport::verbs::library::VerbsLibrary;
@@ -19,7 +19,8 @@ use crate::transport::verbs::ports::{self, VerbsPort};
 use crate::transport::verbs::settings::VerbsSettings;
 
 /// Its line in the table of libraries.
-pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary { name: NAME, hardware: None, find };
+pub(in crate::transport) const LIBRARY: NicLibrary =
+    NicLibrary { name: NAME, hardware: None, find, list, looks_first: true };
 
 /// A port that is up.
 #[derive(Debug)]
@@ -42,20 +43,29 @@ fn find(search: &NicSearch<'_>) -> Result<Arc<dyn FoundNic>> {
     Ok(Arc::new(found))
 }
 
-/// The best port of a host, by the library of this name. `root` is `/`, or a folder that replaces it in tests.
-///
-/// # Errors
-/// [`Kind::System`] where there is no port that will do, or no library.
-pub(super) fn find_in((root, name): (&Path, &CStr), search: &NicSearch<'_>) -> Result<VerbsFound> {
+/// All ports that will do.
+fn list(search: &NicSearch<'_>) -> Result<NicList> {
+    let (library, ports::VerbsChoice { ports, mut noes }) = ports_of((Path::new("/"), SONAME), search.verbs)?;
+    let mut nics = Vec::new();
+    for port in ports {
+        match facts_of(library, (&port.device, port.number), search.verbs) {
+            Ok(facts) => nics.push(describe(&port, &facts)),
+            Err(why) => noes.push(format!("{}:{}: {why}", port.device, port.number)),
+        }
+    }
+    if nics.is_empty() { Err(none_will_do(&noes)) } else { Ok(NicList { nics, noes }) }
+}
+
+/// The library, which is loaded where files show ports that may do, and these.
+fn ports_of((root, name): (&Path, &CStr), settings: &VerbsSettings) -> Result<(VerbsLibrary, ports::VerbsChoice)> {
     let system = |why: String| Error::new(Kind::System, why);
-    let settings = search.verbs;
     if settings.is_disabled {
         return Err(system("NCCL_IB_DISABLE=1 leaves no device".to_owned()));
     }
-    let ports::VerbsChoice { ports, mut noes } = ports::choose(root, &fabric_devices::list(root), settings);
-    if ports.is_empty() {
-        let noes = if noes.is_empty() { "this host has no RDMA device".to_owned() } else { noes.join("; ") };
-        return Err(system(format!("no port of InfiniBand or RoCE will do: {noes}")));
+    let choice = ports::choose(root, &fabric_devices::list(root), settings);
+    if choice.ports.is_empty() {
+        let none = ["this host has no RDMA device".to_owned()];
+        return Err(none_will_do(if choice.noes.is_empty() { &none } else { &choice.noes }));
     }
     let library = VerbsLibrary::load(name).map_err(|why| {
         system(format!(
@@ -63,6 +73,20 @@ pub(super) fn find_in((root, name): (&Path, &CStr), search: &NicSearch<'_>) -> R
              NCCL_NET out"
         ))
     })?;
+    Ok((library, choice))
+}
+
+fn none_will_do(noes: &[String]) -> Error {
+    Error::new(Kind::System, format!("no port of InfiniBand or RoCE will do: {}", noes.join("; ")))
+}
+
+/// The best port of a host, by the library of this name. `root` is `/`, or a folder that replaces it in tests.
+///
+/// # Errors
+/// [`Kind::System`] where there is no port that will do, or no library.
+pub(super) fn find_in((root, name): (&Path, &CStr), search: &NicSearch<'_>) -> Result<VerbsFound> {
+    let settings = search.verbs;
+    let (library, ports::VerbsChoice { ports, mut noes }) = ports_of((root, name), settings)?;
     let mut chosen: Option<(VerbsPort, PortFacts)> = None;
     for port in ports {
         let name = format!("{}:{}", port.device, port.number);
@@ -74,9 +98,7 @@ pub(super) fn find_in((root, name): (&Path, &CStr), search: &NicSearch<'_>) -> R
             },
         }
     }
-    let Some((port, facts)) = chosen else {
-        return Err(system(format!("no port of InfiniBand or RoCE will do: {}", noes.join("; "))));
-    };
+    let Some((port, facts)) = chosen else { return Err(none_will_do(&noes)) };
     let (description, promises) = (describe(&port, &facts), promises(&facts));
     let (settings, interface) = (settings.clone(), search.interface);
     Ok(VerbsFound { library, port, settings, interface, description, promises, noes })
@@ -134,6 +156,7 @@ fn promises(facts: &PortFacts) -> NicPromises {
         most_sends: requests,
         most_receives: requests,
         registration: RegistrationNeed::All,
+        matching: MessageMatching::InOrder,
     }
 }
 

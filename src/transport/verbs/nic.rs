@@ -585,7 +585,7 @@ impl RequestNic for VerbsNic {
 }
 
 /// The place of the queue pair that carries a message. The count of pairs, which need not divide the numbers, is that
-/// of both ends; where numbers begin anew, at 2^32, both turn alike.
+/// of both ends; where numbers begin anew, at 2^31, both turn alike.
 fn place_of(number: MessageNumber, pairs: usize) -> usize {
     usize::try_from(number.0).unwrap_or(0) % pairs.max(1)
 }

@@ -8,7 +8,10 @@
 //   FAIL_CALL="isend", FAIL_AT=n    that call of this name, counted from 1, fails with FAIL_CODE (2)
 //   LACKS="irecv"    this function is missing
 //   DEVICES=n        how many devices it has
-//   POINTERS=n       what memory they take (1 host, 2 CUDA)
+//   POINTERS=n       what memory they take (1 host, 2 CUDA, 4 DMA-BUF)
+//   FLUSH=1          what comes into GPU memory lies there when it was flushed, and not before
+//   FORCES_FLUSH=1   the device says that it must be flushed, whatever the GPU
+//   NO_DMA_BUF=1     regMrDmaBuf fails
 //   DEVICE_TYPE=n    who drives them
 //   MOST_COMMS=n     how many connections they take
 //   TOLD="+1"        what test adds to the length of a message that came
@@ -21,6 +24,7 @@
 #include "net_plugin.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -32,6 +36,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -65,6 +70,15 @@
 #ifndef POINTERS
 #define POINTERS 3
 #endif
+#ifndef FLUSH
+#define FLUSH 0
+#endif
+#ifndef FORCES_FLUSH
+#define FORCES_FLUSH 0
+#endif
+#ifndef NO_DMA_BUF
+#define NO_DMA_BUF 0
+#endif
 #ifndef DEVICE_TYPE
 #define DEVICE_TYPE 0
 #endif
@@ -97,10 +111,24 @@ struct request {
     uint32_t header;
     size_t header_moved;
     int late, is_used, is_done, has_failed;
+    // Of a flush, and of what waits for one: where the bytes belong, and where they wait.
+    struct pending* flush;
+    char* belongs;
+};
+
+// Bytes that have come for GPU memory, and are not seen there before they are flushed.
+struct pending {
+    char *belongs, *bytes;
+    size_t length;
+    struct pending* next;
 };
 
 struct comm {
     int fd, is_send, is_dead, registrations;
+    int by_dma_buf, by_address, flushes;
+    size_t moved;
+    struct pending* pending;
+    struct request flush;
     // A ring: those from `first` on are in use.
     struct request requests[REQUESTS];
     unsigned first, next;
@@ -110,6 +138,9 @@ struct registration {
     struct comm* comm;
     char* data;
     size_t bytes;
+    // Of GPU memory: where this process has the same bytes, as a NIC reaches them, and the mapping behind that.
+    char *mapped, *mapping;
+    size_t mapping_bytes;
 };
 
 struct address {
@@ -206,6 +237,7 @@ static result properties_v11(int device, void* into) {
     struct properties_v11* it = into;
     it->name = "stand0", it->pci_path = NULL, it->speed = 0;
     it->pointers = POINTERS, it->device_type = DEVICE_TYPE, it->most_comms = MOST_COMMS, it->most_receives = 8;
+    if (FORCES_FLUSH) it->forces_flush = 1;
     (void)device;
     LEAVE;
 }
@@ -292,12 +324,55 @@ static result accept_one(void* from, void** made, void** of_device) {
     LEAVE;
 }
 
+// Maps GPU memory as a NIC does: of a virtual GPU a DMA-BUF is a file whose position is where its range begins.
+static int map(struct registration* one, int fd, size_t offset) {
+    off_t begin = lseek(fd, 0, SEEK_CUR);
+    if (begin < 0) return 1;
+    one->mapping_bytes = offset + one->bytes;
+    one->mapping = mmap(NULL, one->mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, begin);
+    if (one->mapping == MAP_FAILED) return 1;
+    one->mapped = one->mapping + offset;
+    return 0;
+}
+
 static result reg(void* at, void* data, size_t bytes, int type, void** made) {
     ENTER("regMr")
     struct comm* comm = at;
     struct registration* one = malloc(sizeof *one);
-    *one = (struct registration){comm, data, bytes};
-    if (type != 1) find_fault("memory that is not the host's");
+    *one = (struct registration){comm, data, bytes, NULL, NULL, 0};
+    if (!(POINTERS & type)) find_fault("memory of a kind that the device does not take");
+    if (type == 2) {
+        // As the module of the kernel does: from an address alone.
+        void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        int (*range)(int*, uint64_t, size_t, int, uint64_t) = driver ? dlsym(driver, "cuMemGetHandleForAddressRange") : NULL;
+        size_t page = sysconf(_SC_PAGESIZE), before = (uintptr_t)data % page, whole = (before + bytes + page - 1) / page * page;
+        int fd = -1;
+        if (!range || range(&fd, (uintptr_t)data - before, whole, 1, 0) || map(one, fd, before)) {
+            free(one);
+            code = 1;
+            goto out;
+        }
+        close(fd);
+        ++comm->by_address;
+    } else if (type != 1) find_fault("memory that is neither the host's nor a GPU's");
+    *made = one;
+    ++comm->registrations, ++open_objects;
+    LEAVE;
+}
+
+static result reg_dma_buf(void* at, void* data, size_t bytes, int type, uint64_t offset, int fd, void** made) {
+    ENTER("regMrDmaBuf")
+    struct comm* comm = at;
+    struct registration* one = malloc(sizeof *one);
+    *one = (struct registration){comm, data, bytes, NULL, NULL, 0};
+    if (type != 2) find_fault("a DMA-BUF of memory that is not a GPU's");
+    if (!(POINTERS & 4)) find_fault("a DMA-BUF for a device that takes none");
+    if (NO_DMA_BUF || map(one, fd, offset)) {
+        free(one);
+        code = 1;
+        goto out;
+    }
+    ++comm->by_dma_buf;
     *made = one;
     ++comm->registrations, ++open_objects;
     LEAVE;
@@ -308,6 +383,7 @@ static result dereg(void* at, void* registration) {
     struct registration* one = registration;
     if (one->comm != at) find_fault("a registration of another connection");
     --one->comm->registrations, --open_objects;
+    if (one->mapping) munmap(one->mapping, one->mapping_bytes);
     free(one);
     LEAVE;
 }
@@ -324,7 +400,14 @@ static struct request* post(struct comm* comm, void* data, size_t bytes, struct 
     if (registration->comm != comm) find_fault("memory that is registered with another connection");
     if ((char*)data < registration->data || (char*)data + bytes > registration->data + registration->bytes)
         find_fault("memory outside of its registration");
-    *one = (struct request){.comm = comm, .data = data, .bytes = bytes, .header = bytes, .late = LATE, .is_used = 1};
+    char* reached = registration->mapped ? registration->mapped + ((char*)data - registration->data) : data;
+    *one = (struct request){.comm = comm, .data = reached, .bytes = bytes, .header = bytes, .late = LATE, .is_used = 1};
+    if (registration->mapped) comm->moved += bytes;
+    if (FLUSH && registration->mapped && !comm->is_send) {
+        for (struct pending* other = comm->pending; other; other = other->next)
+            if (other->belongs == reached) find_fault("GPU memory that is received into again before it was flushed");
+        one->belongs = reached, one->data = malloc(bytes);
+    }
     ++comm->next;
     ++open_objects;
     return one;
@@ -357,9 +440,27 @@ static result irecv_v8(void* at, int count, void** data, int* bytes, int* tags, 
 
 // Host memory needs none: success, and no request.
 static result iflush(void* at, int count, void** data, int* bytes, void** registrations, void** request) {
+    ENTER("iflush")
+    struct comm* comm = at;
+    struct registration* one = registrations[0];
     *request = NULL;
-    (void)at, (void)count, (void)data, (void)bytes, (void)registrations;
-    return 0;
+    if (!one->mapped) goto out;
+    if (comm->is_send || one->comm != comm || count != 1) find_fault("a flush that is none");
+    if (comm->flush.is_used) goto out_later;
+    char* belongs = one->mapped + ((char*)data[0] - one->data);
+    struct pending** place = &comm->pending;
+    while (*place && (*place)->belongs != belongs) place = &(*place)->next;
+    if (FLUSH && (!*place || (*place)->length > (size_t)bytes[0])) find_fault("a flush of what has not come");
+    struct pending* found = *place;
+    if (found) *place = found->next;
+    comm->flush = (struct request){.comm = comm, .header = 0, .late = LATE, .is_used = 1, .is_done = 1, .flush = found};
+    ++comm->flushes, ++open_objects;
+    *request = &comm->flush;
+    LEAVE;
+out_later:
+    // It takes one at a time; an answer without a request would mean that nothing is to be done.
+    find_fault("a flush beside another one of its connection");
+    goto out;
 }
 
 // Moves a part of one request; false where nothing more can be moved now.
@@ -406,6 +507,15 @@ static result test(void* request, int* is_done, int* bytes) {
     if (code || *is_done) {
         one->is_used = 0;
         --open_objects;
+        if (one->flush) {
+            memcpy(one->flush->belongs, one->flush->bytes, one->flush->length);
+            free(one->flush->bytes), free(one->flush);
+        }
+        if (one->belongs) {
+            struct pending* waits = malloc(sizeof *waits);
+            *waits = (struct pending){one->belongs, one->data, one->header, comm->pending};
+            comm->pending = waits;
+        }
         while (comm->first != comm->next && !comm->requests[comm->first % REQUESTS].is_used) ++comm->first;
     }
     LEAVE;
@@ -416,7 +526,10 @@ static result close_comm(void* at) {
     pthread_mutex_lock(&lock);
     int is_open = 0;
     for (int place = 0; place < REQUESTS; ++place) is_open += comm->requests[place].is_used;
-    if (is_open) find_fault("a connection that is closed with requests under way");
+    if (is_open || comm->flush.is_used) find_fault("a connection that is closed with requests under way");
+    if (comm->by_dma_buf + comm->by_address)
+        say(3, 1, __FILE__, __LINE__, "%zu bytes of GPU memory were %s: %d registrations by DMA-BUF, %d by address, %d flushes",
+            comm->moved, comm->is_send ? "sent" : "asked for", comm->by_dma_buf, comm->by_address, comm->flushes);
     if (comm->registrations) find_fault("a connection that is closed before its registrations");
     close(comm->fd);
     --open_objects;
@@ -458,14 +571,14 @@ static result connect_v11(void* context, int device, void* handle, void** made, 
 #endif
 #if VERSIONS & 1
 TABLE(net_v8, ncclNetPlugin_v8, init_v8, NET, HAS("init", init_v8), HAS("devices", devices), HAS("getProperties", properties_v8),
-    HAS("listen", listen_at), HAS("connect", connect_to), HAS("accept", accept_one), HAS("regMr", reg), NULL, HAS("deregMr", dereg),
-    HAS("isend", isend_v8), HAS("irecv", irecv_v8), iflush, HAS("test", test), HAS("closeSend", close_comm), HAS("closeRecv", close_comm),
+    HAS("listen", listen_at), HAS("connect", connect_to), HAS("accept", accept_one), HAS("regMr", reg), HAS("regMrDmaBuf", reg_dma_buf),
+    HAS("deregMr", dereg), HAS("isend", isend_v8), HAS("irecv", irecv_v8), HAS("iflush", iflush), HAS("test", test), HAS("closeSend", close_comm), HAS("closeRecv", close_comm),
     HAS("closeListen", close_listen), NULL, NULL);
 #endif
 #define NEWER \
     NET, HAS("init", init_v11), HAS("devices", devices), HAS("getProperties", properties_v11), HAS("listen", listen_v11), \
-        HAS("connect", connect_v11), HAS("accept", accept_one), HAS("regMr", reg), NULL, HAS("deregMr", dereg), HAS("isend", isend), \
-        HAS("irecv", irecv), iflush, HAS("test", test), HAS("closeSend", close_comm), HAS("closeRecv", close_comm), \
+        HAS("connect", connect_v11), HAS("accept", accept_one), HAS("regMr", reg), HAS("regMrDmaBuf", reg_dma_buf), HAS("deregMr", dereg), \
+        HAS("isend", isend), HAS("irecv", irecv), HAS("iflush", iflush), HAS("test", test), HAS("closeSend", close_comm), HAS("closeRecv", close_comm), \
         HAS("closeListen", close_listen), NULL, NULL, NULL, HAS("finalize", finalize), NULL
 #if VERSIONS & 2
 TABLE(net_v11, ncclNetPlugin_v11, init_v11, NEWER);
@@ -490,4 +603,4 @@ const struct net_v8 ncclNetPlugin_v10 = {NET};
 #endif
 
 // For the compiler: what the options leave out is used, too.
-const void* const stand_in_all[] = {init_v8, init_v11, properties_v8, properties_v11, isend_v8, irecv_v8, listen_v11, connect_v11, finalize, listen_at, connect_to, accept_one, reg, dereg, isend, irecv, iflush, test, close_comm, close_listen, devices};
+const void* const stand_in_all[] = {init_v8, init_v11, properties_v8, properties_v11, isend_v8, irecv_v8, listen_v11, connect_v11, finalize, listen_at, connect_to, accept_one, reg, reg_dma_buf, dereg, isend, irecv, iflush, test, close_comm, close_listen, devices};

@@ -299,13 +299,13 @@ impl<'p> Lane<'p> {
         if load(queue.tail)? <= taken {
             return Ok(None);
         }
-        let slot = slot(queue, taken);
-        let theirs = [load(slot + 8)?, load(slot + 16)?, load(slot + 24)?];
-        if theirs != self.part.labels[self.record.label as usize] || load(slot)? != bytes {
-            let peer = u32::try_from(load(slot + 32)?).unwrap_or(NONE);
+        let header = header(queue, taken);
+        let theirs = [load(header + 8)?, load(header + 16)?, load(header + 24)?];
+        if theirs != self.part.labels[self.record.label as usize] || load(header)? != bytes {
+            let peer = u32::try_from(load(header + 32)?).unwrap_or(NONE);
             return self.differs(peer, theirs).map(|_| None);
         }
-        Ok(Some(slot + SLOT_HEADER))
+        Ok(Some(slot(queue, taken) + SLOT_HEADER))
     }
 
     /// The payload of a slot that is free.
@@ -321,6 +321,10 @@ fn slot(queue: &SlotQueue, number: u64) -> u64 {
     queue.slots + number % u64::from(queue.count) * (SLOT_HEADER + queue.payload)
 }
 
+fn header(queue: &SlotQueue, number: u64) -> u64 {
+    queue.headers + number % u64::from(queue.count) * queue.header_stride
+}
+
 fn take(queue: &SlotQueue) -> Outcome<()> {
     let taken = load(queue.mine)? + 1;
     store(queue.mine, taken)?;
@@ -329,9 +333,9 @@ fn take(queue: &SlotQueue) -> Outcome<()> {
 
 fn publish(queue: &SlotQueue, bytes: u64, label: [u64; 3]) -> Outcome<()> {
     let sent = load(queue.mine)?;
-    let slot = slot(queue, sent);
+    let header = header(queue, sent);
     for (place, word) in (0..).zip([bytes].into_iter().chain(label).chain([u64::from(queue.rank)])) {
-        store(slot + 8 * place, word)?;
+        store(header + 8 * place, word)?;
     }
     store(queue.mine, sent + 1)?;
     store(queue.tail, sent + 1)

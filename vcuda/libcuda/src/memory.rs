@@ -97,6 +97,7 @@ entries! {
             kind: properties.kind,
             handle_types: properties.handle_types,
             location: properties.location.into(),
+            for_nics: false,
         };
         pool.put(driver::get()?.pool_create(request)?)
     }

@@ -58,6 +58,8 @@ const _: () = {
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `FABRIC`.
 const POSIX_FD: i32 = 1;
 const FABRIC: i32 = 8;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMA_BUF_FD: i32 = 1;
 /// What a fabric handle of ours begins with.
 const MAGIC: u64 = 0x7663_7564_612d_6661;
 
@@ -73,6 +75,7 @@ impl From<AllocationProperties> for CreateRequest {
             kind: properties.kind,
             handle_types: properties.handle_types,
             location: properties.location.into(),
+            for_nics: properties.gpu_direct != 0,
         }
     }
 }
@@ -133,7 +136,7 @@ entries! {
             location: CLocation { kind: found.location.kind, id: found.location.id },
             win32: 0,
             compression: 0,
-            gpu_direct: 0,
+            gpu_direct: u8::from(found.for_nics),
             usage: 0,
             reserved: [0; 4],
         })
@@ -150,6 +153,14 @@ entries! {
             }
             _ => Err(CUresult::NOT_SUPPORTED),
         }
+    }
+
+    cuMemGetHandleForAddressRange(11070) (handle: Out<i32>, address: u64, bytes: u64, kind: i32, flags: u64) {
+        handle.check()?;
+        if kind != DMA_BUF_FD || flags != 0 {
+            return Err(CUresult::NOT_SUPPORTED);
+        }
+        handle.put(driver::get()?.memory_dma_buf(address, bytes)?.into_raw_fd())
     }
 
     cuMemImportFromShareableHandle(10020) (handle: Out<u64>, shareable: In<[u64; 8]>, kind: i32) {

@@ -97,6 +97,8 @@ impl Driver {
             102 => maps,
             115 => 1,
             103 => handle_types,
+            // GPUDirect RDMA: of mapped memory, at all, as a DMA-BUF.
+            110 | 116 | 124 => maps,
             106 => limits.blocks_per_sm,
             111 => limits.shared_bytes_reserved,
             119 => 0,

@@ -73,7 +73,7 @@ impl Driver {
     fn handle_types(&self, piece: &Piece) -> u32 {
         let PieceKind::Mapped { .. } = piece.kind else { return 0 };
         let Ok(handle) = self.space.retain_handle(piece.start) else { return 0 };
-        let types = self.space.properties(handle).map_or(0, |(properties, _)| properties.types.0);
+        let types = self.space.properties(handle).map_or(0, |(properties, _)| properties.types.shown());
         // The reference was taken a line above, so it can be given back.
         let _ = self.space.release(handle);
         types

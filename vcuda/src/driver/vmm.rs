@@ -27,6 +27,8 @@ pub struct CreateRequest {
     pub handle_types: i32,
     /// Where it is to lie.
     pub location: Location,
+    /// Whether NICs may pin it.
+    pub for_nics: bool,
 }
 
 impl Driver {
@@ -52,7 +54,8 @@ impl Driver {
         if types.0 & !known != 0 || fd_refused || fabric_refused {
             return Err(CUresult::NOT_SUPPORTED);
         }
-        Ok(Properties { gpu, types })
+        let nics = if request.for_nics { HandleTypes::NICS } else { 0 };
+        Ok(Properties { gpu, types: HandleTypes(types.0 | nics) })
     }
 
     /// `cuMemGetAllocationGranularity`.
@@ -146,13 +149,20 @@ impl Driver {
     /// `cuMemGetAllocationPropertiesFromHandle`.
     pub fn memory_properties(&self, handle: u64) -> Outcome<CreateRequest> {
         let (properties, _) = self.space.properties(handle)?;
-        let handle_types = i32::try_from(properties.types.0).map_err(|_| CUresult::INVALID_VALUE)?;
-        Ok(CreateRequest { kind: 1, handle_types, location: Location { kind: 1, id: self.ordinal(properties.gpu) } })
+        let handle_types = i32::try_from(properties.types.shown()).map_err(|_| CUresult::INVALID_VALUE)?;
+        let location = Location { kind: 1, id: self.ordinal(properties.gpu) };
+        let for_nics = properties.types.has(HandleTypes::NICS);
+        Ok(CreateRequest { kind: 1, handle_types, location, for_nics })
     }
 
     /// `cuMemExportToShareableHandle` as a descriptor.
     pub fn memory_export_fd(&self, handle: u64) -> Outcome<OwnedFd> {
         self.space.export_fd(handle)
+    }
+
+    /// `cuMemGetHandleForAddressRange` as a DMA-BUF.
+    pub fn memory_dma_buf(&self, start: u64, bytes: u64) -> Outcome<OwnedFd> {
+        self.space.dma_buf(start, bytes)
     }
 
     /// `cuMemExportToShareableHandle` as a fabric handle.

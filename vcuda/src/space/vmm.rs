@@ -1,7 +1,8 @@
 //! `cuMemCreate` and its kin: physical memory, addresses and rights apart; sharing by descriptors and fabric handles.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -19,12 +20,22 @@ impl HandleTypes {
     pub const POSIX_FD: u32 = 1;
     /// `CU_MEM_HANDLE_TYPE_FABRIC`.
     pub const FABRIC: u32 = 8;
+    /// Not one of CUDA's: NICs may pin it (`gpuDirectRDMACapable`).
+    pub const NICS: u32 = 1 << 16;
+
+    /// Those that CUDA knows.
+    pub fn shown(self) -> u32 {
+        self.0 & (HandleTypes::POSIX_FD | HandleTypes::FABRIC)
+    }
 
     /// Whether this type is among them.
     pub fn has(self, one: u32) -> bool {
         self.0 & one != 0
     }
 }
+
+/// What ranges for drivers of NICs are multiples of.
+const HOST_PAGE: u64 = 4096;
 
 /// What `cuMemCreate` was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,6 +326,31 @@ impl Space {
         }
         self.mark_exported(&entry.backing);
         entry.backing.fd().try_clone_to_owned().map_err(|_| CUresult::OPERATING_SYSTEM)
+    }
+
+    /// A descriptor by which a driver of NICs pins mapped memory: the memory's file, whose position is where the range
+    /// begins. A NIC's stand-in maps it from there.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` for what is not whole pages of one mapping, or was made without `gpuDirectRDMACapable`.
+    pub fn dma_buf(&self, start: u64, bytes: u64) -> Outcome<OwnedFd> {
+        let inner = self.read();
+        let piece = inner.piece(start).ok_or(CUresult::INVALID_VALUE)?;
+        let PieceKind::Mapped { backing, .. } = &piece.kind else { return Err(CUresult::NOT_SUPPORTED) };
+        let is_whole = bytes != 0 && start.is_multiple_of(HOST_PAGE) && bytes.is_multiple_of(HOST_PAGE);
+        if !is_whole || start.checked_add(bytes).is_none_or(|end| end > piece.end()) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let types = self.state.lock().find(Kind::File, |file| file.file == backing.number);
+        if types.is_none_or(|(_, record)| record.flags & u64::from(HandleTypes::NICS) == 0) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        // A description of its own, for its position.
+        let path = format!("/proc/self/fd/{}", backing.fd().as_raw_fd());
+        let file = File::options().read(true).write(true).open(path).map_err(|_| CUresult::OPERATING_SYSTEM)?;
+        (&file).seek(SeekFrom::Start(start - piece.start)).map_err(|_| CUresult::OPERATING_SYSTEM)?;
+        Ok(OwnedFd::from(file))
     }
 
     /// The number by which processes of the machine import a handle's memory over the fabric.

@@ -51,7 +51,7 @@ impl ControlPlane {
         }
         self.call_backs.due.retain(|(_, planned)| *planned != peer);
         if self.call_backs.unreached.insert(peer) {
-            let at = self.addresses[peer.index()].first();
+            let at = self.addresses[peer.index()].as_slice().first();
             let at = at.map_or_else(String::new, |at| format!(" at {at}"));
             log::trace!(Bootstrap @ self.world.rank, "rank {peer} is not reached{at}: it is asked to connect");
         }
@@ -171,7 +171,7 @@ impl ControlPlane {
     /// Whether `peer` has no address but this rank's own: what refuses connections there is this host's kernel, whose
     /// processes are at the other end, and no machine between the two.
     pub(super) fn is_of_this_host(&self, peer: Rank) -> bool {
-        let (own, theirs) = (self.own.seat.address().ip(), &self.addresses[peer.index()]);
+        let (own, theirs) = (self.own.seat.address().ip(), self.addresses[peer.index()].as_slice());
         !theirs.is_empty() && theirs.iter().all(|at| at.ip() == own)
     }
 
@@ -190,7 +190,7 @@ impl ControlPlane {
     pub(in crate::bootstrap::net) fn neither_way(&self) -> Option<String> {
         let is_missing = |peer: &&Rank| !self.has_link(**peer) && self.inbox.gone(**peer).is_none();
         let peer = self.call_backs.unreached.iter().find(is_missing)?;
-        let theirs = self.addresses[peer.index()].first()?;
+        let theirs = self.addresses[peer.index()].as_slice().first()?;
         if self.is_taken(*peer) {
             return Some(format!(
                 "{theirs} has taken a connection to rank {peer} and not answered it (is that rank stopped, or has \

@@ -125,7 +125,9 @@ impl ControlPlane {
             others.into_iter().find(|other| self.inbox.gone(*other).is_none() && !self.absent.is_skipped(*other));
         // In init the addresses of most ranks are not known yet.
         let can_dial = |next: &Rank| {
-            !self.addresses[next.index()].is_empty() && !self.has_link(*next) && !self.routes.contains_key(next)
+            !self.addresses[next.index()].as_slice().is_empty()
+                && !self.has_link(*next)
+                && !self.routes.contains_key(next)
         };
         if let Some(next) = next.filter(can_dial) {
             self.dial(next);
@@ -157,7 +159,7 @@ impl ControlPlane {
     /// computes, and answers in its next call. Where it may have other addresses, this may be a stranger's.
     pub(super) fn keep_silent(&mut self, token: u64) -> bool {
         let Some(entry) = self.links.get_mut(&token).filter(|entry| entry.link.is_made()) else { return false };
-        let addresses = entry.dialled.map_or(0, |peer| self.addresses[peer.index()].len());
+        let addresses = entry.dialled.map_or(0, |peer| self.addresses[peer.index()].as_slice().len());
         if addresses != 1 {
             return false;
         }

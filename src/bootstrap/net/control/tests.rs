@@ -96,7 +96,7 @@ impl Ranks {
     fn must_be_called_by(&self, far: u32) {
         let peer = Rank::new(far);
         assert!(!self.of(1, |control| control.has_link(peer)), "{far} has to be far");
-        self.of(1, |control| control.addresses[peer.index()] = vec![refused_address()]);
+        self.of(1, |control| control.addresses[peer.index()] = PeerAddresses::One(refused_address()));
         self.of(1, |control| control.put(peer, Channel::Message(1), b"hello")).unwrap();
         let take = || self.of(far, |control| control.take(Rank::new(1), Channel::Message(1)));
         let here: Vec<u32> = self.here().collect();
@@ -354,7 +354,7 @@ fn a_rank_that_cannot_be_reached_is_asked_to_connect() {
             ranks.of(1, |control| control.put(Rank::new(far), Channel::Message(1), &tag.to_le_bytes())).unwrap();
         };
         ranks.of(1, |control| {
-            control.addresses[Rank::new(far).index()] = vec![address];
+            control.addresses[Rank::new(far).index()] = PeerAddresses::One(address);
         });
         put(0);
         put(1);
@@ -395,7 +395,7 @@ fn refused_address() -> SocketAddr {
 fn a_rank_whose_host_refuses_is_not_given_up_before_it_can_have_heard_the_request() {
     let ranks = Ranks::join(27, &options());
     let far = Rank::new(ranks.far_from_one());
-    ranks.of(1, |control| control.addresses[far.index()] = vec![refused_address()]);
+    ranks.of(1, |control| control.addresses[far.index()] = PeerAddresses::One(refused_address()));
     ranks.of(1, |control| control.put(far, Channel::Message(1), b"hello")).unwrap();
     // All others stand still meanwhile.
     let is_doubted = || ranks.of(1, |control| control.absent.is_doubted(far));
@@ -443,7 +443,7 @@ fn a_neighbour_that_has_died_before_it_connected_is_noticed_by_the_one_that_wait
         // As before the two have connected.
         control.links.clear();
         control.routes.clear();
-        control.addresses[peer.index()] = vec![refused_address()];
+        control.addresses[peer.index()] = PeerAddresses::One(refused_address());
         control.await_from(peer);
         control.retries = BTreeSet::from([(clock::now(), peer)]);
     });
@@ -461,7 +461,7 @@ fn a_neighbour_of_this_host_that_refuses_is_dead() {
         // As before the two have connected.
         control.links.clear();
         control.routes.clear();
-        control.addresses[peer.index()] = vec![refused_address()];
+        control.addresses[peer.index()] = PeerAddresses::One(refused_address());
         control.dial(peer);
         control.address().ip()
     });
@@ -494,7 +494,7 @@ fn a_rank_whose_address_takes_connections_and_says_nothing_is_asked_to_connect()
         let ranks = Ranks::join(27, &Options { handshake_timeout, ..options() });
         let far = Rank::new(ranks.far_from_one());
         let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        ranks.of(1, |control| control.addresses[far.index()] = vec![silent.local_addr().unwrap()]);
+        ranks.of(1, |control| control.addresses[far.index()] = PeerAddresses::One(silent.local_addr().unwrap()));
         ranks.of(1, |control| control.put(far, Channel::Message(1), b"hello")).unwrap();
         if is_kept {
             ranks.drive_until(&[1], || ranks.of(1, |control| control.dialling.is_empty()));
@@ -515,7 +515,7 @@ fn a_wait_for_a_rank_that_is_reached_in_neither_direction_names_both_addresses()
     let ranks = Ranks::join(27, &options());
     let far = ranks.far_from_one();
     for (at, of) in [(1, far), (far, 1)] {
-        ranks.of(at, |control| control.addresses[Rank::new(of).index()] = vec![silent]);
+        ranks.of(at, |control| control.addresses[Rank::new(of).index()] = PeerAddresses::One(silent));
     }
     ranks.of(1, |control| control.put(Rank::new(far), Channel::Message(1), b"hello")).unwrap();
     ranks.of(1, |control| control.call_backs.hurry(clock::now()));

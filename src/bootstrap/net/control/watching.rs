@@ -1,17 +1,20 @@
-//! How a control plane learns which of its connections can move, and how it sleeps until one can.
+//! How a control plane is driven: it learns which of its connections can move, and sleeps until one can.
 //!
 //! Few connections are polled, and the plane has no descriptor but theirs: a process may have a thousand communicators
 //! of two ranks. Many are watched by a poller. Beside them a sleep hears the doorkeeper, who rings the chime of the
 //! thread that sleeps when he has a connection for this rank.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{ControlPlane, Entry};
 use crate::bootstrap::Listen;
+use crate::bootstrap::net::shortage;
 use crate::error::Result;
 use crate::sync::Chime;
 use crate::sync::primitive::Arc;
+use crate::sys::clock;
 use crate::sys::poller::{self, Interest, Poller};
 
 /// The most connections that are polled: those with the neighbours of the graph, and some that replace others.
@@ -20,6 +23,60 @@ const FEW_LINKS: usize = 8;
 const DEAF_NAP: Duration = Duration::from_millis(5);
 
 impl ControlPlane {
+    /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
+    pub(in crate::bootstrap::net) fn drives(&self) -> u64 {
+        self.drives
+    }
+
+    /// Moves bytes; waits at most `timeout` for some to move.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] if polling itself fails.
+    pub(in crate::bootstrap::net) fn drive(&mut self, timeout: Duration) -> Result<()> {
+        let chime = Chime::of_thread();
+        let heard = chime.count();
+        self.drive_behind((&chime, heard), timeout)
+    }
+
+    /// [`ControlPlane::drive`] by the thread of `chime`: what rings that more often than `heard` times ends the wait.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] if polling itself fails.
+    pub(in crate::bootstrap::net) fn drive_behind(
+        &mut self,
+        chime: (&Arc<Chime>, u64),
+        timeout: Duration,
+    ) -> Result<()> {
+        self.drives += 1;
+        let now = clock::now();
+        let timeout = self.next_moment(now, timeout);
+        let slept = self.sleep(chime, timeout);
+        let outcome = slept.and(self.look());
+        let mut place = 0;
+        while let Some(event) = self.ready.get(place) {
+            self.serve(event.token, event.readable);
+            place += 1;
+        }
+        // Behind the others, and once: who is about to prove itself must not make room for newcomers.
+        self.accept();
+        self.look_at_door();
+        self.expire(clock::now());
+        self.tell_news();
+        outcome
+    }
+
+    pub(super) fn next_moment(&self, now: Instant, timeout: Duration) -> Duration {
+        let until = |tokens: &BTreeSet<u64>| {
+            tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
+        };
+        let retry = self.retries.first().map(|(again, _)| *again);
+        // A shortage counts as long as it is seen again and again.
+        let shut = self.is_shut.then(|| now + shortage::PAUSE);
+        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell, shut];
+        let next = moments.into_iter().flatten().chain(self.absent.next()).chain(self.call_backs.next()).min();
+        next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
+    }
+
     /// Reports of `entry`, which is about to be one of the connections, carry `token`.
     pub(super) fn watch(&mut self, token: u64, entry: &Entry) -> Result<()> {
         if self.poller.is_none() && self.links.len() >= FEW_LINKS {
@@ -46,7 +103,7 @@ impl ControlPlane {
     }
 
     /// Asks which connections can move.
-    pub(super) fn look(&mut self) -> Result<()> {
+    fn look(&mut self) -> Result<()> {
         match &self.poller {
             Some(poller) => poller.wait(&mut self.ready, Duration::ZERO),
             None => {
@@ -56,11 +113,11 @@ impl ControlPlane {
         }
     }
 
-    /// Sleeps until a connection can move or one has come, at most `timeout`.
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<()> {
-        let chime = Arc::clone(self.chime.insert(Chime::of_thread()));
-        let heard = chime.count();
-        if timeout.is_zero() || !self.incoming.ring_at_arrival(&chime) {
+    /// Sleeps until a connection can move or one has come, or the chime has rung more than `heard` times, at most
+    /// `timeout`.
+    fn sleep(&mut self, (chime, heard): (&Arc<Chime>, u64), timeout: Duration) -> Result<()> {
+        self.chime = Some(Arc::clone(chime));
+        if timeout.is_zero() || !self.incoming.ring_at_arrival(chime) {
             return Ok(());
         }
         let descriptors: Vec<_> = self.descriptors().collect();

@@ -28,6 +28,8 @@ pub(in crate::device::cuda) struct MemoryWays {
     pub(in crate::device::cuda) exports: bool,
     /// Whether mapped memory can leave the host by a fabric handle, says an attribute that is no promise.
     pub(in crate::device::cuda) fabric: bool,
+    /// Whether NICs may reach mapped memory.
+    pub(in crate::device::cuda) nics: bool,
     /// The devices whose kernels reach mapped memory: this one, then those with peer access to it.
     pub(in crate::device::cuda) visitors: Vec<CUdevice>,
 }

@@ -171,6 +171,7 @@ required {
 }
 optional {
     cuFuncLoad(12040)(CUfunction);
+    cuMemGetHandleForAddressRange(11070)(*mut c_void, CUdeviceptr, usize, c_int, c_ulonglong);
 }
 }
 

@@ -159,7 +159,7 @@ fn properties(primary: &Primary, handle_types: c_int) -> AllocationProperties {
         windows: std::ptr::null_mut(),
         flags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: 0,
+            gpuDirectRDMACapable: u8::from(primary.memory_ways().nics),
             usage: 0,
             reserved: [0; 4],
         },

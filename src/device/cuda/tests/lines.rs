@@ -98,6 +98,8 @@ impl Pair {
                 rank: 0,
                 sends,
                 slots: receiver + WORDS,
+                headers: receiver + WORDS,
+                header_stride: SlotQueue::stride(PAYLOAD),
                 lines: lines::first(receiver + WORDS + lines::slots_bytes((2, PAYLOAD))),
                 count: 2,
                 payload: PAYLOAD,

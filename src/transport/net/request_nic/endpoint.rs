@@ -3,20 +3,25 @@
 //! Sends and receives that are under way cannot be cancelled: the NIC may write into their memory until the endpoint is
 //! closed, whatever has become of the communicator. So the endpoint owns the memory, and closes the NIC before it lets
 //! go of it. A NIC that cannot be closed keeps its memory for ever.
+//!
+//! Memory of a program's cannot be owned. It is *lent* ([`NicLoan`]) for a message, and who has the other half of the
+//! loan, a [`NicHold`], does not give the memory back before the message is done: dropped earlier, it closes the NIC.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 
-use crate::device::HostRegion;
+use crate::device::{HostRegion, Region};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::primitive::{Arc, AtomicBool, Mutex, Ordering};
 use crate::sys::open;
 use crate::sys::pinning::OwnPins;
 use crate::transport::net::request_nic::{
-    ConnectionId, FoundNic, ListenerId, MessageNumber, NicHandle, NicMemory, NicPromises, NicSleep, Posted, RegionId,
-    RegistrationNeed, RequestId, RequestNic,
+    ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageNumber, NicHandle, NicMemory,
+    NicPromises, NicSleep, Posted, RegionId, RegistrationNeed, RequestId, RequestNic, RequestWay,
 };
+use crate::transport::nic_hold::{LentMemory, NicHold};
 use crate::transport::pump::PumpSleep;
 
 /// An endpoint, as its connections share it.
@@ -29,8 +34,10 @@ pub(in crate::transport) struct NicEndpoint {
     pins: Option<OwnPins>,
     // Before the memory: fields are dropped in this order.
     nic: Box<dyn RequestNic>,
-    regions: Vec<HostRegion>,
+    regions: Vec<NicRegion>,
+    promises: NicPromises,
     failure: Option<Error>,
+    goes_straight: bool,
     /// What may be under way beside one send and one receive of each connection.
     sends: CommonRequests,
     receives: CommonRequests,
@@ -42,11 +49,39 @@ pub(in crate::transport) struct NicEndpoint {
     twin: Option<(RawFd, Arc<OwnedFd>)>,
 }
 
-/// Which way a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::transport) enum RequestWay {
-    Out,
-    In,
+/// Memory that the NIC has.
+#[derive(Debug)]
+enum NicRegion {
+    Host(HostRegion),
+    Device(Region),
+}
+
+impl NicRegion {
+    fn bytes(&self) -> usize {
+        match self {
+            NicRegion::Host(memory) => memory.bytes(),
+            NicRegion::Device(memory) => memory.bytes(),
+        }
+    }
+
+    /// A part of it, which lies inside.
+    fn part(&self, region: RegionId, range: Range<usize>) -> NicMemory {
+        let bytes = range.len();
+        match self {
+            NicRegion::Host(memory) => {
+                NicMemory { region, start: memory.at(range.start, bytes), bytes, is_device: false }
+            }
+            NicRegion::Device(memory) => {
+                // The address is the device's: it is counted with, and never followed.
+                let start = memory.base().map_addr(|base| base.saturating_add(range.start));
+                NicMemory { region, start, bytes, is_device: true }
+            }
+        }
+    }
+
+    fn is(&self, memory: &HostRegion) -> bool {
+        matches!(self, NicRegion::Host(one) if one.base() == memory.base() && one.bytes() == memory.bytes())
+    }
 }
 
 /// Requests of one way that all connections share. Each has one of its own, so whatever others have under way, and for
@@ -72,6 +107,39 @@ pub(in crate::transport) struct MessagePlace {
     pub(in crate::transport) range: Range<usize>,
 }
 
+/// Memory of a program's that a NIC has for one message.
+#[derive(Debug)]
+pub(in crate::transport) struct NicLoan {
+    endpoint: SharedEndpoint,
+    is_out: AtomicBool,
+}
+
+impl NicLoan {
+    /// A loan that has begun, and the half of it that stays with the memory.
+    pub(in crate::transport) fn begin(endpoint: &SharedEndpoint) -> (Arc<NicLoan>, NicHold) {
+        let loan = Arc::new(NicLoan { endpoint: Arc::clone(endpoint), is_out: AtomicBool::new(true) });
+        let half: Arc<NicLoan> = Arc::clone(&loan);
+        (loan, NicHold::of(half))
+    }
+
+    /// The NIC is done with the memory.
+    pub(in crate::transport) fn end(&self) {
+        // Pairs with the acquire below: what the NIC has written is seen by who looks there.
+        self.is_out.store(false, Ordering::Release);
+    }
+}
+
+impl LentMemory for NicLoan {
+    fn is_over(&self) -> bool {
+        // Pairs with the release above.
+        !self.is_out.load(Ordering::Acquire)
+    }
+
+    fn take_back(&self) {
+        self.endpoint.lock().shut();
+    }
+}
+
 impl NicEndpoint {
     /// Opens an endpoint on `found`.
     ///
@@ -83,11 +151,26 @@ impl NicEndpoint {
 
     fn over(nic: Box<dyn RequestNic>, promises: &NicPromises) -> NicEndpoint {
         let rooms = promises.most_connections();
-        let beside = |most: usize| CommonRequests::new(most - rooms);
-        let (sends, receives) = (beside(promises.most_sends), beside(promises.most_receives));
+        let sends = CommonRequests::new(promises.most_sends - rooms);
+        let receives = CommonRequests::new(promises.most_receives - rooms * promises.own_receives());
+        let goes_straight = promises.goes_straight();
         let pins = (promises.registration == RegistrationNeed::All).then(OwnPins::default);
         let (regions, failure, connections, mover, others, twin) = (Vec::new(), None, 0, None, 0, None);
-        NicEndpoint { pins, nic, regions, failure, sends, receives, connections, mover, others, twin }
+        let promises = *promises;
+        NicEndpoint {
+            pins,
+            nic,
+            regions,
+            promises,
+            failure,
+            goes_straight,
+            sends,
+            receives,
+            connections,
+            mover,
+            others,
+            twin,
+        }
     }
 
     /// As [`RequestNic::listen`].
@@ -118,6 +201,27 @@ impl NicEndpoint {
         })
     }
 
+    /// As [`NicPromises::goes_straight`].
+    pub(in crate::transport) fn goes_straight(&self) -> bool {
+        self.goes_straight
+    }
+
+    /// Closes the NIC, so that it touches no memory any more: a call ends that has lent it some.
+    fn shut(&mut self) {
+        if self.failure.is_none() {
+            let message = "a call ended while a NIC had memory of it, so the NIC was closed";
+            self.failure = Some(Error::new(Kind::Aborted, message));
+        }
+        if let Err(error) = self.nic.close() {
+            // Nobody can have the memory back, and its owner is about to use it.
+            log::tell(&format!(
+                "a NIC does not close that has memory of the program, which cannot go on: {}",
+                error.message()
+            ));
+            std::process::abort();
+        }
+    }
+
     /// As [`RequestNic::tells_faults`].
     pub(in crate::transport) fn tells_faults(&self) -> bool {
         self.nic.tells_faults()
@@ -128,14 +232,14 @@ impl NicEndpoint {
     /// # Errors
     /// As [`RequestNic::register`].
     pub(in crate::transport) fn register(&mut self, memory: HostRegion) -> Result<RegionId> {
-        let known = self.regions.iter().position(|one| one.base() == memory.base() && one.bytes() == memory.bytes());
+        let known = self.regions.iter().position(|one| one.is(&memory));
         if let Some(known) = known {
             return Ok(region_id(known));
         }
         let region = region_id(self.regions.len());
-        let whole = NicMemory { region, start: memory.base(), bytes: memory.bytes() };
+        let whole = NicMemory { region, start: memory.base(), bytes: memory.bytes(), is_device: false };
         // First: a NIC that fails halfway may have pinned it.
-        self.regions.push(memory);
+        self.regions.push(NicRegion::Host(memory));
         let (start, mut pins) = (whole.start.addr().get(), self.pins.take());
         let registered = match &mut pins {
             Some(pins) => pins.count(&(start..start + whole.bytes), || self.ask(|nic| nic.register(whole))),
@@ -143,6 +247,33 @@ impl NicEndpoint {
         };
         self.pins = pins;
         registered.map(|()| region)
+    }
+
+    /// Hands `memory` of a device to the NIC for one way of a connection.
+    ///
+    /// # Errors
+    /// Why it does not take it, as a sentence: the caller goes on without.
+    pub(in crate::transport) fn register_device(
+        &mut self,
+        (connection, way): (ConnectionId, RequestWay),
+        memory: Region,
+        reach: &DeviceReach,
+    ) -> std::result::Result<RegionId, String> {
+        if self.promises.device_memory == DeviceMemoryAccess::None {
+            return Err("this NIC takes no memory of devices".to_owned());
+        }
+        let region = region_id(self.regions.len());
+        let memory = NicRegion::Device(memory);
+        let whole = memory.part(region, 0..memory.bytes());
+        // First, as above.
+        self.regions.push(memory);
+        let nic = self.nic().map_err(|error| error.message().to_owned())?;
+        nic.register_device(connection, way, whole, reach).map(|()| region)
+    }
+
+    /// The largest message.
+    pub(in crate::transport) fn most_message_bytes(&self) -> usize {
+        self.promises.most_message_bytes
     }
 
     /// Counts one more connection.
@@ -198,6 +329,45 @@ impl NicEndpoint {
     pub(in crate::transport) fn receive(&mut self, place: MessagePlace) -> Result<Posted> {
         let into = self.memory(&place)?;
         self.nic()?.receive(place.connection, place.number, into)
+    }
+
+    /// As [`RequestNic::flush`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::transport) fn flush(&mut self, place: &MessagePlace) -> Result<Posted> {
+        let received = self.memory(place)?;
+        self.nic()?.flush(place.connection, received)
+    }
+
+    /// As [`RequestNic::send`], of memory that is lent.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// The memory stays as it is until the request is done or the NIC was closed: a [`NicHold`] sees to that.
+    pub(in crate::transport) unsafe fn send_lent(
+        &mut self,
+        (connection, number): (ConnectionId, MessageNumber),
+        (start, bytes): (NonNull<u8>, usize),
+    ) -> Result<Posted> {
+        self.nic()?.send(connection, number, NicMemory { region: LENT, start, bytes, is_device: false })
+    }
+
+    /// The same for [`RequestNic::receive`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As above, and nobody else touches it.
+    pub(in crate::transport) unsafe fn receive_lent(
+        &mut self,
+        (connection, number): (ConnectionId, MessageNumber),
+        (start, bytes): (NonNull<u8>, usize),
+    ) -> Result<Posted> {
+        self.nic()?.receive(connection, number, NicMemory { region: LENT, start, bytes, is_device: false })
     }
 
     /// As [`RequestNic::test`].
@@ -268,7 +438,7 @@ impl NicEndpoint {
         let whole = usize::try_from(region.0).ok().and_then(|place| self.regions.get(place));
         let whole = whole.filter(|whole| range.start <= range.end && range.end <= whole.bytes());
         let whole = whole.ok_or_else(|| Error::internal("a message outside the memory of its NIC"))?;
-        Ok(NicMemory { region: *region, start: whole.at(range.start, range.len()), bytes: range.len() })
+        Ok(whole.part(*region, range.clone()))
     }
 
     /// The NIC, which has not failed before.
@@ -300,6 +470,8 @@ fn region_id(place: usize) -> RegionId {
     RegionId(u32::try_from(place).expect("fewer regions than connections"))
 }
 
+/// The region of memory that is lent, which is none: NICs that are lent memory need no registration.
+const LENT: RegionId = RegionId(u32::MAX);
 /// Calls of other connections after which one of them lets the NIC move: the one that did so may be called no more.
 const MOST_OTHERS: u32 = 16;
 

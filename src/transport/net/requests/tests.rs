@@ -3,7 +3,10 @@
 use std::ptr::NonNull;
 
 use super::RequestNet;
-use super::connection::{CHUNK_BYTES, CHUNK_PAYLOAD, CHUNKS, RequestConnection};
+use super::connection::{
+    CHUNK_BYTES, CHUNK_PAYLOAD, CHUNKS, Permission, RequestConnection, STRAIGHT, STRAIGHT_HEAD, STRAIGHT_SIZES,
+    StraightMemory,
+};
 use super::receive_pump::RequestReceivePump;
 use super::send_pump::RequestSendPump;
 use crate::bootstrap::LocalBootstrap;
@@ -12,7 +15,7 @@ use crate::error::{Kind, Result};
 use crate::sync::primitive::{Arc, Mutex};
 use crate::sync::ring::{Label, Receiver, Sender, Shape};
 use crate::transport::net::request_nic::endpoint::{NicEndpoint, SharedEndpoint};
-use crate::transport::net::request_nic::{FoundNic, Posted};
+use crate::transport::net::request_nic::{FoundNic, Posted, RequestWay};
 use crate::transport::net::test_nic::{Manners, TestNic};
 use crate::transport::net::wire::{HEADER_BYTES, encode};
 use crate::transport::pump::{Passed, Pump, Taken, Waits, Wire};
@@ -139,6 +142,7 @@ fn exchange(manners: Manners, sizes: &[usize]) -> Result<()> {
 fn messages_of_all_sizes_come_whole_and_in_order_whatever_the_manners_of_the_nic() {
     for (late, shy) in [(1, u64::MAX), (1, 2), (4, 3), (9, 2), (2, 5)] {
         exchange(Manners { late, shy, ..Manners::WORST }, &SIZES).unwrap();
+        exchange(Manners { late, shy, ..Manners::STRAIGHT }, &SIZES).unwrap();
     }
 }
 
@@ -147,6 +151,9 @@ fn messages_of_all_sizes_come_whole_and_in_order_whatever_the_manners_of_the_nic
 fn a_nic_of_few_requests_carries_them_too() {
     for count in [1, 2, 3, 4, CHUNKS, CHUNKS + 3, 2 * CHUNKS] {
         exchange(Manners::with_requests(count), &SIZES).unwrap();
+    }
+    for count in [4, 5, 8, CHUNKS, 4 * CHUNKS] {
+        exchange(Manners { most_sends: count, most_receives: count, ..Manners::STRAIGHT }, &SIZES).unwrap();
     }
 }
 
@@ -186,7 +193,7 @@ fn credit_that_cannot_be_given_is_an_error_once_more_has_to_come() {
             assert!((0..100).all(|_| receive.progress().is_ok()));
             // But where one more is waited for, all that was asked for has come.
             // SAFETY: nothing comes.
-            let error = unsafe { receive.take(NonNull::dangling(), (1, label(9))) }.unwrap_err();
+            let error = unsafe { receive.take(NonNull::dangling(), (1, label(9)), &mut None) }.unwrap_err();
             assert_eq!(error.peer(), Some(0));
             continue;
         }
@@ -234,8 +241,8 @@ fn no_message_leaves_before_the_receiver_has_asked_for_it() {
         send.progress().unwrap();
         receive.progress().unwrap();
     }
-    // Two slots at each end, all chunks at the receiver's, and all at the sender's.
-    assert!((2 * CHUNKS..=2 * CHUNKS + 2 * SHAPE.slots as usize).contains(&sent), "{sent}");
+    // Two slots at each end, all chunks at the sender's, and at the receiver's all but fewer than it tells at once.
+    assert!((CHUNKS * 3 / 2..=2 * CHUNKS + 2 * SHAPE.slots as usize).contains(&sent), "{sent}");
     assert_eq!(receive.waits(), Waits::Ring, "its ring is full");
     for number in 0..sent {
         let message = turns(|| {
@@ -269,7 +276,7 @@ fn messages_pass_and_are_taken_past_the_rings() {
         turns(|| {
             send.progress()?;
             // SAFETY: good for the message's bytes.
-            let taken = unsafe { receive.take(place, expected) }?;
+            let taken = unsafe { receive.take(place, expected, &mut None) }?;
             assert!(taken != Taken::ByRing);
             Ok((taken == Taken::Whole).then_some(()))
         })
@@ -280,7 +287,7 @@ fn messages_pass_and_are_taken_past_the_rings() {
         let by_ring = turns(|| {
             send.progress()?;
             // SAFETY: as above.
-            let taken = unsafe { receive.take(place, (bytes, label(3))) }?;
+            let taken = unsafe { receive.take(place, (bytes, label(3)), &mut None) }?;
             Ok((taken == Taken::ByRing).then_some(()))
         });
         by_ring.unwrap();
@@ -289,6 +296,107 @@ fn messages_pass_and_are_taken_past_the_rings() {
             Ok(taken(&mut inbox))
         });
         assert_eq!(message.unwrap(), (content(2, 9000), label(2)));
+    }
+}
+
+/// A NIC that can sends from the caller's memory into the caller's memory: in a message that a slot holds, and in one
+/// that the ring announces because none does.
+#[test]
+fn messages_go_straight_from_memory_to_memory() {
+    for (late, shy) in [(1, u64::MAX), (4, 3), (2, 5)] {
+        for bytes in [STRAIGHT_SIZES.start, 1 << 20, (1 << 20) + 1, 3 << 20] {
+            let ((mut outbox, mut send), (mut receive, mut inbox)) =
+                pumped(Manners { late, shy, ..Manners::STRAIGHT }).unwrap();
+            // Whatever lies in the ring goes before it.
+            assert!(publish(&mut outbox, &content(0, 70_000), label(0)));
+            let (from, mut into) = (content(1, bytes), vec![0u8; bytes]);
+            let (start, place) = (NonNull::from(&from[..]).cast(), NonNull::from(&mut into[..]).cast());
+            let (expected, mut sent, mut held) = ((bytes, label(1)), None, None);
+            let (mut first, mut is_announced) = (None, bytes <= SHAPE.slot_bytes as usize);
+            turns(|| {
+                send.progress()?;
+                if first.is_none() {
+                    receive.progress()?;
+                    first = taken(&mut inbox);
+                    return Ok(None);
+                }
+                if sent.is_none() {
+                    // SAFETY: `from` outlives what is kept of it.
+                    sent = unsafe { send.hand_over(start, expected) }?;
+                }
+                if !is_announced {
+                    receive.progress()?;
+                    is_announced = taken(&mut inbox).inspect(|told| assert!(*told == (Vec::new(), label(1)))).is_some();
+                    return Ok(None);
+                }
+                // SAFETY: `into` outlives what is kept of it.
+                let taken = unsafe { receive.take(place, expected, &mut held) }?;
+                Ok((taken == Taken::Whole).then_some(()))
+            })
+            .unwrap();
+            assert!(first.unwrap() == (content(0, 70_000), label(0)));
+            assert!(held.unwrap().is_over() && into == content(1, bytes) && inbox.peek().unwrap().is_none());
+            turns(|| {
+                send.progress()?;
+                Ok(send.drained().then_some(()))
+            })
+            .unwrap();
+            assert!(sent.unwrap().is_over());
+        }
+    }
+}
+
+/// What follows a message that goes into the caller's memory comes meanwhile, and is seen after it.
+#[test]
+fn messages_behind_one_that_is_taken_wait_in_their_slots() {
+    let ((mut outbox, mut send), (mut receive, mut inbox)) = pumped(Manners::STRAIGHT).unwrap();
+    let sizes = [200_000, 300_000];
+    (0..2).for_each(|number| assert!(publish(&mut outbox, &content(number, sizes[number]), label(number))));
+    let (mut into, mut hold) = (vec![0u8; sizes[0]], None);
+    let place = NonNull::from(&mut into[..]).cast();
+    turns(|| {
+        send.progress()?;
+        // SAFETY: `into` outlives what is kept of it.
+        let is_whole = unsafe { receive.take(place, (sizes[0], label(0)), &mut hold) }? == Taken::Whole;
+        assert!(inbox.peek()?.is_none());
+        Ok(is_whole.then_some(()))
+    })
+    .unwrap();
+    let next = turns(|| {
+        send.progress()?;
+        receive.progress()?;
+        Ok(taken(&mut inbox))
+    });
+    assert!(into == content(0, sizes[0]) && next.unwrap() == (content(1, sizes[1]), label(1)));
+}
+
+/// A call that ends early closes the NIC before its memory goes back, at whichever end.
+#[test]
+fn memory_that_a_nic_has_goes_back_when_the_nic_is_closed() {
+    for is_sender in [true, false] {
+        let ((mut outbox, mut send), (mut receive, _inbox)) = pumped(Manners::STRAIGHT).unwrap();
+        let bytes = 100_000;
+        let (from, mut into, mut held) = (content(1, bytes), vec![0u8; bytes], None);
+        if is_sender {
+            let start = NonNull::from(&from[..]).cast();
+            // SAFETY: `from` outlives what is kept of it.
+            held = Some(turns(|| unsafe { send.hand_over(start, (bytes, label(1))) }).unwrap());
+        } else {
+            assert!(publish(&mut outbox, &from, label(1)));
+            let place = NonNull::from(&mut into[..]).cast();
+            turns(|| {
+                send.progress()?;
+                // SAFETY: `into` outlives what is kept of it.
+                assert!(unsafe { receive.take(place, (bytes, label(1)), &mut held) }? != Taken::Whole);
+                Ok(held.is_some().then_some(()))
+            })
+            .unwrap();
+        }
+        let hold = held.unwrap();
+        assert!(!hold.is_over());
+        drop(hold);
+        let error = if is_sender { send.progress().unwrap_err() } else { receive.progress().unwrap_err() };
+        assert!(error.message().contains("a call ended while a NIC had memory of it"), "{error}");
     }
 }
 
@@ -328,15 +436,50 @@ fn what_a_peer_sends_is_held_against_its_header_and_the_header_against_the_slot(
 }
 
 #[test]
+fn the_rest_of_a_message_is_held_against_its_header() {
+    let whole = STRAIGHT_SIZES.start;
+    let header = |word: u64| [&word.to_le_bytes()[..], &encode(0, label(0))[8..], &[1; STRAIGHT_HEAD]].concat();
+    for (word, rest, words) in [
+        (STRAIGHT | 9, 0, "of which the NIC should carry a part"),
+        (STRAIGHT | (STRAIGHT - 1), 0, "of which the NIC should carry a part"),
+        (STRAIGHT | whole as u64, whole - STRAIGHT_HEAD - 1, "as the rest of a message of"),
+    ] {
+        let [mut peer, me] = connected(Manners::STRAIGHT).unwrap();
+        let (incoming, _inbox) = ring();
+        let mut receive = RequestReceivePump::new(me, Box::new(incoming));
+        receive.progress().unwrap();
+        send_raw(&mut peer, &header(word));
+        let mut is_sent = rest == 0;
+        let content = vec![1u8; whole];
+        let error = turns(|| {
+            if !is_sent {
+                let memory = StraightMemory::Lent(NonNull::from(&content[..]).cast());
+                // SAFETY: the content outlives the connection's endpoint.
+                is_sent = unsafe { peer.post_straight(RequestWay::Out, (memory, rest)) }? != Posted::Later;
+            }
+            peer.progress()?;
+            receive.progress().map(|_| None::<()>)
+        })
+        .unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(0)), "{error}");
+        assert!(error.message().contains(words), "{error}");
+    }
+}
+
+#[test]
 fn credit_is_held_against_what_was_sent() {
     let all = CHUNKS as u64;
+    let memo = |chunks, rests| Permission { chunks, rests }.encode().to_vec();
     for (credits, is_right) in [
-        (vec![all.to_le_bytes().to_vec()], true),
-        (vec![1u64.to_le_bytes().to_vec(), all.to_le_bytes().to_vec()], true),
-        (vec![(all + 1).to_le_bytes().to_vec()], false),
-        (vec![u64::MAX.to_le_bytes().to_vec()], false),
-        (vec![0u64.to_le_bytes().to_vec()], false),
-        (vec![all.to_le_bytes().to_vec(); 2], false),
+        (vec![memo(all, 0)], true),
+        (vec![memo(1, 0), memo(all, 0)], true),
+        (vec![memo(all + 1, 0)], false),
+        (vec![memo(u64::MAX, 0)], false),
+        (vec![memo(0, 0)], false),
+        (vec![memo(all, 0); 2], false),
+        // Nothing was announced that could go straight.
+        (vec![memo(all, 1)], false),
+        (vec![memo(all, 0)[..15].to_vec()], false),
         (vec![vec![8]], false),
         (vec![vec![]], false),
     ] {

@@ -85,7 +85,7 @@ impl Cut {
     fn take_past(&mut self, into: &mut [u8]) -> Taken {
         let (bytes, label) = (into.len(), [7, 8, into.len() as u64]);
         // SAFETY: `into` is good for its bytes.
-        unsafe { self.receive.take(NonNull::from(into).cast(), (bytes, label)) }.unwrap()
+        unsafe { self.receive.take(NonNull::from(into).cast(), (bytes, label), &mut None) }.unwrap()
     }
 }
 
@@ -311,7 +311,7 @@ fn a_stream_ends_between_messages_and_not_in_one() {
         let ended = came.and_then(|_| {
             let (expected, mut memory) = ((9000, [7, 8, 9000]), vec![0; 9000]);
             // SAFETY: the memory is good for its bytes.
-            unsafe { cut.receive.take(NonNull::from(&mut memory[..]).cast(), expected) }
+            unsafe { cut.receive.take(NonNull::from(&mut memory[..]).cast(), expected, &mut None) }
         });
         match ended {
             Ok(taken) => assert_eq!((left, taken), (0, Taken::Open(false))),

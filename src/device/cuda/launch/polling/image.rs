@@ -7,7 +7,7 @@ use super::interpreter_of;
 use crate::device::Kernel;
 use crate::device::records::{
     COMBINE, ENTER, EnterLine, LaneNumbers, LaneRecord, LaunchPart, NONE, OperandRecord, PeerMemory, Records, SIGNAL,
-    SLOT_HEADER, StepRecord,
+    SLOT_HEADER, SlotQueue, StepRecord,
 };
 use crate::error::{Error, Result};
 
@@ -197,7 +197,8 @@ fn part_words(rank: &PartWords<'_>) -> Vec<u64> {
         words.long(peer.scratch);
     }
     for queue in &part.queues {
-        let longs = [queue.slots, queue.lines, queue.payload, queue.tail, queue.head, queue.mine];
+        let SlotQueue { slots, lines, headers, header_stride, payload, tail, head, mine, .. } = *queue;
+        let longs = [slots, lines, headers, header_stride, payload, tail, head, mine];
         longs.into_iter().for_each(|word| words.long(word));
         words.pair(queue.count, queue.rank);
     }
@@ -297,7 +298,7 @@ mod tests {
     use super::*;
     use crate::device::StatusPage;
     use crate::device::headers::constant;
-    use crate::device::records::{BlockNumbers, ControlLayout, Numbers, Reduction, SlotQueue};
+    use crate::device::records::{BlockNumbers, ControlLayout, Numbers, Reduction};
     use crate::sync::primitive::Arc;
     use crate::types::{DataType, ReduceOp};
 
@@ -394,6 +395,8 @@ mod tests {
             rank: 61,
             sends: true,
             slots: 62,
+            headers: 69,
+            header_stride: 70,
             lines: 68,
             count: 63,
             payload: 64,
@@ -438,7 +441,11 @@ mod tests {
         peer.must_be(&words, peers + peer.bytes, &[("control", 57), ("scratch", 58)]);
         let ends =
             [("slots", 62), ("payload", 64), ("tail", 65), ("head", 66), ("mine", 67), ("count", 63), ("rank", 61)];
-        queues.must_be(&words, peers + 2 * peer.bytes, &[&ends[..], &[("lines", 68)]].concat());
+        queues.must_be(
+            &words,
+            peers + 2 * peer.bytes,
+            &[&ends[..], &[("lines", 68), ("headers", 69), ("header_stride", 70)]].concat(),
+        );
         Fields::of("NumbersImage").must_be(&words, numbers, &[("rounds", 31)]);
         let lane = [("lane", 8_000), ("numbers", ADDRESS + numbers as u64), ("after", u64::from(NONE))];
         seat.must_be(&words, seats, &lane);
