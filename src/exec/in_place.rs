@@ -25,8 +25,8 @@ use crate::types::Element;
 /// loss around a single one. A GiB took 440 to 560 ms to register and 620 to 850 to give back, where a copy takes 33 to
 /// 107, which pays after 21 to 57 all-reduces of two ranks; small memory costs more a byte (figures: `bench/NOTES.md`,
 /// "Registered where it lies"). What a program allocates for rsccl is best a [`Buffer`] from the start, or vectors of
-/// a [`SharedPool`](crate::comm::SharedPool), which cost nothing. A registration that is given back after fewer than 20 calls in which peers worked in it is told of in the
-/// log (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`).
+/// a [`SharedPool`](crate::comm::SharedPool), which cost nothing. A registration that is given back after fewer than 20
+/// calls in which peers worked in it is told of in the log (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`).
 ///
 /// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs,
 /// what is locked by `mlock`, and all memory of a process that has pinned pages for a device, among which this may be
