@@ -21,6 +21,15 @@ pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary {
     looks_first: false,
 };
 
+/// The same over which long messages go straight.
+#[cfg(not(loom))]
+pub(in crate::transport) const STRAIGHT_LIBRARY: NicLibrary = NicLibrary {
+    name: "test-nic-straight",
+    find: |_| Ok(Arc::new(TestNic::new(Manners::STRAIGHT))),
+    list: |_| Ok(NicList { nics: vec![TestNic::new(Manners::STRAIGHT).description().clone()], noes: Vec::new() }),
+    ..LIBRARY
+};
+
 /// How badly it behaves.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::transport) struct Manners {
