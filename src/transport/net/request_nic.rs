@@ -503,13 +503,13 @@ impl NicPromises {
     /// Connections for which an endpoint has room: half of the requests of each way are theirs, one for each. That one
     /// is enough: a listener waits for a greeting, an end in the handshake or a sender for a memo, and a receiver for a
     /// chunk.
-    /// Where messages go straight, a second receive of each connection is its own, for those.
+    /// Where messages go straight, a second one of each way is the connection's own, for those.
     pub(in crate::transport) fn most_connections(&self) -> usize {
-        (self.most_sends / 2).min(self.most_receives / 2 / self.own_receives())
+        self.most_sends.min(self.most_receives) / 2 / self.own_requests()
     }
 
-    /// Receives that each connection has of its own.
-    pub(in crate::transport) fn own_receives(&self) -> usize {
+    /// Sends that each connection has of its own, and as many receives.
+    pub(in crate::transport) fn own_requests(&self) -> usize {
         if self.goes_straight() { 2 } else { 1 }
     }
 

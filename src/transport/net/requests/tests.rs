@@ -591,8 +591,14 @@ fn who_does_not_know_the_secret_is_refused() {
 fn idle_connections_leave_the_next_one_what_it_needs() {
     let worlds = LocalBootstrap::world(2).unwrap();
     // More of one than of the other: neither bound is the other's.
-    for (most_sends, most_receives) in [(16, 16), (64, 16), (16, 64)] {
-        let manners = Manners { most_sends, most_receives, ..Manners::WORST };
+    let counts = [(16, 16), (64, 16), (16, 64)];
+    let by_chunks = counts.map(|(most_sends, most_receives)| Manners { most_sends, most_receives, ..Manners::WORST });
+    // What goes straight has requests of its own beside those of chunks, of either way.
+    let straight = counts.map(|(most_sends, most_receives)| {
+        let (most_sends, most_receives) = (2 * most_sends, 2 * most_receives);
+        Manners { most_sends, most_receives, ..Manners::STRAIGHT }
+    });
+    for manners in by_chunks.into_iter().chain(straight) {
         let mut nets = nets(&worlds, manners);
         let mut idle = Vec::new();
         for _ in 0..7 {
