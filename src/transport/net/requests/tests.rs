@@ -150,6 +150,13 @@ fn messages_of_all_sizes_come_whole_and_in_order_whatever_the_manners_of_the_nic
 #[test]
 fn a_nic_of_few_requests_carries_them_too() {
     for count in [1, 2, 3, 4, CHUNKS, CHUNKS + 3, 2 * CHUNKS] {
+#[test]
+fn sends_may_be_done_at_once() {
+    for manners in [Manners::WORST, Manners::STRAIGHT] {
+        exchange(Manners { injects: true, ..manners }, &SIZES).unwrap();
+    }
+}
+
         exchange(Manners::with_requests(count), &SIZES).unwrap();
     }
     for count in [4, 5, 8, CHUNKS, 4 * CHUNKS] {
