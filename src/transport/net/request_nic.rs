@@ -404,9 +404,9 @@ pub(in crate::transport) struct NicDescription {
     pub(in crate::transport) device: String,
     /// What drives it, with versions, for people: "tcp of libfabric 2.5".
     pub(in crate::transport) provider: String,
-    /// What its library puts on the wire, for programs. Two NICs understand each other exactly where these are equal: so
-    /// it names protocol and version where versions do not mix, and leaves them out where they do. Of another rank's NIC
-    /// it says too how its rank sends ([`NicDescription::encode`]).
+    /// What its library puts on the wire, for programs. Two NICs understand each other exactly where these are equal:
+    /// so it names protocol and version where versions do not mix, and leaves them out where they do. Of another
+    /// rank's NIC it says too how its rank sends ([`NicDescription::encode`]).
     pub(in crate::transport) protocol: String,
     /// Its rate, where it is known.
     pub(in crate::transport) rate_mbit: Option<u32>,

@@ -498,8 +498,8 @@ impl Memos {
     }
 }
 
-/// The error of a connection with `peer`: the peer's, unless the NIC says otherwise and `tells_faults`, or this rank has
-/// closed the NIC.
+/// The error of a connection with `peer`: the peer's, unless the NIC says otherwise and `tells_faults`, or this rank
+/// has closed the NIC.
 fn lost(error: Error, peer: Rank, tells_faults: bool) -> Error {
     if error.kind() == Kind::Aborted {
         return error;

@@ -105,8 +105,8 @@ impl DirectReceivePump {
         Ok(true)
     }
 
-    /// Why a message that has begun cannot go on: the sender has sent all that it was asked for, and cannot be asked for
-    /// more.
+    /// Why a message that has begun cannot go on: the sender has sent all that it was asked for, and cannot be asked
+    /// for more.
     fn held_up(&self) -> Option<Error> {
         let is_part =
             |message: &Incoming| matches!(message.header, Part::Came(_)) && !matches!(message.payload, Part::Came(_));

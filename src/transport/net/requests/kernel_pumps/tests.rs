@@ -181,8 +181,8 @@ fn a_nic_that_fails_is_an_error_that_names_the_peer() {
     }
 }
 
-/// The receiver's NIC sends no credit any more, when a header has come and its payload cannot. Regression: the error was
-/// kept for ever, and the rank waited for its deadline.
+/// The receiver's NIC sends no credit any more, when a header has come and its payload cannot. Regression: the error
+/// was kept for ever, and the rank waited for its deadline.
 #[test]
 fn a_message_that_has_begun_and_cannot_go_on_is_an_error() {
     let worlds: [LocalBootstrap; 2] = LocalBootstrap::world(2).unwrap().try_into().unwrap();
