@@ -84,7 +84,7 @@ impl Root {
         let listener_patience = options.retry_sleep.saturating_mul(options.retry_count);
         let rules = ListenRules { terms: id.terms(options), guarded: options.is_guarded(), listener_patience };
         let listeners = serving::listen(place, rules, options, wait)?;
-        let (near, words) = (listeners.near(), listeners.words("NCCL_COMM_ID"));
+        let (near, words) = (listeners.near(), listeners.words("NCCL_COMM_ID", options));
         Ok((Root::start(*id, listeners, Some(words), options)?, near))
     }
 

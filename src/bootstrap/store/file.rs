@@ -27,8 +27,25 @@ pub struct FileStore {
     folder: PathBuf,
 }
 
+/// That this is a folder to which nobody but its owner may write. What is to be done is not a change of the mode: it
+/// may be a folder that others need, such as `/tmp`, or a file of the system.
+fn check_folder(folder: &Path, is_folder: bool, mode: u32) -> Result<()> {
+    let (shown, advice) = (folder.display(), "name a folder of the job's own, for instance /tmp/job-7");
+    if !is_folder {
+        return Err(Error::invalid_argument(format!("the store {shown} is no folder: {advice}")));
+    }
+    if mode & OTHERS_WRITE != 0 {
+        let mode = mode & MODE_BITS;
+        let why = format!("others than its owner may write to the store {shown} (its mode is {mode:o}): {advice}");
+        return Err(Error::invalid_argument(why));
+    }
+    Ok(())
+}
+
 /// The permission bits of the folder that let others than the owner write to it.
 const OTHERS_WRITE: u32 = 0o022;
+/// What `chmod` sets, the sticky bit with it.
+const MODE_BITS: u32 = 0o7777;
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -67,16 +84,7 @@ impl FileStore {
             Ok(()) | Err(_) => {}
         }
         let metadata = store.folder.metadata().map_err(|error| store.named("opening", &store.folder, error))?;
-        let mode = metadata.permissions().mode();
-        if !metadata.is_dir() || mode & OTHERS_WRITE != 0 {
-            let shown = store.folder.display();
-            let mode = mode & 0o777;
-            let why = format!(
-                "the store {shown} must be a folder that only its owner may write to, but its mode is {mode:o}: run \
-                 chmod 700 on it"
-            );
-            return Err(Error::invalid_argument(why));
-        }
+        check_folder(&store.folder, metadata.is_dir(), metadata.permissions().mode())?;
         let lock = store.lock(wait)?;
         store.sweep()?;
         drop(lock);

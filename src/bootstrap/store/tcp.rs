@@ -113,7 +113,8 @@ impl TcpStore {
     }
 
     pub(super) fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
-        let served = Served { near: listeners.near(), words: listeners.words("MASTER_ADDR (or RSCCL_STORE)") };
+        let words = listeners.words("MASTER_ADDR (or RSCCL_STORE)", options);
+        let served = Served { near: listeners.near(), words };
         let (near, terms) = (served.near, terms(options));
         if options.secret.is_none() {
             log::warn!(
