@@ -112,7 +112,14 @@ impl FileStore {
     fn lock(&self, wait: &Wait) -> Result<Locked> {
         let path = self.folder.join("lock");
         let mut options = OpenOptions::new();
-        let file = open::lock_file(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
+        // A pipe of that name, without a reader, must not keep this rank waiting.
+        options.create(true).truncate(false).write(true).mode(FILE_MODE);
+        let file = open::lock_file_at_once(&mut options, &path);
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            let shown = path.display();
+            let why = format!("{shown} is no regular file, so that it is no lock of a store: remove it");
+            return Err(Error::invalid_argument(why));
+        }
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -134,7 +141,7 @@ impl FileStore {
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
         let mut bytes = Vec::new();
-        match open::file(&path) {
+        match open::file_at_once(&path) {
             Ok(file) => {
                 let most = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
                 file.take(most + 1).read_to_end(&mut bytes).map_err(|error| self.named("reading", &path, error))?;

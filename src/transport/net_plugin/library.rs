@@ -6,12 +6,13 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::zeroed;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
 use crate::device::DmaBuf;
 use crate::error::{Error, Kind};
 use crate::sys::library::Library;
-use crate::sys::{environment, signals};
+use crate::sys::{elf, environment, signals};
 use crate::transport::net_plugin::abi::{
     HANDLE_BYTES, INVALID_USAGE, NetAccept, NetClose, NetCommConfig, NetConnectV8, NetConnectV11, NetDeregister,
     NetDevices, NetFlush, NetInitV11, NetListenV8, NetListenV11, NetLogger, NetProperties, NetPropertiesHead,
@@ -160,6 +161,10 @@ impl PlugInFile {
         let mut noes = Vec::new();
         for file in files(name) {
             let Ok(text) = CString::new(&*file) else { return Err(format!("{name:?} is no name of a file")) };
+            if let Some(why) = elf::unfit(Path::new(&file)).filter(|_| file.contains('/')) {
+                noes.push(format!("{file} {why}"));
+                continue;
+            }
             match kept(|| Library::open(&text)) {
                 Ok(library) => return PlugInFile::in_library(library, &file),
                 Err(why) if why.contains(&*file) && why.contains("No such file or directory") => {
