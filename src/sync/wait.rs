@@ -43,9 +43,17 @@ impl TimeLimit {
 }
 
 /// With what to change: "1.5 s (RSCCL_TIMEOUT_MS)".
+/// A time in seconds, a short one in milliseconds: no limit is "0.0 s".
+pub fn time_in_words(time: Duration) -> String {
+    match time < Duration::from_millis(100) {
+        true => format!("{} ms", time.as_millis()),
+        false => format!("{:.1} s", time.as_secs_f64()),
+    }
+}
+
 impl fmt::Display for TimeLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} s", self.time.as_secs_f64())?;
+        f.write_str(&time_in_words(self.time))?;
         self.variable.map_or(Ok(()), |variable| write!(f, " ({variable})"))
     }
 }
