@@ -140,6 +140,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
         runs.push(Run::simulate((&there, &foreseen), &modelled, &ask, bytes)?);
     }
+    let played = runs.first().map(|run| run.way.choice.algorithm);
+    if let Some(played) = played.filter(|played| !filters.algorithms.allows(arguments.collective, *played)) {
+        let (asked, collective) = (config.algo.as_deref().unwrap_or_default(), arguments.collective);
+        notes.push(format!("{asked} has no plan of {collective} here: {} is played", played.name()));
+    }
     let text = if arguments.json {
         let mut shown = as_json(&system, &modelled, &runs, arguments);
         shown["ring"] = json!({ "slots": ring.slots, "slot_bytes": ring.slot_bytes });

@@ -116,7 +116,7 @@ impl Standing {
         };
         let name = path.display().to_string();
         let text = text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?;
-        let file = Switches::parse(&name, &text, self.partition.as_deref())?;
+        let file = Switches::parse(&format!("RSCCL_SWITCH_FILE={name}"), &text, self.partition.as_deref())?;
         let host = host()?;
         let above = file.above_host(&host).unwrap_or_default().into_iter().map(str::to_owned).collect();
         Ok(SwitchesTold { file: Some((name, file)), host, above })
