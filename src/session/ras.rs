@@ -351,6 +351,15 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_is_none_or_of_other_hosts_is_refused() {
+        assert!(parsed("localhost:28028").is_ok() && parsed("[::1]:1").is_ok());
+        for wrong in ["none", "localhost", "0.0.0.0:28028", "10.0.0.1:28028"] {
+            let said = parsed(wrong).unwrap_err();
+            assert!(said.message().contains("write localhost:28028"), "{wrong}: {said}");
+        }
+    }
+
+    #[test]
     fn a_client_that_cannot_be_accepted_is_not_tried_again_at_once() {
         // Nobody can be accepted at a connection, and its end makes it ready.
         let (listener, at) = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();

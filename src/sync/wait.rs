@@ -221,6 +221,7 @@ mod tests {
         let limit = TimeLimit { time: Duration::ZERO, variable: Some("RSCCL_TIMEOUT_MS") };
         let put_off = limit.and(Duration::from_millis(10));
         assert_eq!(put_off.time, Duration::from_millis(10));
+        assert_eq!(put_off.to_string(), "10 ms (RSCCL_TIMEOUT_MS)", "and not 0.0 s");
         let wait = limit.wait(&AbortFlag::new()).until(limit.and(Duration::ZERO).deadline());
         let error = wait.check(|| "waited for all ranks".to_owned()).unwrap_err();
         assert!(error.message().contains("(RSCCL_TIMEOUT_MS): waited for all ranks"), "{error}");

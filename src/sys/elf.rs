@@ -17,8 +17,7 @@ pub fn unfit(path: &Path) -> Option<String> {
     }
     let needed = needed_bytes(&open::file(path).ok()?).ok().flatten()?;
     let bytes = about.len();
-    (needed > bytes)
-        .then(|| format!("is cut short: it has {bytes} bytes, and its parts need {needed}; copy it again"))
+    (needed > bytes).then(|| format!("is cut short: it has {bytes} bytes, and its parts need {needed}; copy it again"))
 }
 
 /// Where the last part that is loaded ends in the file; `None` for a file of another kind.

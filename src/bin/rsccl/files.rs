@@ -27,7 +27,9 @@ pub(crate) fn read(path: &Path, limit: Limit) -> Result<Vec<u8>> {
     // What the shell has made leads to no name.
     if about.file_type().is_fifo() && path.canonicalize().is_ok() {
         let shown = path.display();
-        return Err(Error::invalid_argument(format!("{shown} is a named pipe, whose writer may never come: name a file")));
+        return Err(Error::invalid_argument(format!(
+            "{shown} is a named pipe, whose writer may never come: name a file"
+        )));
     }
     if !about.is_file() && !about.file_type().is_fifo() {
         return Err(Error::invalid_argument(format!("{} is no regular file: name a file", path.display())));

@@ -39,7 +39,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let Work::Merge(merge) = &arguments.work;
     let mut all = Merged::default();
     let mut seen = HashSet::new();
-    if files::identity(&merge.output).is_some_and(|output| merge.files.iter().any(|path| files::identity(path) == Some(output))) {
+    if files::identity(&merge.output)
+        .is_some_and(|output| merge.files.iter().any(|path| files::identity(path) == Some(output)))
+    {
         let output = merge.output.display();
         return Err(Error::invalid_argument(format!("--output {output} is one of the traces: name another file")));
     }

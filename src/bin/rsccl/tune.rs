@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rsccl::internals::device;
 use rsccl::internals::bootstrap::interface::Rules;
+use rsccl::internals::device;
 use rsccl::internals::sys::{clock, cpu, interfaces, numa, open, thread};
 use rsccl::internals::tune::{Calibration, Costs};
 use rsccl::{Communicator, Config, Error, Result, local};

@@ -170,10 +170,14 @@ impl PlugInFile {
                 Err(why) if why.contains(&*file) && why.contains("No such file or directory") => {
                     noes.push(format!("there is no {file} where the loader looks"));
                 }
-                Err(why) => noes.push(format!("{file} cannot be loaded: {}", crate::error::without_controls(&why))),
+                Err(why) => {
+                    // The loader begins with the name too.
+                    let why = why.strip_prefix(&*file).map_or(&*why, |why| why.trim_start_matches([':', ' ']));
+                    noes.push(format!("{file} cannot be loaded: {}", crate::error::without_controls(why)));
+                }
             }
         }
-        Err(noes.join(", "))
+        Err(format!("{} ({TAKES})", noes.join(", ")))
     }
 
     fn in_library(library: Library, file: &str) -> Result<PlugInFile, String> {
@@ -554,6 +558,9 @@ pub(super) enum PlugInEnd {
     Receive(PlugInObject),
     Listen(PlugInObject),
 }
+
+/// What to write.
+const TAKES: &str = "NCCL_NET_PLUGIN takes the path of a library, or NAME for libnccl-net-NAME.so";
 
 /// The files that a name may mean, in NCCL's order: what it says, and `libnccl-net-NAME.so` unless it is a path or the
 /// name of a library.
