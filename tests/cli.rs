@@ -238,9 +238,12 @@ fn the_first_failure_is_named_and_ends_the_others() {
 #[test]
 fn ranks_that_had_ended_before_the_first_failure_are_named() {
     let script = r#"
-        [ $RANK = 1 ] || { until [ -e $DIR/go ]; do sleep 0.01; done; exit 7; }
-        (while kill -0 $$ 2>/dev/null; do sleep 0.01; done; touch $DIR/go) >/dev/null 2>&1 &
-        exit 0"#;
+        if [ $RANK = 1 ]; then echo $$ > $DIR/pid1; exit 0; fi
+        while [ ! -s $DIR/pid1 ]; do sleep 0.01; done
+        # The job keeps what is left of it until all have ended.
+        gone=$(cat $DIR/pid1)
+        while kill -0 $gone && ! grep -q '^State:.Z' /proc/$gone/status; do sleep 0.01; done
+        exit 7"#;
     let (outcome, _) = Job::of_ranks("3", &[], script).finish();
     assert_eq!(outcome.exit, Exit::Code(7));
     assert!(outcome.stderr.contains("exited with code 7; rank 1 had ended with code 0 before"), "{}", outcome.stderr);
