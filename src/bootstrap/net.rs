@@ -240,14 +240,16 @@ impl NetBootstrap {
         self.until(wait, words, |control| Ok(self.linked(control, wait)?.is_none().then_some(())))?;
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
         mine.address(&self.control.lock().address());
-        let set = |all: Vec<&[u8]>| {
-            let mut control = self.control.lock();
-            for (peer, bytes) in self.world.ranks().zip(all) {
-                control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
-            }
-            Ok(())
+        let read = |all: Vec<&[u8]>| -> Result<Vec<SocketAddr>> {
+            let each = self.world.ranks().zip(all);
+            each.map(|(peer, bytes)| read_address(bytes).map_err(|error| error.about(peer))).collect()
         };
-        self.collective(wait, |group| collective::all_gather_with(self, group, (mine.as_slice(), wait), set))
+        let gather = |group: &_| collective::all_gather_with(self, group, (mine.as_slice(), wait), read);
+        // Behind the collective: what this rank passes on to others leaves also where an address cannot be read.
+        let addresses = self.collective(wait, gather)?.map_err(|error| error.at(self.world.rank))?;
+        let mut control = self.control.lock();
+        self.world.ranks().zip(addresses).for_each(|(peer, address)| control.set_address(peer, address));
+        Ok(())
     }
 
     fn next_group(&self) -> Participants {

@@ -20,7 +20,7 @@ use super::shortage::{self, Shortage};
 use crate::bootstrap::address::{self, PeerAddresses};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::door::Incoming;
-use crate::bootstrap::gathered::MOST_BESIDE_BLOCK;
+use crate::bootstrap::gathered::{MOST_BESIDE_BLOCK, MOST_BYTES};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
 use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options};
@@ -126,7 +126,7 @@ const IDLE_AGE: Duration = Duration::from_secs(1);
 const ACCEPTS_AT_ONCE: usize = 64;
 
 /// The upper bound of a frame's bytes; in small worlds the bound is the largest all-gather.
-const MAX_FRAME_BYTES: usize = 1 << 30;
+const MAX_FRAME_BYTES: usize = MOST_BYTES;
 
 /// A rank listens before others learn its address: after this many refused connections, and once it has had the time to
 /// connect by itself, it must be gone.
