@@ -682,4 +682,6 @@ pub(crate) const NETWORKS: &[&str] = &[
     "plugin",
     #[cfg(test)]
     "test-nic",
+    #[cfg(test)]
+    "test-nic-straight",
 ];

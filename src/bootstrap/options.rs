@@ -24,6 +24,8 @@ pub struct Options {
     /// Whether ranks of other hosts are expected: then the root waits for an interface that they can reach, and does
     /// not use loopback.
     pub other_hosts: bool,
+    /// Whether all ranks are known to be on this host: then an address that no other host reaches is right.
+    pub one_host: bool,
     /// Whether rank 0 is known to have made the id: then errors of the root name rank 0.
     pub first_serves: bool,
     /// `NCCL_SOCKET_RETRY_CNT`: how often a failed connection is retried.
@@ -57,6 +59,7 @@ impl Default for Options {
             family: AddressFamily::Any,
             ports: None,
             other_hosts: false,
+            one_host: false,
             first_serves: false,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),

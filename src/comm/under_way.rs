@@ -193,8 +193,8 @@ impl UnderWay {
                 continue;
             }
             seen.push(*need);
-            // The others wait for their connections.
-            if links.has(need) {
+            // The others wait for their connections, or for a NIC, whose descriptor tells.
+            if links.has(need) && !run.is_with_nic(links) {
                 let Blocked { flag } = run.blocked(links)?;
                 flags.push(flag);
             }

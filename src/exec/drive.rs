@@ -38,6 +38,12 @@ pub trait Task {
     /// What the task waits for, where that is a single flag.
     fn blocked<'a>(&'a self, links: &'a Links) -> Option<Blocked<'a>>;
 
+    /// Whether it waits for a NIC that has memory of it, or has no room for more: no flag tells of that, but what this
+    /// rank's pumps sleep on.
+    fn is_with_nic(&self, _: &Links) -> bool {
+        false
+    }
+
     /// In words, for the error of a wait that ends badly: "rank 3 (its data for this call)".
     fn waiting_for(&self) -> String;
 
@@ -209,7 +215,8 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             return Ok(());
         }
         if background {
-            let open = tasks.iter().zip(&*done).filter(|(_, done)| !**done);
+            // A flag beside it that is up already would end each sleep at once.
+            let open = tasks.iter().zip(&*done).filter(|(task, done)| !**done && !task.is_with_nic(links));
             if turn.background.note_flags(&mut open.map(|(task, _)| task.blocked(links).map(|blocked| blocked.flag))) {
                 backoff.only_look();
             }

@@ -22,10 +22,10 @@ use crate::types::Element;
 /// one host work in it in place, as in a [`Buffer`]. Calls take it as a slice.
 ///
 /// Moving costs as much as some dozens of calls save: it pays for memory that is used in some hundred calls, and is a
-/// loss around a single one. A GiB took 440 to 560 ms to register and 620 to 850 to give back, where a copy takes 33 to
-/// 107, which pays after 21 to 57 all-reduces of two ranks; small memory costs more a byte (figures: `bench/NOTES.md`,
-/// "Registered where it lies"). What a program allocates for rsccl is best a [`Buffer`] from the start, or vectors of
-/// a [`SharedPool`](crate::comm::SharedPool), which cost nothing. A registration that is given back after fewer than 20
+/// loss around a single one. A GiB took 460 ms to register and 850 to 880 to give back. From 1 MiB on it pays after 21
+/// to 31 all-reduces of two ranks, below that after up to 57 (figures: `bench/NOTES.md`, "Registered where it lies").
+/// What a program allocates for rsccl is best a [`Buffer`] from the start, or vectors of a
+/// [`SharedPool`](crate::comm::SharedPool), which cost nothing. A registration that is given back after fewer than 20
 /// calls in which peers worked in it is told of in the log (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`).
 ///
 /// Some memory must stay where it is: that of a file, of a shared mapping, of the main thread's stack, of hugetlbfs,

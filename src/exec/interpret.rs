@@ -1,5 +1,6 @@
 //! The interpreter of plans on host memory.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -83,6 +84,19 @@ struct LaneState {
     turn: u32,
     turns: u32,
     step: usize,
+    /// What its step lacked when it was last tried.
+    lacks: Lack,
+}
+
+/// What a step that combines waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    /// What its sources send.
+    Sources,
+    /// Room at the peers that it sends to.
+    Room,
+    /// Memory that it writes, and that NICs still read.
+    LentMemory,
 }
 
 /// Memory that a NIC reads.
@@ -144,8 +158,8 @@ impl<'a> PlanRun<'a> {
     /// what the plan's spec says of input and output, nobody else touches it but peers through the plan, and each entry
     /// of `setting.user` is good for the same while its lease is held.
     pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
-        let lanes: Vec<LaneState> =
-            plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
+        let begun = |lane| LaneState { turn: 0, turns: turns(lane), step: 0, lacks: Lack::Sources };
+        let lanes: Vec<LaneState> = plan.lanes.iter().map(begun).collect();
         let spans = setting.spans.and_then(|of| StepSpans::of_run(of, setting.operation.sequence, lanes.len()));
         PlanRun {
             plan,
@@ -211,7 +225,13 @@ impl<'a> PlanRun<'a> {
         match action {
             // The ranks of the host have met before the run began: `exec::epoch`.
             Action::Enter { .. } => Ok(true),
-            Action::Combine(combine) => self.combine(combine, round, &self.plan.lanes[lane], links),
+            Action::Combine(combine) => {
+                let lack = self.combine(combine, round, &self.plan.lanes[lane], links)?;
+                if let Some(lack) = lack {
+                    self.lanes[lane].lacks = lack;
+                }
+                Ok(lack.is_none())
+            }
             Action::Signal { flag, .. } => {
                 self.host().mine().flag(lane, *flag).raise(self.flag_target(round));
                 Ok(true)
@@ -223,10 +243,11 @@ impl<'a> PlanRun<'a> {
         }
     }
 
-    fn combine(&mut self, combine: &Combine, round: u32, lane: &Lane, links: &mut Links) -> Result<bool> {
+    /// Runs a step that combines: `None`, or what it lacks.
+    fn combine(&mut self, combine: &Combine, round: u32, lane: &Lane, links: &mut Links) -> Result<Option<Lack>> {
         let length = lane.sizes.length(combine, round).index();
         if length == 0 {
-            return Ok(true);
+            return Ok(None);
         }
         let channel = Channel::Collective(lane.channel);
         let first = |span: &Span| lane.sizes.at(span, combine, round).index();
@@ -239,20 +260,20 @@ impl<'a> PlanRun<'a> {
         };
         let is_copy = combine.sources.len() == 1 && kind.is_copy(&self.kernel);
         if self.is_lent(combine, &first, bytes) {
-            return Ok(false);
+            return Ok(Some(Lack::LentMemory));
         }
         let taken = match self.collect_sources(combine, &first, (length, channel), links)? {
             Collected::All => false,
             Collected::LacksOne if is_copy => {
                 if !self.take_source(combine, &first, (bytes, channel), links)? {
-                    return Ok(false);
+                    return Ok(Some(Lack::Sources));
                 }
                 true
             }
-            Collected::LacksOne | Collected::IsPassedBy => return Ok(false),
+            Collected::LacksOne | Collected::IsPassedBy => return Ok(Some(Lack::Sources)),
         };
         if !self.collect_targets(combine, &first, (length, channel), links) {
-            return Ok(false);
+            return Ok(Some(Lack::Room));
         }
         match self.to_send(is_copy, (bytes, channel), links) {
             Some(from) => {
@@ -280,7 +301,7 @@ impl<'a> PlanRun<'a> {
                 links.receiver(*peer, channel).release();
             }
         }
-        Ok(true)
+        Ok(None)
     }
 
     /// Whether a NIC still has memory that a step writes.
@@ -623,6 +644,8 @@ impl Task for PlanRun<'_> {
                 let host = self.host();
                 Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(lane, *flag), self.flag_target(round)) })
             }
+            // No flag tells of it.
+            Action::Combine(_) if self.lanes[lane].lacks == Lack::LentMemory => None,
             Action::Combine(combine) => {
                 let channel = Channel::Collective(self.plan.lanes[lane].channel);
                 let missing = combine.sources.iter().filter_map(|operand| match operand {
@@ -641,9 +664,12 @@ impl Task for PlanRun<'_> {
     fn waiting_for(&self) -> String {
         let waiting = (0..self.lanes.len()).find_map(|lane| Some((lane, self.current(lane)?)));
         let of = |what: &str, peers: Vec<String>| format!("{} {} ({what})", plural(peers.len()), peers.join(", "));
-        let Some((_, (action, _))) = waiting else {
-            let first = self.lent.first().map(|lent| of("to take data of this call", vec![lent.peer.to_string()]));
-            return first.unwrap_or_else(|| "nothing".to_owned());
+        let borrowers = || {
+            let peers: BTreeSet<Rank> = self.lent.iter().map(|lent| lent.peer).collect();
+            of("to take data of this call", peers.iter().map(Rank::to_string).collect())
+        };
+        let Some((lane, (action, _))) = waiting else {
+            return if self.lent.is_empty() { "nothing".to_owned() } else { borrowers() };
         };
         match action {
             Action::Enter { .. } | Action::Signal { .. } => "nothing".to_owned(),
@@ -657,9 +683,10 @@ impl Task for PlanRun<'_> {
                     peers.collect::<Vec<_>>()
                 };
                 let sources = slots(&combine.sources);
-                match &sources[..] {
-                    [] => of("to take data of this call", slots(&combine.targets)),
-                    _ => of("to send data of this call", sources),
+                match self.lanes[lane].lacks {
+                    Lack::LentMemory => borrowers(),
+                    Lack::Sources if !sources.is_empty() => of("to send data of this call", sources),
+                    Lack::Sources | Lack::Room => of("to take data of this call", slots(&combine.targets)),
                 }
             }
         }

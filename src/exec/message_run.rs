@@ -513,6 +513,11 @@ impl Task for MessageRun<'_> {
         Some(Blocked { flag })
     }
 
+    fn is_with_nic(&self, links: &Links) -> bool {
+        let hands_over = || self.sends() && links.hands_over((self.peer(), self.channel), self.bytes);
+        !self.holds.is_empty() || (self.offer.is_none() && hands_over())
+    }
+
     fn waiting_for(&self) -> String {
         let message = self.awaited();
         let other = match (message.call, self.message.direction) {
@@ -650,6 +655,10 @@ impl Task for MessageQueue<'_, '_> {
 
     fn blocked<'c>(&'c self, links: &'c Links) -> Option<Blocked<'c>> {
         self.runs.get(self.at)?.blocked(links)
+    }
+
+    fn is_with_nic(&self, links: &Links) -> bool {
+        self.runs.get(self.at).is_some_and(|run| run.is_with_nic(links))
     }
 
     fn waiting_for(&self) -> String {

@@ -22,9 +22,8 @@ use crate::types::Element;
 /// used again; [`SharedPool::trim`] gives the memory of those that are free back to the system.
 ///
 /// Each page lies on the NUMA node of the thread that first writes it, whatever rank that is; a block that is used
-/// again lies where it lay. Where the threads that work in a vector shall be the first to write it, make it by
-/// [`SharedVec::reserve`], and not [`SharedVec::filled`] by another thread. All vectors of a pool are one registration,
-/// and need one file descriptor.
+/// again lies where it lay, unless [`SharedPool::trim`] gave its memory back meanwhile. So the thread that works in a
+/// vector is best the one that fills it. All vectors of a pool are one registration, and need one file descriptor.
 ///
 /// Clones are the same pool, which lives as long as one of them, or a vector in it. Any thread may use it. A child that
 /// the process forks has the same memory, not a copy of it, and gets no block: a vector that it wants to make longer is

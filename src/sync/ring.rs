@@ -5,8 +5,9 @@
 //! ```text
 //! part      width             who waits for it   meaning
 //! head      64                the sender         messages released; raised by the receiver
-//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has
-//! no more payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
+//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where there is
+//!                                                no more
+//! payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
 //! ```
 //! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping
 //! ([`Parts::in_one`]):

@@ -206,8 +206,12 @@ impl Loan<'_> {
         self.placed.as_ref().map(|placed| placed.twin)
     }
 
-    /// Whether what [`Loan::copy_in`] copies for `other` is among what it copies for this one.
+    /// Whether what [`Loan::copy_in`] copies for `other` is among what it copies for this one. Two registrations may
+    /// share a page at an edge, of which each has a copy of its own.
     pub fn covers(&self, other: &Loan<'_>) -> bool {
+        if self.range.window != other.range.window {
+            return false;
+        }
         let (Some(mine), Some(theirs)) = (&self.placed, &other.placed) else { return false };
         let (mine, theirs) = (mine.addresses(), theirs.addresses());
         mine.start <= theirs.start && theirs.end <= mine.end

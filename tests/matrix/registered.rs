@@ -1,5 +1,5 @@
-//! The matrix in registered memory of each origin, between ranks that reach each other as processes do: peers work in it
-//! where it lies, or, where ranks have memory of different kinds, go through scratch.
+//! The matrix in registered memory of each origin, and where each rank has memory of another, between ranks that reach
+//! each other as processes do: peers work in it where it lies.
 
 use std::process::Command;
 

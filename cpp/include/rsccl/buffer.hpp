@@ -168,8 +168,8 @@ class [[nodiscard]] registered {
 /// into it.
 ///
 /// Moving costs as much as some dozens of calls save, and giving back as much again: it pays for memory that is used in some hundred calls,
-/// and is a loss around a single one. A GiB took 440 to 560 ms to register and 620 to 850 to give back, where a copy takes 33 to 107, which
-/// pays after 21 to 57 all-reduces of two ranks (bench/NOTES.md, "Registered where it lies"). A `buffer` or a `pool` costs nothing.
+/// and is a loss around a single one. A GiB took 460 ms to register and 850 to 880 to give back. From 1 MiB on it pays after 21 to
+/// 31 all-reduces of two ranks, below that after up to 57 (measured in Rust: bench/NOTES.md, "Registered where it lies"). A `buffer` or a `pool` costs nothing.
 ///
 /// The program promises: no thread reads or writes the elements while this runs, nor while the result is destroyed, and no call is at work
 /// in them then; no thread writes them while Communicator::register_buffer runs; they are neither freed nor resized in between, so that a

@@ -90,6 +90,7 @@ mod tests {
                 ("IB", "NCCL_IB_DISABLE=1 leaves no device"),
                 ("plugin", "not loaded: nobody asks for it; NCCL_NET=plugin does so"),
                 ("test-nic", "not loaded: nobody asks for it; NCCL_NET=test-nic does so"),
+                ("test-nic-straight", "not loaded: nobody asks for it; NCCL_NET=test-nic-straight does so"),
             ]
         );
         assert!(all.iter().all(|one| one.nics.is_empty()));

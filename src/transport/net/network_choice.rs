@@ -279,7 +279,7 @@ impl OwnNetwork {
         match &self.found {
             Found::Sockets => _ = writer.u8(SOCKETS),
             Found::Hardware => _ = writer.u8(HARDWARE),
-            Found::Nic(nic) => nic.description().encode(writer.u8(NIC)),
+            Found::Nic(nic) => nic.description().encode(nic.promises(), writer.u8(NIC)),
             Found::None { why, strict } => {
                 let code = if *strict { NONE_AND_STRICT } else { NONE };
                 writer.u8(code).text(wire::cut(why, MOST_REASON_BYTES));
@@ -439,7 +439,10 @@ mod tests {
     }
 
     fn speaking(protocol: &str, provider: &str) -> OwnNetwork {
-        let nic = TestNic::new(Manners::WORST);
+        speaking_over(TestNic::new(Manners::WORST), protocol, provider)
+    }
+
+    fn speaking_over(nic: TestNic, protocol: &str, provider: &str) -> OwnNetwork {
         let (protocol, provider) = (protocol.to_owned(), provider.to_owned());
         let description = NicDescription { protocol, provider, rate_mbit: Some(100), ..nic.description().clone() };
         OwnNetwork { found: Found::Nic(Arc::new(Speaking(nic, description))), is_asked: true }
@@ -601,6 +604,23 @@ mod tests {
             let error = concluded.unwrap_err();
             assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(1 - me)));
             for part in ["rank 0", "a 1.17", "rxm 1", "rank 1", "a 2.5", "rxm 2"] {
+                assert!(error.message().contains(part), "{error} has {part}");
+            }
+        }
+    }
+
+    /// Each rank alone decides whether long messages go straight, by what its release of a library promises.
+    #[test]
+    fn ranks_that_send_in_different_ways_are_told_so() {
+        let straight = || speaking_over(TestNic::new(Manners::STRAIGHT), "1", "a 2.0");
+        let chunks = || speaking("1", "a 1.0");
+        for concluded in conclude([straight, straight]) {
+            assert_eq!(concluded.unwrap(), Some(true));
+        }
+        for (me, concluded) in (0..).zip(conclude([straight, chunks])) {
+            let error = concluded.unwrap_err();
+            assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(1 - me)));
+            for part in ["(straight, wire 2; 1)", "(by chunks, wire 2; 1)"] {
                 assert!(error.message().contains(part), "{error} has {part}");
             }
         }

@@ -10,6 +10,8 @@ pub(super) const NIC_LIBRARIES: &[NicLibrary] = &[
     crate::transport::net_plugin::LIBRARY,
     #[cfg(all(test, not(loom)))]
     crate::transport::net::test_nic::LIBRARY,
+    #[cfg(all(test, not(loom)))]
+    crate::transport::net::test_nic::STRAIGHT_LIBRARY,
 ];
 
 /// The library of NCCL's net plug-ins.

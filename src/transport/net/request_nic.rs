@@ -326,8 +326,8 @@ pub(in crate::transport) struct RegionId(pub(in crate::transport) u32);
 
 /// Memory that a NIC may read and write: a region, or a part of one that was registered with the same NIC before.
 ///
-/// Only the [endpoint] makes such values. It promises that the memory is mapped, and
-/// touched by nobody while a request has it, until the NIC was closed. Of memory of a device the address is the device's.
+/// Only the [endpoint] makes such values. It promises that the memory is mapped, and touched by nobody while a request
+/// has it, until the NIC was closed. Of memory of a device the address is the device's.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::transport) struct NicMemory {
     region: RegionId,
@@ -404,8 +404,9 @@ pub(in crate::transport) struct NicDescription {
     pub(in crate::transport) device: String,
     /// What drives it, with versions, for people: "tcp of libfabric 2.5".
     pub(in crate::transport) provider: String,
-    /// What goes over its wire, for programs. Two NICs understand each other exactly where these are equal: so it names
-    /// protocol and version where versions do not mix, and leaves them out where they do.
+    /// What its library puts on the wire, for programs. Two NICs understand each other exactly where these are equal: so
+    /// it names protocol and version where versions do not mix, and leaves them out where they do. Of another rank's NIC
+    /// it says too how its rank sends ([`NicDescription::encode`]).
     pub(in crate::transport) protocol: String,
     /// Its rate, where it is known.
     pub(in crate::transport) rate_mbit: Option<u32>,
@@ -434,11 +435,15 @@ impl NicDescription {
         if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) }
     }
 
-    /// As bytes for the other ranks.
-    pub(in crate::transport) fn encode(&self, writer: &mut Writer) {
-        for text in [&self.network, &self.device, &self.provider, &self.protocol] {
+    /// As bytes for the other ranks. What all libraries have in common, and what the NIC's promises make of it, is a
+    /// part of the protocol that they are told: ends that differ in it would not understand each other's messages.
+    pub(in crate::transport) fn encode(&self, promises: &NicPromises, writer: &mut Writer) {
+        for text in [&self.network, &self.device, &self.provider] {
             writer.text(wire::cut(text, MOST_TEXT_BYTES));
         }
+        let way = if promises.goes_straight() { "straight" } else { "by chunks" };
+        let protocol = format!("{way}, wire {WIRE_VERSION}; {}", self.protocol);
+        writer.text(wire::cut(&protocol, MOST_PROTOCOL_BYTES));
         writer.u32(self.rate_mbit.unwrap_or(0)).u32(self.node.unwrap_or(u32::MAX));
     }
 
@@ -447,8 +452,9 @@ impl NicDescription {
     /// # Errors
     /// Where they are something else.
     pub(in crate::transport) fn decode(reader: &mut Reader<'_>) -> Result<NicDescription> {
-        let mut text = || Ok(without_controls(&shown(&reader.text(MOST_TEXT_BYTES)?)));
-        let (network, device, provider, protocol) = (text()?, text()?, text()?, text()?);
+        let mut text = |most| Ok(without_controls(&shown(&reader.text(most)?)));
+        let (network, device, provider) = (text(MOST_TEXT_BYTES)?, text(MOST_TEXT_BYTES)?, text(MOST_TEXT_BYTES)?);
+        let protocol = text(MOST_PROTOCOL_BYTES)?;
         let rate_mbit = Some(reader.u32()?).filter(|rate| *rate > 0);
         let node = Some(reader.u32()?).filter(|node| *node < u32::MAX);
         Ok(NicDescription { network, device, provider, protocol, rate_mbit, node })
@@ -463,6 +469,10 @@ impl fmt::Display for NicDescription {
 
 /// The most bytes that a rank tells of each name in its [`NicDescription`]; the rest is cut off.
 const MOST_TEXT_BYTES: usize = 64;
+/// The same of its protocol, of which a part is told by the library.
+const MOST_PROTOCOL_BYTES: usize = MOST_TEXT_BYTES + 32;
+/// What rsccl puts into the messages of all NICs: another number wherever headers, memos or their numbers change.
+const WIRE_VERSION: u32 = 2;
 
 /// What a NIC promises, for those who choose protocols and sizes. So far the order and the words of a message are not
 /// looked at: pumps wait for completions.
@@ -493,13 +503,13 @@ impl NicPromises {
     /// Connections for which an endpoint has room: half of the requests of each way are theirs, one for each. That one
     /// is enough: a listener waits for a greeting, an end in the handshake or a sender for a memo, and a receiver for a
     /// chunk.
-    /// Where messages go straight, a second receive of each connection is its own, for those.
+    /// Where messages go straight, a second one of each way is the connection's own, for those.
     pub(in crate::transport) fn most_connections(&self) -> usize {
-        (self.most_sends / 2).min(self.most_receives / 2 / self.own_receives())
+        self.most_sends.min(self.most_receives) / 2 / self.own_requests()
     }
 
-    /// Receives that each connection has of its own.
-    pub(in crate::transport) fn own_receives(&self) -> usize {
+    /// Sends that each connection has of its own, and as many receives.
+    pub(in crate::transport) fn own_requests(&self) -> usize {
         if self.goes_straight() { 2 } else { 1 }
     }
 

@@ -8,8 +8,8 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::transport::net::request_nic::{
     ConnectionId, DeviceMemoryAccess, DeviceReach, FoundNic, ListenerId, MessageMatching, MessageNumber, MessageOrder,
-    NicDescription, NicHandle, NicLibrary, NicList, NicMemory, NicPromises, Posted, RegistrationNeed, RequestId,
-    RequestNic, RequestWay,
+    NicDescription, NicHandle, NicLibrary, NicList, NicMemory, NicPromises, NicSleep, Posted, RegistrationNeed,
+    RequestId, RequestNic, RequestWay,
 };
 
 /// Ranks of tests ask for it by this name.
@@ -19,6 +19,15 @@ pub(in crate::transport) const LIBRARY: NicLibrary = NicLibrary {
     find: |_| Ok(Arc::new(TestNic::new(Manners::WORST))),
     list: |_| Ok(NicList { nics: vec![TestNic::new(Manners::WORST).description().clone()], noes: Vec::new() }),
     looks_first: false,
+};
+
+/// The same over which long messages go straight.
+#[cfg(not(loom))]
+pub(in crate::transport) const STRAIGHT_LIBRARY: NicLibrary = NicLibrary {
+    name: "test-nic-straight",
+    find: |_| Ok(Arc::new(TestNic::new(Manners::STRAIGHT))),
+    list: |_| Ok(NicList { nics: vec![TestNic::new(Manners::STRAIGHT).description().clone()], noes: Vec::new() }),
+    ..LIBRARY
 };
 
 /// How badly it behaves.
@@ -32,6 +41,10 @@ pub(in crate::transport) struct Manners {
     pub(in crate::transport) fails_at: u64,
     /// The send, counted from 1, from which on all of them fail.
     pub(in crate::transport) sends_fail_at: u64,
+    /// Whether what it sends is done at once.
+    pub(in crate::transport) injects: bool,
+    /// Whether it says that it has something each time that somebody wants to sleep on it.
+    pub(in crate::transport) is_ready: bool,
     /// Peers that come before one is let in.
     pub(in crate::transport) admits_after: u32,
     /// Whether it takes memory of devices, where nothing that came is seen before it was flushed.
@@ -51,6 +64,8 @@ impl Manners {
         shy: 3,
         fails_at: u64::MAX,
         sends_fail_at: u64::MAX,
+        injects: false,
+        is_ready: false,
         admits_after: 0,
         takes_devices: false,
         most_sends: 1 << 20,
@@ -91,12 +106,14 @@ struct Packet {
     due: u64,
 }
 
+/// The last one counts the endpoints that were closed.
 #[derive(Debug)]
-pub(in crate::transport) struct TestNic(NicDescription, NicPromises, Manners);
+pub(in crate::transport) struct TestNic(NicDescription, NicPromises, Manners, Arc<AtomicU64>);
 
 #[derive(Debug)]
 struct Endpoint {
     manners: Manners,
+    closed: Arc<AtomicU64>,
     address: u64,
     listeners: u32,
     calls: u64,
@@ -134,7 +151,13 @@ impl TestNic {
             registration: manners.registration,
             matching: manners.matching,
         };
-        TestNic(description, promises, manners)
+        TestNic(description, promises, manners, Arc::default())
+    }
+
+    /// How many of its endpoints were closed.
+    #[cfg(not(loom))]
+    pub(in crate::transport) fn closed(&self) -> u64 {
+        self.3.load(Ordering::Relaxed)
     }
 }
 
@@ -153,6 +176,7 @@ impl FoundNic for TestNic {
         let (listeners, calls, sends, sent, unseen) = (0, 0, HashSet::new(), 0, Vec::new());
         Ok(Box::new(Endpoint {
             manners,
+            closed: Arc::clone(&self.3),
             address,
             listeners,
             calls,
@@ -253,9 +277,12 @@ impl RequestNic for Endpoint {
         if is_shy || !self.put(peer, link, Ok((number, content))) {
             return Ok(Posted::Later);
         }
+        self.sent += 1;
+        if self.manners.injects {
+            return Ok(Posted::Done);
+        }
         self.done.insert(RequestId(self.calls), (self.calls % self.manners.late, from.bytes()));
         self.sends.insert(RequestId(self.calls));
-        self.sent += 1;
         Ok(Posted::Request(RequestId(self.calls)))
     }
 
@@ -338,8 +365,13 @@ impl RequestNic for Endpoint {
         Ok(self.done.remove(&request).map(|(_, bytes)| bytes))
     }
 
+    fn sleep(&mut self) -> Result<NicSleep<'_>> {
+        Ok(if self.manners.is_ready { NicSleep::Ready } else { NicSleep::PollMe })
+    }
+
     fn close(&mut self) -> Result<()> {
-        INBOXES.lock().as_mut().map(|inboxes| inboxes.remove(&self.address));
+        let inbox = INBOXES.lock().as_mut().and_then(|inboxes| inboxes.remove(&self.address));
+        self.closed.fetch_add(u64::from(inbox.is_some()), Ordering::Relaxed);
         Ok(())
     }
 }

@@ -68,8 +68,8 @@ fn stopped_at_each_call(bytes: Bytes, mut at_stop: impl FnMut(libc::pid_t) -> Th
     }
 }
 
-/// The file into which the child moves memory, as a peer maps it.
-fn mapped_from(child: libc::pid_t) -> Option<SharedMemory> {
+/// The file into which the child moves memory, by its number, and as a peer maps it.
+fn mapped_from(child: libc::pid_t) -> Option<(u64, SharedMemory)> {
     let folder = format!("/proc/{child}/fd");
     let is_ours = |path: &std::path::Path| {
         std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:rsccl-in-place"))
@@ -77,9 +77,10 @@ fn mapped_from(child: libc::pid_t) -> Option<SharedMemory> {
     let mut open = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let path = open.find(|path| is_ours(path))?;
     let file = std::fs::File::options().read(true).write(true).open(path).ok()?;
-    let bytes = usize::try_from(file.metadata().ok()?.len()).ok()?;
+    let about = file.metadata().ok()?;
+    let bytes = usize::try_from(about.len()).ok()?;
     // Before it is sealed no peer gets it.
-    SharedMemory::from_peer(file.into(), bytes).ok()
+    Some((std::os::unix::fs::MetadataExt::ino(&about), SharedMemory::from_peer(file.into(), bytes).ok()?))
 }
 
 /// What a peer reads is what has moved, or nothing yet, or no more.
@@ -90,52 +91,62 @@ fn reads_well(theirs: &SharedMemory, first: usize, bytes: Bytes) -> bool {
 
 #[test]
 fn a_process_that_is_stopped_or_killed_at_any_call_of_a_move_harms_nobody() {
-    assert!(alone(|| {
-        let mut bytes = across_pieces();
-        bytes.fill(1);
-        let first = bytes.addresses().start % PAGE;
-        let (mut stops, mut theirs, mut is_well) = (0usize, None, true);
-        let ended = stopped_at_each_call(bytes, |child| {
-            stops += 1;
-            // The second move has a file of its own.
-            if theirs.is_none() {
+    #[expect(clippy::disallowed_methods, reason = "how much is tested is no setting of the library")]
+    let is_long = std::env::var_os("RSCCL_EXHAUSTIVE").is_some();
+    // Each stop costs two turns of a processor, which is busy, and a child has seconds: so the kills of a long run are
+    // those of several children.
+    let (parts, step) = if is_long { (LONG_PARTS, Some(LONG_PARTS)) } else { (1, None) };
+    for part in 0..parts {
+        assert!(alone(|| stop_and_kill(1 + part, step)), "part {part}");
+    }
+}
+
+/// Lets a child go through all stops, and then kills one at the stop `from`, and at each `step` after it.
+fn stop_and_kill(from: usize, step: Option<usize>) -> bool {
+    let mut bytes = across_pieces();
+    bytes.fill(1);
+    let first = bytes.addresses().start % PAGE;
+    // The second move has a file of its own.
+    let (mut stops, mut files, mut theirs, mut is_well) = (0usize, Vec::new(), None, true);
+    let ended = stopped_at_each_call(bytes, |child| {
+        stops += 1;
+        if let Some((file, memory)) = mapped_from(child)
+            && !files.contains(&file)
+        {
+            files.push(file);
+            theirs = Some(memory);
+        }
+        is_well &= theirs.as_ref().is_none_or(|theirs| reads_well(theirs, first, bytes));
+        Then::GoesOn
+    });
+    let Some(status) = ended else {
+        println!("skipped: this system lets no process trace its child");
+        return true;
+    };
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x} after {stops} stops");
+    assert!(is_well && files.len() == 2 && stops > 60, "{stops} stops, files {files:?}");
+    drop(theirs);
+    for last in (from..stops).step_by(step.unwrap_or(stops / KILLS)) {
+        let (mut stop, mut theirs) = (0, None);
+        let status = stopped_at_each_call(bytes, |child| {
+            stop += 1;
+            if stop == last {
                 theirs = mapped_from(child);
             }
-            is_well &= theirs.as_ref().is_none_or(|theirs| reads_well(theirs, first, bytes));
-            Then::GoesOn
+            if stop == last { Then::Dies } else { Then::GoesOn }
         });
-        let Some(status) = ended else {
-            println!("skipped: this system lets no process trace its child");
-            return true;
-        };
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x} after {stops} stops");
-        assert!(is_well && theirs.is_some() && stops > 60, "{stops} stops");
-        drop(theirs);
-        // Each stop costs two turns of a processor, which is busy.
-        #[expect(clippy::disallowed_methods, reason = "how much is tested is no setting of the library")]
-        let is_long = std::env::var_os("RSCCL_EXHAUSTIVE").is_some();
-        println!("{stops} stops");
-        for last in (1..stops).step_by(if is_long { 1 } else { stops / KILLS }) {
-            let (mut stop, mut theirs) = (0, None);
-            let status = stopped_at_each_call(bytes, |child| {
-                stop += 1;
-                if stop == last {
-                    theirs = mapped_from(child);
-                }
-                if stop == last { Then::Dies } else { Then::GoesOn }
-            });
-            assert!(status.is_some_and(|status| libc::WIFSIGNALED(status)), "stop {last} of {stops}: {status:?}");
-            // What has become the peer's alone stays readable and writable.
-            if let Some(theirs) = theirs {
-                assert!(reads_well(&theirs, first, bytes), "stop {last}");
-                Bytes { start: theirs.at(first, bytes.count), count: bytes.count }.fill(2);
-            }
-            // The parent's memory is a copy.
-            assert!(bytes.holds(1));
+        assert!(status.is_some_and(|status| libc::WIFSIGNALED(status)), "stop {last} of {stops}: {status:?}");
+        // What has become the peer's alone stays readable and writable.
+        if let Some((_, theirs)) = theirs {
+            assert!(reads_well(&theirs, first, bytes), "stop {last}");
+            Bytes { start: theirs.at(first, bytes.count), count: bytes.count }.fill(2);
         }
-        true
-    }));
+    }
+    true
 }
 
 /// Kills in a run of all tests that is not a long one.
 const KILLS: usize = 12;
+
+/// Children among which a long run divides a kill at each stop.
+const LONG_PARTS: usize = 32;

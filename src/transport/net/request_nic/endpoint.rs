@@ -38,7 +38,7 @@ pub(in crate::transport) struct NicEndpoint {
     promises: NicPromises,
     failure: Option<Error>,
     goes_straight: bool,
-    /// What may be under way beside one send and one receive of each connection.
+    /// What may be under way beside each connection's [own](NicPromises::own_requests).
     sends: CommonRequests,
     receives: CommonRequests,
     connections: usize,
@@ -84,8 +84,8 @@ impl NicRegion {
     }
 }
 
-/// Requests of one way that all connections share. Each has one of its own, so whatever others have under way, and for
-/// however long, none of them stands still.
+/// Requests of one way that all connections share. Each has one of its own, and one more for what goes straight, so
+/// whatever others have under way, and for however long, none of them stands still.
 #[derive(Debug, Clone, Copy)]
 struct CommonRequests {
     all: usize,
@@ -150,9 +150,9 @@ impl NicEndpoint {
     }
 
     fn over(nic: Box<dyn RequestNic>, promises: &NicPromises) -> NicEndpoint {
-        let rooms = promises.most_connections();
-        let sends = CommonRequests::new(promises.most_sends - rooms);
-        let receives = CommonRequests::new(promises.most_receives - rooms * promises.own_receives());
+        let own = promises.most_connections() * promises.own_requests();
+        let sends = CommonRequests::new(promises.most_sends - own);
+        let receives = CommonRequests::new(promises.most_receives - own);
         let goes_straight = promises.goes_straight();
         let pins = (promises.registration == RegistrationNeed::All).then(OwnPins::default);
         let (regions, failure, connections, mover, others, twin) = (Vec::new(), None, 0, None, 0, None);

@@ -498,8 +498,12 @@ impl Memos {
     }
 }
 
-/// The error of a connection with `peer`: the peer's, unless the NIC says otherwise and `tells_faults`.
+/// The error of a connection with `peer`: the peer's, unless the NIC says otherwise and `tells_faults`, or this rank has
+/// closed the NIC.
 fn lost(error: Error, peer: Rank, tells_faults: bool) -> Error {
+    if error.kind() == Kind::Aborted {
+        return error;
+    }
     if !tells_faults || error.kind() == Kind::Remote {
         return broken(error, peer);
     }
@@ -560,6 +564,10 @@ mod tests {
             let error = lost(Error::new(kind, "a port is down"), Rank::new(3), tells_faults);
             assert_eq!((error.kind(), error.peer()), expected, "{error}");
             assert!(error.message().contains("rank 3") && error.message().contains("a port is down"), "{error}");
+        }
+        for tells_faults in [true, false] {
+            let error = lost(Error::new(Kind::Aborted, "this rank closed it"), Rank::new(3), tells_faults);
+            assert_eq!((error.kind(), error.peer(), error.message()), (Kind::Aborted, None, "this rank closed it"));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The pump at the receiving end of slots of kernels into which a NIC puts payloads where they lie, on a device or in
 //! pinned memory of the host: see `direct_send_pump`.
 //!
-//! Where the slots lie on a device that may see a NIC's writes later than the word which announces them, each payload is
-//! flushed before its slot is published.
+//! Where the slots lie on a device that may see a NIC's writes later than the word which announces them, each payload
+//! is flushed before its slot is published.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -93,7 +93,7 @@ impl DirectReceivePump {
         // Half of what there is at once; less only where the sender can send nothing.
         let owes = self.left.is_none() && (fresh >= MOST_ASKED / 2 || (fresh > 0 && self.told == self.came));
         if !owes {
-            return Ok(false);
+            return self.held_up().map_or(Ok(false), Err);
         }
         match self.connection.send_memo(&self.posted.to_le_bytes()) {
             Ok(true) => self.told = self.posted,
@@ -103,6 +103,15 @@ impl DirectReceivePump {
             Err(error) => self.left = Some(error),
         }
         Ok(true)
+    }
+
+    /// Why a message that has begun cannot go on: the sender has sent all that it was asked for, and cannot be asked for
+    /// more.
+    fn held_up(&self) -> Option<Error> {
+        let is_part =
+            |message: &Incoming| matches!(message.header, Part::Came(_)) && !matches!(message.payload, Part::Came(_));
+        let left = self.left.as_ref().filter(|_| self.told == self.came && self.open.iter().any(is_part));
+        left.map(Error::duplicate)
     }
 
     /// Looks what has come, and publishes what is whole, in order.

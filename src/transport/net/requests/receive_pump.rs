@@ -304,6 +304,14 @@ impl RequestReceivePump {
         Ok(moved)
     }
 
+    /// Whether the NIC had no room for the receive of a rest, whose place is known.
+    pub(super) fn lacks_rest(&self) -> bool {
+        self.current.is_some_and(|message| {
+            let has_head = message.is_straight && message.copied == Some(STRAIGHT_HEAD);
+            has_head && (!message.is_announced || self.awaited.is_some())
+        })
+    }
+
     fn held_against(&self, came: usize, bytes: usize) -> Result<()> {
         if came == bytes - STRAIGHT_HEAD {
             return Ok(());
@@ -481,7 +489,7 @@ impl Pump for RequestReceivePump {
         // What the NIC had no room for is tried again.
         let is_full = self.posted == self.taken + CHUNKS as u64;
         let lacks_receives = !is_full && self.posted < self.taken + self.connection.awaited_chunks();
-        let is_later = lacks_receives || self.owes_credit(true);
+        let is_later = lacks_receives || self.owes_credit(true) || self.lacks_rest();
         if is_later { Ok(PumpSleep::Ask) } else { self.connection.sleep() }
     }
 

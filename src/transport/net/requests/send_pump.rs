@@ -155,13 +155,19 @@ impl RequestSendPump {
                 continue;
             }
             moved = true;
-            match self.rests.remove(place).map(|rest| rest.owner) {
-                Some(RestOwner::Slot(slot)) => self.end_slot(slot)?,
-                Some(RestOwner::Caller(loan)) => loan.end(),
-                None => {}
-            }
+            self.end_rest(place)?;
         }
         Ok(moved)
+    }
+
+    /// The rest at `place` has gone.
+    fn end_rest(&mut self, place: usize) -> Result<()> {
+        match self.rests.remove(place).map(|rest| rest.owner) {
+            Some(RestOwner::Slot(slot)) => self.end_slot(slot)?,
+            Some(RestOwner::Caller(loan)) => loan.end(),
+            None => {}
+        }
+        Ok(())
     }
 
     /// Nothing of this slot is needed any more: it is released once those before it are.
@@ -273,7 +279,7 @@ impl RequestSendPump {
             match posted {
                 Posted::Later => break,
                 Posted::Request(request) => self.rests[place].request = Some(request),
-                Posted::Done => return Err(Error::internal("a long message was done at once")),
+                Posted::Done => self.end_rest(place)?,
             }
             moved = true;
         }

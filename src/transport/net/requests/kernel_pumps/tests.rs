@@ -1,12 +1,12 @@
-//! Slots of kernels over the test NIC, which lets nobody see what has come for a device before it was flushed: memory of
-//! the host stands for the device's.
+//! Slots of kernels over the test NIC, which lets nobody see what has come for a device before it was flushed: memory
+//! of the host stands for the device's.
 
 use std::ptr::NonNull;
 
 use crate::bootstrap::LocalBootstrap;
 use crate::device::records::SlotQueue;
 use crate::device::{HostMemory, HostRegion, Sharing};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Ordering};
 use crate::sync::ring::Shape;
 use crate::transport::connection::{Channel, Need, Way};
@@ -22,9 +22,9 @@ const SHAPE: Shape = Shape { slots: 3, slot_bytes: 4096, spread: 1 };
 const MOST_TURNS: usize = 200_000;
 
 /// The wires of a connection from rank 0 to rank 1.
-fn opened(worlds: &[LocalBootstrap; 2], manners: Manners) -> Result<[Box<dyn Wire>; 2]> {
-    let net = |me: u32| RequestNet::new(Rank::new(me), Arc::new(TestNic::new(manners)));
-    let (mut sender, mut receiver) = (net(0), net(1));
+fn opened(worlds: &[LocalBootstrap; 2], manners: [Manners; 2]) -> Result<[Box<dyn Wire>; 2]> {
+    let net = |me: usize, rank| RequestNet::new(Rank::new(rank), Arc::new(TestNic::new(manners[me])));
+    let (mut sender, mut receiver) = (net(0, 0), net(1, 1));
     let ExpectedWire { ticket, offer, .. } = receiver.listen(Rank::new(0), &worlds[1])?;
     let mut dialling: Box<dyn Opening<Box<dyn Wire>>> = sender.dial(Rank::new(1), &offer, &worlds[0])?;
     let (mut mine, mut theirs) = (None, None);
@@ -40,7 +40,8 @@ fn opened(worlds: &[LocalBootstrap; 2], manners: Manners) -> Result<[Box<dyn Wir
         }
     }
     // The endpoints live on with their connections.
-    Ok([mine.expect("it opens"), theirs.expect("it opens").1])
+    let both = mine.zip(theirs).map(|(mine, theirs)| [mine, theirs.1]);
+    both.ok_or_else(|| Error::internal("it does not open"))
 }
 
 /// A kernel at one end, and the pump at the other.
@@ -132,7 +133,7 @@ fn content(number: usize, bytes: usize) -> Vec<u8> {
 /// Sends messages of all sizes from end to end, whose payloads lie on devices or not.
 fn exchange(manners: Manners, on_device: [bool; 2]) -> Result<()> {
     let worlds: [LocalBootstrap; 2] = LocalBootstrap::world(2)?.try_into().expect("two ranks");
-    let [mine, theirs] = opened(&worlds, manners)?;
+    let [mine, theirs] = opened(&worlds, [manners; 2])?;
     let mut sender = End::new(Way::Send, mine, on_device[0])?;
     let mut receiver = End::new(Way::Receive, theirs, on_device[1])?;
     let sizes = [0, 1, 5, 4096, 24, 4095, 32, 0, 100, 4096, 7, 2048, 1, 1, 1, 4096, 33];
@@ -180,11 +181,38 @@ fn a_nic_that_fails_is_an_error_that_names_the_peer() {
     }
 }
 
+/// The receiver's NIC sends no credit any more, when a header has come and its payload cannot. Regression: the error was
+/// kept for ever, and the rank waited for its deadline.
+#[test]
+fn a_message_that_has_begun_and_cannot_go_on_is_an_error() {
+    let worlds: [LocalBootstrap; 2] = LocalBootstrap::world(2).unwrap().try_into().unwrap();
+    let manners = Manners { takes_devices: true, ..Manners::with_requests(2) };
+    let mut told = 0;
+    for sends_fail_at in 1..30 {
+        let Ok([mine, theirs]) = opened(&worlds, [manners, Manners { sends_fail_at, ..manners }]) else { continue };
+        let mut sender = End::new(Way::Send, mine, true).unwrap();
+        let mut receiver = End::new(Way::Receive, theirs, true).unwrap();
+        let mut came = 0;
+        for _ in 0..5000 {
+            sender.publish(&content(0, 100));
+            sender.pumps.pump().unwrap();
+            if let Err(error) = receiver.pumps.pump() {
+                assert_eq!(error.peer(), Some(0));
+                assert!(error.message().contains("the test wants this send to fail"), "{error}");
+                told += u32::from(came > 0);
+                break;
+            }
+            came += usize::from(receiver.take().is_some());
+        }
+    }
+    assert!(told > 3, "{told}");
+}
+
 #[test]
 fn memory_that_the_nic_does_not_take_is_left_to_the_host() {
     let worlds: [LocalBootstrap; 2] = LocalBootstrap::world(2).unwrap().try_into().unwrap();
     let why = |manners: Manners, by_address| {
-        let [wire, _other] = opened(&worlds, manners).unwrap();
+        let [wire, _other] = opened(&worlds, [manners; 2]).unwrap();
         let need = Need { way: Way::Send, peer: Rank::new(1), channel: Channel::PointToPoint };
         let memory = HostMemory.allocate_host(KernelSlots::payload_bytes(SHAPE), Sharing::Threads).unwrap();
         let payloads = PayloadsOnDevice::new((None, by_address), true);
