@@ -1,5 +1,5 @@
-//! A look at a file before the loader maps it: to the loader a pipe is a file that never comes, and of a file that is cut
-//! short it maps pages that are not there, which ends the process by SIGBUS.
+//! A look at a file before the loader maps it: to the loader a pipe is a file that never comes, and of a file that is
+//! cut short it maps pages that are not there, which ends the process by SIGBUS.
 
 use std::fs::File;
 use std::io;

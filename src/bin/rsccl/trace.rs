@@ -38,7 +38,7 @@ struct Merge {
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let Work::Merge(merge) = &arguments.work;
     let mut all = Merged::default();
-    let mut seen = HashSet::new();
+    let (mut seen, mut count) = (HashSet::new(), 0);
     if files::identity(&merge.output)
         .is_some_and(|output| merge.files.iter().any(|path| files::identity(path) == Some(output)))
     {
@@ -55,13 +55,14 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             print::complain(&format!("{}: its end is cut: {lost} events are lost", path.display()));
         }
         all.add(path, events);
+        count += 1;
     }
-    let (ranks, events, files) = (all.owners.len(), all.events.len(), merge.files.len());
+    let (ranks, events) = (all.owners.len(), all.events.len());
     let text = all.into_text();
     fs::write(&merge.output, text)
         .map_err(|error| Error::system(format!("writing {}", merge.output.display()), error))?;
     let output = merge.output.display();
-    print::out("what was done", &format!("{files} files, {ranks} ranks, {events} events in {output}\n"))?;
+    print::out("what was done", &format!("{count} files, {ranks} ranks, {events} events in {output}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -77,7 +77,8 @@ fn files_that_are_missing_or_no_plug_ins_are_told() {
     assert_eq!(
         find("nowhere"),
         format!(
-            "there is no nowhere where the loader looks, there is no libnccl-net-nowhere.so where the loader looks {takes}"
+            "there is no nowhere where the loader looks, there is no libnccl-net-nowhere.so where the loader looks \
+             {takes}"
         )
     );
     for name in ["libnowhere.so", "/tmp/nowhere.so"] {
