@@ -161,8 +161,8 @@ pub mod internals {
     }
     pub mod sys {
         pub use crate::sys::{
-            clock, cpu, devices, float_mode, foreign_pages, host, limits, numa, nvml, open, poller, process, quota,
-            random, rank_page, terminal, text_file, thread, writing,
+            clock, cpu, devices, float_mode, foreign_pages, host, interfaces, limits, numa, nvml, open, poller,
+            process, quota, random, rank_page, terminal, text_file, thread, writing,
         };
     }
     pub mod topo {

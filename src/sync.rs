@@ -39,5 +39,5 @@ pub(crate) use progress::{HookSlot, WeakHook};
 pub(crate) use rest::RestEnds;
 pub use turn::{Turn, Turned};
 pub use turns::{Denied, KeptVisit, Stay, TurnGuard, Turns};
-pub use wait::{Deadline, NoteReader, TimeLimit, Wait};
+pub use wait::{Deadline, NoteReader, TimeLimit, Wait, time_in_words};
 pub use waiting::{AwaitedMessage, Waiting};

@@ -7,6 +7,7 @@ pub mod coroutine;
 pub mod cpu;
 pub mod descriptor;
 pub mod devices;
+pub mod elf;
 pub mod environment;
 pub mod fabric_devices;
 pub mod float_mode;

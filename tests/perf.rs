@@ -84,6 +84,10 @@ fn sizes_go_by_steps_where_no_factor_is_given() {
     let out = succeeds(&["broadcast", "-b", "1K", "-e", "4K", "-i", "1K", "--check-only"]);
     let sizes: Vec<_> = rows(&out).into_iter().map(|row| row[0].to_owned()).collect();
     assert_eq!(sizes, ["1024", "2048", "3072", "4096"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let none = command.args(["perf", "broadcast", "-b", "1K", "-e", "4K", "-i", "0"]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(none.status.code() == Some(2) && said.contains("-i 0 never comes from -b 1024 to -e 4096"), "{said}");
 }
 
 #[test]

@@ -439,6 +439,17 @@ fn the_command_says_that_a_file_may_not_grow() {
     let (command, place) = (env!("CARGO_BIN_EXE_rsccl"), folder.path().display());
     let logs = format!("ulimit -f 0; exec {command} run -n 2 --log-dir {place} -- echo text");
     let report = format!("ulimit -f 0; exec {command} perf all_reduce -b 8 -e 8 --json {place}/report");
+    // A rank itself is ended by the signal, as anywhere else: 128 + SIGXFSZ.
+    let rank = format!("ulimit -f 0; exec {command} run -n 1 -- /bin/sh -c 'exec cp /bin/sh {place}/copy'");
+    let output = Command::new("/bin/sh").args(["-c", &rank]).output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 25), "{output:?}");
+    for words in ["tune --quick -o P/tuned", "topo --dump P/topo", "env > P/env", "perf barrier -n 1 --csv P/csv"] {
+        let script = format!("ulimit -f 0; exec {command} {}", words.replace("P/", &format!("{place}/")));
+        let output = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("File too large") && text.contains("ulimit -f"), "{words}: {output:?}");
+        assert_eq!(output.status.code(), Some(1), "{words}: {output:?}");
+    }
     for (script, code, words) in [(logs, 0, "'s log file cannot be written"), (report, 1, "writing")] {
         let output = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
         let text = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();

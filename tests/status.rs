@@ -372,14 +372,53 @@ fn memory_and_traffic_are_shown() {
 fn where_there_is_no_rank_that_is_said() {
     let told = status(&[std::process::id().to_string()]);
     assert_eq!(told.code, Some(4), "{}", told.text);
-    assert!(told.text.contains("No process of this user here has a rank of rsccl."), "{}", told.text);
+    // The jobs of other tests may run.
+    let none = told.text.contains("No process of this user here has a rank of rsccl.");
+    assert!(none || told.text.contains("has no rank of rsccl; those with ranks: "), "{}", told.text);
 }
 
 #[test]
 fn a_script_knows_an_error_and_a_wrong_command_line_from_a_job_in_trouble() {
+    let told = |words: &[&str]| status(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
     let codes = [&["--merge", "/no/such/file"][..], &["--watch=0"], &["--no-such-option"], &["--late", "soon"]]
-        .map(|words| status(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()).code);
+        .map(|words| told(words).code);
     assert_eq!(codes, [Some(1), Some(2), Some(2), Some(2)]);
+    for wrong in [&["--late", "nan"][..], &["--late=-1"], &["--rows", "0"], &["--watch=1e30"]] {
+        let told = told(wrong);
+        assert!(told.code == Some(2) && told.text.contains("allowed: "), "{wrong:?}: {}", told.text);
+    }
+}
+
+#[test]
+fn a_damaged_file_is_named_and_hides_no_other_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let document = |rank: u32| {
+        format!(
+            "{{\"rsccl_status\": {}, \"host\": \"here\", \"processes\": [{{\"pid\": 7, \"ranks\": [{{\"rank\": {rank}, \
+             \"size\": 2, \"communicator\": \"c\"}}]}}]}}",
+            rsccl::internals::session::page_view::DOCUMENT_VERSION
+        )
+    };
+    let other = write("other.json", "{\"a\": 1}");
+    let damaged = write("damaged.json", &document(9));
+    let pipe = folder.path().join("pipe").to_string_lossy().into_owned();
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let wrong = [(&other, "it is no document"), (&damaged, "a rank 9 of 2"), (&pipe, "a named pipe")];
+    for (file, words) in wrong {
+        let told = status(&["--merge".to_owned(), file.clone()]);
+        assert!(told.code == Some(2) && told.text.contains(words) && told.text.contains(file), "{}", told.text);
+    }
+    write("whole.json", &document(1));
+    let told = status(&["--explain".to_owned(), folder.path().to_string_lossy().into_owned()]);
+    assert_eq!(told.code, Some(3), "{}", told.text);
+    for words in ["other.json", "damaged.json", "it is left out", "no record of rank 0"] {
+        assert!(told.text.contains(words), "`{words}` is not in: {}", told.text);
+    }
 }
 
 #[test]
@@ -401,6 +440,10 @@ fn a_rank_that_computes_is_named_and_so_are_those_that_wait_for_it() {
     let job = Job::whole("computes", 4);
     let late = format!("pid {}) has not entered all_reduce #1 for ", job.pid(2));
     job.is_told(&["rank 2 (host ", &late, "; 3 ranks wait in it; rank 2 computes (not in rsccl)"]);
+    let me = std::process::id();
+    let told = status(&[me.to_string()]);
+    let (said, listed) = (format!("Process {me} has no rank of rsccl; those with ranks: "), job.pid(2).to_string());
+    assert!(told.code == Some(4) && told.text.contains(&said) && told.text.contains(&listed), "{}", told.text);
 
     // What was gathered says the same, and where ranks differ is found in the records.
     let json = job.status(&["--json"]);

@@ -235,8 +235,16 @@ fn a_file_store_is_private_and_survives_a_kill_in_the_middle() {
     assert_eq!(again.set("key", b"x", &shortly()).unwrap_err().kind(), Kind::Timeout);
     drop(lock);
     again.set("key", b"x", &soon()).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(FileStore::open(&path, &soon()).unwrap_err().to_string().contains("chmod 700"));
+    std::fs::remove_file(path.join("lock")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(path.join("lock")).status().unwrap();
+    let error = FileStore::open(&path, &soon()).unwrap_err().to_string();
+    assert!(made.success() && error.contains("lock is no regular file"), "{error}");
+    // What to do is never a change of the mode: the folder may be `/tmp`, the file one of the system's.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let error = FileStore::open(&path, &soon()).unwrap_err().to_string();
+    assert!(error.contains("its mode is 1777") && error.contains("a folder of the job's own"), "{error}");
+    let error = FileStore::open(value, &soon()).unwrap_err().to_string();
+    assert!(error.contains("is no folder") && !error.contains("chmod"), "{error}");
 }
 
 #[test]
@@ -248,6 +256,9 @@ fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
     let error = stranger.get("key", &soon()).unwrap_err();
     assert_eq!(error.kind(), Kind::Remote);
     assert!(error.to_string().contains("rejected this rank"), "{error}");
+    assert!(error.to_string().contains("is RSCCL_SECRET not the same on all ranks?"), "{error}");
+    let place_of_all = server.listens_at().unwrap();
+    assert!(place_of_all.contains("from 127.0.0.1, did not prove the secret"), "{place_of_all}");
     drop(TcpStore::connect(&place, &config()).unwrap());
     let client = TcpStore::connect(&place, &config()).unwrap();
     assert_eq!(client.get("key", &soon()).unwrap(), b"value");

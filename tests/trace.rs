@@ -482,6 +482,26 @@ int nvtxRangePushA(const char *name) { note("push", name); return 0; }
 int nvtxRangePop(void) { note("pop", "-"); return 0; }
 "#;
 
+/// Regression: a trace that was named twice had all its events twice, and one that was the output was lost.
+#[test]
+fn a_file_counts_once_and_is_never_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = folder.path().join("one.json");
+    let text = "[\n{\"name\":\"a\",\"ph\":\"X\",\"ts\":1,\"dur\":1,\"pid\":1,\"tid\":1}\n]\n";
+    std::fs::write(&one, text).unwrap();
+    let merge = |output: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        let told = command.args(["trace", "merge"]).args([&one, &one]).arg("-o").arg(output).output().unwrap();
+        let text = String::from_utf8_lossy(&told.stdout).into_owned() + &String::from_utf8_lossy(&told.stderr);
+        (told.status.code(), text)
+    };
+    let (code, said) = merge(&folder.path().join("all.json"));
+    assert!(code == Some(0) && said.contains("1 files, 0 ranks, 1 events") && said.contains("named before"), "{said}");
+    let (code, said) = merge(&one);
+    assert!(code == Some(2) && said.contains("is one of the traces"), "{said}");
+    assert_eq!(std::fs::read_to_string(&one).unwrap(), text);
+}
+
 #[test]
 fn calls_are_ranges_where_a_profiler_is_injected() {
     let folder = tempfile::tempdir().unwrap();

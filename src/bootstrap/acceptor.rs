@@ -17,6 +17,7 @@ use crate::bootstrap::serving::{MAX_LISTENERS, ServiceListeners};
 use crate::bootstrap::socket;
 use crate::error::Result;
 use crate::log;
+use crate::sync::primitive::{Arc, Mutex};
 use crate::sys::limits::OpenFiles;
 use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits};
@@ -51,6 +52,26 @@ pub(super) struct Acceptor {
     strangers: HashMap<[u8; JOB_BYTES], Instant>,
 }
 
+/// Connections that ended in the handshake: ranks with another secret, for which others wait in vain, are among them.
+/// The service counts, and who waits beside it tells.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unproven(Arc<Mutex<(u64, Option<SocketAddr>)>>);
+
+impl Unproven {
+    fn count(&self, from: SocketAddr) {
+        let mut known = self.0.lock();
+        *known = (known.0.saturating_add(1), Some(from));
+    }
+
+    /// How many there were, in words; `None` if there were none.
+    pub(super) fn words(&self) -> Option<String> {
+        let (count, last) = *self.0.lock();
+        let from = last?.ip();
+        let who = if count == 1 { "1 connection from" } else { &format!("{count} connections, the last from") };
+        Some(format!("{who} {from}, did not prove the secret: is RSCCL_SECRET the same on all ranks?"))
+    }
+}
+
 /// The requirements on connections.
 #[derive(Debug, Clone)]
 pub(super) struct Requirements {
@@ -58,6 +79,7 @@ pub(super) struct Requirements {
     pub(super) handshake_timeout: Duration,
     /// The most bytes of a frame that a connection may send.
     pub(super) most_bytes: usize,
+    pub(super) unproven: Unproven,
 }
 
 /// The frames that one connection has sent since the last look.
@@ -200,6 +222,9 @@ impl Acceptor {
             if self.pending.contains(&token) {
                 self.dropped += 1;
                 let from = link.address;
+                if matches!(end, End::Rejected(_)) {
+                    self.rules.unproven.count(from);
+                }
                 log::trace!(Bootstrap, "dropped a connection from {from} that made no request: {end}");
             }
             self.close(token);

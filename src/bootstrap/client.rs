@@ -244,8 +244,10 @@ impl ServiceClient {
                 Error::timeout(format!("{who} cannot be reached in {tries} tries: {last}; {hint}"))
             }
             End::Rejected(why) if rejections > self.retries.count.min(REJECTED_TRIES) => {
-                let message =
-                    format!("{who} rejected this rank {rejections} times: {why}; does another job use this address?");
+                let message = format!(
+                    "{who} rejected this rank {rejections} times: {why}; does another job use this address, or is \
+                     RSCCL_SECRET not the same on all ranks?"
+                );
                 Error::new(Kind::Remote, message)
             }
             // The other job may soon be done here: then the place is this job's.

@@ -24,6 +24,8 @@ pub struct Options {
     /// Whether ranks of other hosts are expected: then the root waits for an interface that they can reach, and does
     /// not use loopback.
     pub other_hosts: bool,
+    /// Whether all ranks are known to be on this host: then an address that no other host reaches is right.
+    pub one_host: bool,
     /// Whether rank 0 is known to have made the id: then errors of the root name rank 0.
     pub first_serves: bool,
     /// `NCCL_SOCKET_RETRY_CNT`: how often a failed connection is retried.
@@ -38,6 +40,9 @@ pub struct Options {
     pub root_lifetime: Duration,
     /// How long the handshake of a connection may take.
     pub handshake_timeout: Duration,
+    /// How long a rank that waits on its connections sleeps at most. `None`: from 20 ms in a small world to a second in
+    /// a large one.
+    pub longest_nap: Option<Duration>,
     /// The job, as its launcher names it: ranks of two jobs that are given one address refuse each other. `None` where
     /// nothing is known of the job: such a rank may join any.
     pub job: Option<JobTag>,
@@ -54,6 +59,7 @@ impl Default for Options {
             family: AddressFamily::Any,
             ports: None,
             other_hosts: false,
+            one_host: false,
             first_serves: false,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
@@ -61,6 +67,7 @@ impl Default for Options {
             check_in_timeout: Duration::from_secs(120),
             root_lifetime: Duration::from_secs(1800),
             handshake_timeout: Duration::from_secs(10),
+            longest_nap: None,
             job: None,
             encryption: Encryption::Off,
         }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
+use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread, Unproven};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::checkin::{self, AddressTable, CheckIn, FurtherRoot, MAX_ROOT_FRAME_BYTES, RankBlock};
 use crate::bootstrap::id::UniqueId;
@@ -84,7 +84,7 @@ impl Root {
         let listener_patience = options.retry_sleep.saturating_mul(options.retry_count);
         let rules = ListenRules { terms: id.terms(options), guarded: options.is_guarded(), listener_patience };
         let listeners = serving::listen(place, rules, options, wait)?;
-        let (near, words) = (listeners.near(), listeners.words("NCCL_COMM_ID"));
+        let (near, words) = (listeners.near(), listeners.words("NCCL_COMM_ID", options));
         Ok((Root::start(*id, listeners, Some(words), options)?, near))
     }
 
@@ -100,12 +100,18 @@ impl Root {
         let now = clock::now();
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
-        let rules = Requirements { terms: id.terms(options), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
+        let unproven = Unproven::default();
+        let rules = Requirements {
+            terms: id.terms(options),
+            handshake_timeout,
+            most_bytes: MAX_ROOT_FRAME_BYTES,
+            unproven: unproven.clone(),
+        };
         let is_fixed = id.is_fixed();
         let run = move |acceptor| {
             let (phase, guests, places) = (Phase::Gather, HashMap::new(), HashMap::new());
-            Service { acceptor, is_fixed, roster, place, phase, guests, places, first_at: None, settled_at: None }
-                .run();
+            let (first_at, settled_at) = (None, None);
+            Service { acceptor, unproven, is_fixed, roster, place, phase, guests, places, first_at, settled_at }.run();
         };
         let thread = ServiceThread::start("rsccl root", listeners, rules, run)?;
         Ok(Root { thread, number: id.number() })
@@ -133,6 +139,7 @@ impl Root {
 
 struct Service {
     acceptor: Acceptor,
+    unproven: Unproven,
     /// Whether the address is fixed: then a root that has failed makes room at once, for rank 0 may try again.
     is_fixed: bool,
     roster: Roster,
@@ -203,6 +210,10 @@ impl Service {
                 let mut message = self.roster.overdue(now).message().to_owned();
                 if let Some(why) = self.acceptor.trouble() {
                     message += &format!("; the root could not accept every connection: {why}");
+                }
+                // The secret of an id that was sent to the ranks is no setting.
+                if let Some(words) = self.unproven.words().filter(|_| self.is_fixed) {
+                    message += &format!("; {words}");
                 }
                 if let Some(words) = self.who_looks() {
                     message += &format!("; {words}");

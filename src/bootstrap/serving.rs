@@ -215,19 +215,20 @@ impl ServiceListeners {
         SocketAddr::new(loopback, address.port())
     }
 
-    /// Where rank 0 listens, in words, with the remedy if no other host reaches that; `variable` names the place.
-    pub(super) fn words(&self, variable: &str) -> String {
+    /// Where rank 0 listens, in words, with the remedy if no other host reaches that and ranks may be on others;
+    /// `variable` names the place.
+    pub(super) fn words(&self, variable: &str, options: &Options) -> String {
         let place = |address: &SocketAddr| match address.ip().is_unspecified() {
             true => format!("port {} of every address of its host", address.port()),
             false => address.to_string(),
         };
         let list: Vec<String> = self.addresses.iter().map(place).collect();
-        let remedy = match (self.reach_this_host_only(), self.explicit) {
+        let remedy = match (self.reach_this_host_only() && !options.one_host, self.explicit) {
             (false, _) => String::new(),
             (true, explicit) => {
                 let or_secret = if explicit { "" } else { ", or set RSCCL_SECRET on all ranks" };
                 let why = "which is loopback: no other host reaches it";
-                format!(", {why}; set {variable} to an address of the network{or_secret}")
+                format!(", {why}; if ranks run on others, set {variable} to an address of the network{or_secret}")
             }
         };
         format!("rank 0 listens at {}{remedy}", list.join(", "))
@@ -271,9 +272,12 @@ mod tests {
         let place = HostPort::new("127.0.0.1", free_port()).unwrap();
         let listeners = listen(&place, alone(), &Options::default(), &soon()).unwrap();
         assert_eq!(listeners.near().to_string(), place.to_string());
-        let words = listeners.words("MASTER_ADDR");
+        let words = listeners.words("MASTER_ADDR", &Options::default());
         assert!(words.contains(&format!("rank 0 listens at {place}, which is loopback")), "{words}");
-        assert!(words.contains("MASTER_ADDR") && !words.contains("SECRET"), "{words}");
+        assert!(words.contains("if ranks run on others, set MASTER_ADDR") && !words.contains("SECRET"), "{words}");
+        // Where all ranks are here it is the right place, and the cause is another.
+        let here = Options { one_host: true, ..Options::default() };
+        assert_eq!(listeners.words("MASTER_ADDR", &here), format!("rank 0 listens at {place}"));
     }
 
     #[test]
@@ -316,7 +320,7 @@ mod tests {
         let listeners = ServiceListeners { sockets: vec![socket], addresses: vec![address], explicit: false };
         assert!(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         assert!(std::net::TcpStream::connect(listeners.near()).is_ok());
-        let words = listeners.words("MASTER_ADDR");
+        let words = listeners.words("MASTER_ADDR", &Options::default());
         assert_eq!(words, format!("rank 0 listens at port {port} of every address of its host"));
     }
 }

@@ -61,7 +61,7 @@ impl Communicator {
         }
         let world = launch.world;
         let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
-        let options = Options { other_hosts, first_serves: true, ..options };
+        let options = Options { other_hosts, one_host: launch.is_here(&environment), first_serves: true, ..options };
         // Relaxed: only the number counts.
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let stand_in = StandIn::find(&launch, &options, &environment);

@@ -1,6 +1,7 @@
 //! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by
 //! it. An attempt that fails leaves nothing that a later one could take for its own.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::bootstrap::auth::JobTag;
@@ -10,7 +11,7 @@ use crate::bootstrap::store::record::{IdOutcome, Record};
 use crate::bootstrap::store::share::{IdSharing, SharedId};
 use crate::bootstrap::store::{AgentStore, FileStore, Store, TcpStore};
 use crate::bootstrap::{JoinError, NetBootstrap, Options, Root, UniqueId};
-use crate::bootstrap::{pmi, pmix};
+use crate::bootstrap::{pmi, pmix, socket};
 use crate::comm::meeting_place::{MeetingPlace, StorePlace, roots_in_words, unguarded};
 use crate::config::launch::{FirstNode, JobIdentity, Launch};
 use crate::error::{Error, Kind, Result};
@@ -419,7 +420,11 @@ impl LaunchMeeting {
                 Ok(Box::new(AgentStore::open(place, format!("rsccl/{run}"), &self.options)?))
             }
             StorePlace::Served(place) if self.world.rank.get() == 0 => {
-                Ok(Box::new(TcpStore::serve_at(place, &self.options, wait)?))
+                let not_here = |error: Error| match socket::is(&error, ErrorKind::AddrNotAvailable) {
+                    true => error.advising("RSCCL_STORE (or MASTER_ADDR) must name an address of rank 0's host"),
+                    false => error,
+                };
+                Ok(Box::new(TcpStore::serve_at(place, &self.options, wait).map_err(not_here)?))
             }
             StorePlace::Served(place) => Ok(Box::new(TcpStore::connect_to(place, &self.options)?)),
         }

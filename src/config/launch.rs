@@ -113,6 +113,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Whether all ranks are on this host: the launcher says so, or it is `rsccl run`, which has no others.
+    pub(crate) fn is_here(&self, environment: &Environment) -> bool {
+        self.one_host || self.source == LAUNCHERS[0].source && environment.has(OWN_RUN)
+    }
+
     /// Reads these facts from `environment`; a store in `config` (which must be resolved) takes precedence. Where the
     /// variables of several launchers are set, the processes above this one decide, if `environment` was captured.
     ///
@@ -264,8 +269,9 @@ fn number<'a>(environment: &Environment, names: &[&'a str]) -> Result<Option<(&'
             let digits = text.trim().bytes().all(|byte| byte.is_ascii_digit());
             let number = text.trim().parse::<u32>().ok().filter(|_| digits);
             let wrong = || {
-                let text = shown(text);
-                Error::invalid_argument(format!("{name}={text:?} (environment): allowed: a whole number from 0"))
+                let (text, is_size) = (shown(text), LAUNCHERS.iter().any(|row| row.sizes.contains(name)));
+                let range = if is_size { "a whole number, 1 to 1048576" } else { "a whole number from 0" };
+                Error::invalid_argument(format!("{name}={text:?} (environment): allowed: {range}"))
             };
             return Ok(Some((name, number.ok_or_else(wrong)?)));
         }

@@ -151,8 +151,9 @@ impl Grounds {
     pub(super) fn path_of_plans(&self, asked: Question<'_>, direct: bool, measured: bool) -> Result<PlanPath> {
         if !self.settings.protocols.allows(asked.collective, Protocol::Simple) {
             return Err(Error::invalid_argument(format!(
-                "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: on host memory LL \
-                 serves up to {FLAT_BYTES} bytes inside one host, and Simple the rest",
+                "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: on host \
+                 memory Direct alone has LL, for up to {FLAT_BYTES} bytes between ranks that share memory (one host, without \
+                 NCCL_SHM_DISABLE); Simple serves the rest",
                 asked.collective
             )));
         }

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::device::{self, Event, Home, Place, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::exec::{DeviceStream, Keeper, Order};
+use crate::sync::time_in_words;
 use crate::sys::{clock, futex};
 use crate::types::Element;
 
@@ -293,8 +294,8 @@ impl DeviceStream {
             if waited < most {
                 return Ok(());
             }
-            let (home, seconds) = (self.home(), most.as_secs_f64());
-            let after = format!("timed out after {seconds:.1} s (RSCCL_TIMEOUT_MS)");
+            let home = self.home();
+            let after = format!("timed out after {} (RSCCL_TIMEOUT_MS)", time_in_words(most));
             Err(Error::timeout(format!("{after} waiting for the work in a stream of {home}")))
         };
         self.wait_until_done(look)?;

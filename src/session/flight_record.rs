@@ -118,7 +118,11 @@ impl Record {
 fn tell(written: Result<String>, rank: Rank) {
     match written {
         Ok(path) => log::info!(Init @ rank, "wrote what this process was doing to {path}"),
-        Err(error) => log::warn!(Init @ rank, "RSCCL_RECORD_DIR: {error}"),
+        // On standard error: who has asked for records looks for them after the end, when it is too late.
+        Err(error) => {
+            let why = format!("RSCCL_RECORD_DIR: what rank {rank} was doing is not recorded: {error}");
+            log::tell(&why);
+        }
     }
 }
 

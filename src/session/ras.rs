@@ -40,24 +40,29 @@ use crate::types::Rank;
 /// Whether this process has tried to listen.
 static BEGUN: PerProcess<Mutex<bool>> = PerProcess::new();
 
-/// Listens at `address`, if that is set and nobody of this process has tried yet. What fails is told in the log: ranks
-/// work without.
+/// Listens at `address`, if that is set and nobody of this process has tried yet. What fails is told in the log, and
+/// an address that is none on standard error: ranks work without.
 pub(crate) fn answer_at(address: Option<&str>, rank: Rank) {
     let Some(address) = address else { return };
     if std::mem::replace(&mut *BEGUN.get_or_init(Mutex::default).lock(), true) {
         return;
     }
-    match begin(address) {
+    let at = match parsed(address) {
+        Ok(at) => at,
+        // A mistake of the user's. That another rank of the host answers at the port already is none.
+        Err(error) => return log::tell(&format!("NCCL_RAS_ADDR={address:?}: nobody answers ncclras here: {error}")),
+    };
+    match begin(at) {
         Ok(at) => log::info!(Ras @ rank, "answers ncclras at {at}"),
         Err(error) => log::info!(Ras @ rank, "NCCL_RAS_ADDR={address:?}: nobody answers ncclras here: {error}"),
     }
 }
 
-fn begin(address: &str) -> Result<SocketAddr> {
+fn begin(address: SocketAddr) -> Result<SocketAddr> {
     if let Some(why) = why_silent(std::fs::read(MAPS)) {
         return Err(Error::invalid_usage(why));
     }
-    let (listener, at) = socket::listen(parsed(address)?)?;
+    let (listener, at) = socket::listen(address)?;
     listener.set_nonblocking(true).map_err(|error| Error::system("a listener for ncclras", error))?;
     // It lives as long as the process.
     drop(thread::spawn("rsccl ras", move || serve(&listener))?);
@@ -342,6 +347,15 @@ mod tests {
         assert_eq!(answer("VERBOSE STATUS", &mut form), Answer::Status { is_verbose: true });
         for refused in ["MONITOR", "MONITOR all", "DIAGNOSTICS", "CONTROL PROFILER_MASK 1", "", "SET FORMAT xml"] {
             assert_eq!(answer(refused, &mut form), Answer::Line("ERROR: Unknown command"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_or_of_other_hosts_is_refused() {
+        assert!(parsed("localhost:28028").is_ok() && parsed("[::1]:1").is_ok());
+        for wrong in ["none", "localhost", "0.0.0.0:28028", "10.0.0.1:28028"] {
+            let said = parsed(wrong).unwrap_err();
+            assert!(said.message().contains("write localhost:28028"), "{wrong}: {said}");
         }
     }
 

@@ -20,9 +20,7 @@ pub mod mapped {
 
 /// For statics, which live as long as the process: loom does not reset them between executions.
 pub mod statics {
-    #[cfg(feature = "mpi")]
-    pub use std::sync::atomic::AtomicBool;
-    pub use std::sync::atomic::{AtomicPtr, AtomicU64};
+    pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
     #[cfg(all(loom, test))]
     pub use crate::sync::lock::statics::{Mutex, MutexGuard};

@@ -43,9 +43,17 @@ impl TimeLimit {
 }
 
 /// With what to change: "1.5 s (RSCCL_TIMEOUT_MS)".
+/// A time in seconds, a short one in milliseconds: no limit is "0.0 s".
+pub fn time_in_words(time: Duration) -> String {
+    match time < Duration::from_millis(100) {
+        true => format!("{} ms", time.as_millis()),
+        false => format!("{:.1} s", time.as_secs_f64()),
+    }
+}
+
 impl fmt::Display for TimeLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} s", self.time.as_secs_f64())?;
+        f.write_str(&time_in_words(self.time))?;
         self.variable.map_or(Ok(()), |variable| write!(f, " ({variable})"))
     }
 }
@@ -213,6 +221,7 @@ mod tests {
         let limit = TimeLimit { time: Duration::ZERO, variable: Some("RSCCL_TIMEOUT_MS") };
         let put_off = limit.and(Duration::from_millis(10));
         assert_eq!(put_off.time, Duration::from_millis(10));
+        assert_eq!(put_off.to_string(), "10 ms (RSCCL_TIMEOUT_MS)", "and not 0.0 s");
         let wait = limit.wait(&AbortFlag::new()).until(limit.and(Duration::ZERO).deadline());
         let error = wait.check(|| "waited for all ranks".to_owned()).unwrap_err();
         assert!(error.message().contains("(RSCCL_TIMEOUT_MS): waited for all ranks"), "{error}");

@@ -97,6 +97,14 @@ pub fn lock_file(options: &OpenOptions, path: &Path) -> io::Result<LockedFile> {
     noted(&ForksHeld::begin(), file).map(|file| LockedFile { file: ManuallyDrop::new(file) })
 }
 
+/// [`lock_file`] of what may be a pipe, for whose other end it does not wait.
+///
+/// # Errors
+/// The system's.
+pub fn lock_file_at_once(options: &mut OpenOptions, path: &Path) -> io::Result<LockedFile> {
+    lock_file(options.custom_flags(libc::O_NONBLOCK), path)
+}
+
 /// A file of which a forked child gets no copy.
 ///
 /// A file system gives the inode of a removed file to the next one; no two sockets have the same. So a file that the

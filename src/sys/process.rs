@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sys::{alive, limits, open};
+use crate::sys::{alive, limits, open, writing};
 
 /// A signal's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,6 +177,7 @@ impl Group {
                 // The launcher ended before the line above, so its death signal will never come.
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
+            writing::heed_the_limit_of_files();
             if let Some(files) = &files {
                 limits::set_open_files(files)?;
             }

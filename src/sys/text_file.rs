@@ -75,7 +75,7 @@ pub fn open_new_to_read_back(path: &Path) -> std::io::Result<LockedFile> {
 }
 
 fn open_alone_with(options: &mut OpenOptions, path: &Path) -> std::io::Result<LockedFile> {
-    let file = open::lock_file(options.write(true).create(true).custom_flags(libc::O_NONBLOCK), path)?;
+    let file = open::lock_file_at_once(options.write(true).create(true), path)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
     }

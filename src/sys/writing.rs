@@ -6,6 +6,9 @@
 
 use std::io;
 
+use crate::sync::primitive::Ordering;
+use crate::sync::primitive::statics::AtomicBool;
+
 /// Runs `change`, which writes to a file or a pipe, or makes a file longer. Where the kernel would send a signal as
 /// well, it is the error alone: `EFBIG` or `EPIPE`.
 ///
@@ -20,6 +23,25 @@ pub fn without_signal<T>(change: impl FnOnce() -> io::Result<T>) -> io::Result<T
     }
     changed
 }
+
+/// For a program that is ours: a file that may not grow is an error in all that this process writes from now on.
+/// Children that [`super::process::Group`] starts get back what this process found.
+pub fn ignore_the_limit_of_files() {
+    // SAFETY: SIG_IGN is a disposition, no handler of ours is involved.
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    // Relaxed: set before this process starts another.
+    IGNORES_NOW.store(before == libc::SIG_DFL, Ordering::Relaxed);
+}
+
+/// Gives the signal its default action back, if [`ignore_the_limit_of_files`] has taken it. Between fork and exec.
+pub(super) fn heed_the_limit_of_files() {
+    if IGNORES_NOW.load(Ordering::Relaxed) {
+        // SAFETY: SIG_DFL is a disposition; the call is async-signal-safe.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
+    }
+}
+
+static IGNORES_NOW: AtomicBool = AtomicBool::new(false);
 
 /// The errors, and the signals that the kernel sends with them to the thread that writes.
 const SIGNALS: [(libc::c_int, libc::c_int); 2] = [(libc::EFBIG, libc::SIGXFSZ), (libc::EPIPE, libc::SIGPIPE)];

@@ -9,7 +9,8 @@
 //! 128 + i*stride    64           the sender     slot i: length, label 3 × u64, rank that sent it
 //! 192 + i*stride    slot bytes   the sender     its payload; stride = 64 + slot bytes
 //! ```
-//! Where a NIC reaches the device's memory (GPUDirect RDMA), payloads lie there, and headers stay where the host has them:
+//! Where a NIC reaches the device's memory (GPUDirect RDMA), payloads lie there, and headers stay where the host has
+//! them:
 //! ```text
 //! in memory of the host             in memory of the device
 //! 0            tail, 64   head      64 + i*stride   payload of slot i

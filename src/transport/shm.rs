@@ -158,7 +158,11 @@ impl Exporter {
             write!(name, "{byte:02x}").expect("writing to a string does not fail");
         }
         let listener = match folder {
-            Some(folder) => Listener::bind_file(&folder.socket(&name).ok_or_else(|| Error::internal("our own name"))?)?,
+            Some(folder) => {
+                let path = folder.socket(&name).ok_or_else(|| Error::internal("our own name"))?;
+                let advice = "RSCCL_SOCKET_DIR must be a folder in which every rank of the machine can make sockets";
+                Listener::bind_file(&path).map_err(|error| error.advising(advice))?
+            }
             None => Listener::bind(&name)?,
         };
         let (offers, sessions, refused) = (HashMap::new(), Vec::new(), Refused::default());

@@ -110,7 +110,8 @@ fn why_names_the_rails_between_two_hosts() {
     command.args(["topo", "--file", &machine("h100x8"), "--why", "net:", "net:10.1.0.2/24"]);
     command.envs([("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NET_PLUGIN", "/none/of.so")]);
     let here = String::from_utf8_lossy(&command.output().expect("the command line runs").stdout).into_owned();
-    let no = "\nNCCL_NET: plugin: no NIC: /none/of.so: there is no /none/of.so where the loader looks; Socket (TCP)";
+    let no = "\nNCCL_NET: plugin: no NIC: there is no /none/of.so where the loader looks (NCCL_NET_PLUGIN takes the path of a library, or \
+              NAME for libnccl-net-NAME.so); Socket (TCP)";
     assert!(here.contains(no), "{here}");
     let (works, wrong) = said(["net:eth0", "net:"], "lo");
     assert!(!works && wrong.contains("write NAME=ADDRESS/BITS"), "{wrong}");

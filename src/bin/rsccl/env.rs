@@ -25,7 +25,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     settings.iter_mut().for_each(judge);
     let resolved = Config::default().resolve_in(&environment);
     // Usually there is no launcher here, and then there is nothing to show.
-    let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
+    let learnt = resolved.as_ref().ok().map(|config| Launch::learn(&environment, config));
+    let (launch, wrong) = match learnt {
+        Some(Ok(launch)) => (Some(launch), None),
+        Some(Err(error)) if Launch::is_rank(&environment) => (None, Some(error)),
+        Some(Err(_)) | None => (None, None),
+    };
     let meeting = resolved.as_ref().ok().zip(launch.as_ref()).map(|(config, launch)| {
         // That there is no place is what the user wants to know.
         place_in_words(launch, config).unwrap_or_else(|error| error.message().to_owned())
@@ -42,6 +47,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         // Unknown names, and errors about several variables together, such as a product that is too large.
         problems.push(error.to_string());
     }
+    // What a launcher has set is wrong: every program fails by it.
+    problems.extend(wrong.map(|error| error.message().to_owned()).filter(|text| !problems.contains(text)));
     let is_told = |text: &String| problems.iter().any(|problem| problem.contains(text));
     for note in notes.iter().filter(|_| !arguments.json) {
         match note {

@@ -1,6 +1,7 @@
 //! The command line of rsccl: one file for each command.
 
 mod env;
+mod files;
 mod perf;
 mod print;
 mod run;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rsccl::Result;
 use rsccl::error::Kind;
+use rsccl::internals::sys::{limits, writing};
 
 /// Collective communication for host and GPU memory.
 #[derive(Debug, Parser)]
@@ -47,6 +49,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    writing::ignore_the_limit_of_files();
     let words = std::env::args_os().collect();
     let parsed = match run::words::translated(words).map(CommandLine::try_parse_from) {
         Ok(Ok(line)) => Ok(line.command),
@@ -54,7 +57,7 @@ fn main() -> ExitCode {
         Err(error) => Err(error),
     };
     let outcome = parsed.and_then(execute);
-    outcome.unwrap_or_else(|error| {
+    outcome.map_err(limits::with_remedy).unwrap_or_else(|error| {
         print::complain(&format!("rsccl: {error}"));
         // What the caller can mend has clap's code for a wrong command line.
         if error.kind() == Kind::InvalidArgument { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
@@ -86,6 +89,7 @@ fn tell(told: &clap::Error) -> ExitCode {
     match print::out("the help", &told.render().to_string()) {
         Ok(()) => ExitCode::from(code),
         Err(error) => {
+            let error = limits::with_remedy(error);
             print::complain(&format!("rsccl: {error}"));
             ExitCode::FAILURE
         }

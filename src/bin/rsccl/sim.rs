@@ -140,6 +140,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
         runs.push(Run::simulate((&there, &foreseen), &modelled, &ask, bytes)?);
     }
+    notes.extend(of_no_algorithm(arguments, &filters));
     let text = if arguments.json {
         let mut shown = as_json(&system, &modelled, &runs, arguments);
         shown["ring"] = json!({ "slots": ring.slots, "slot_bytes": ring.slot_bytes });
@@ -153,6 +154,16 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         print::complain(&format!("rsccl: {note}"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// That `--algo` says nothing of a collective which NCCL has no algorithms for, as NCCL_ALGO does not.
+fn of_no_algorithm(arguments: &Arguments, filters: &Filters) -> Option<String> {
+    let (asked, collective) =
+        (arguments.algo.as_deref().filter(|asked| !asked.trim().is_empty())?, arguments.collective);
+    let is_free = Algorithm::ALL.iter().all(|algorithm| filters.algorithms.allows(collective, *algorithm));
+    is_free.then(|| {
+        format!("--algo {asked} says nothing of {collective}, which has the usual choice: write {collective}:NAME")
+    })
 }
 
 /// What communicators there are made from.

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use self::ranks::World;
 use self::verdict::Finding;
+use crate::files::{self, Limit};
 use crate::print;
 
 /// What running jobs of this user do on this host, and who holds them up.
@@ -51,13 +52,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     explain: Option<PathBuf>,
     /// How many seconds a wait lasts before it counts as held up
-    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     late: f64,
     /// Show too how much memory each rank holds, and what went through its connections
     #[arg(long)]
     details: bool,
     /// The most rows of ranks for each job
-    #[arg(long, value_name = "COUNT", default_value = "64")]
+    #[arg(long, value_name = "COUNT", default_value = "64", value_parser = rows)]
     rows: usize,
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     let documents = match &arguments.merge[..] {
         [] => vec![document(arguments)],
-        files => merged(files)?,
+        files => files.iter().map(|file| documents_of(file)).collect::<Result<Vec<_>>>()?.concat(),
     };
     let world = world_of(&documents)?;
     let findings = verdict::findings(&world, arguments.late);
@@ -83,6 +84,15 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     };
     print::out("the status", &text)?;
     Ok(code(&world, &findings))
+}
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=MOST_SECONDS).contains(number));
+    number.ok_or(format!("allowed: seconds from 0 to {MOST_SECONDS}"))
+}
+
+fn rows(text: &str) -> std::result::Result<usize, String> {
+    text.parse::<usize>().ok().filter(|count| *count > 0).ok_or("allowed: a whole number from 1".to_owned())
 }
 
 /// What is found here, of the jobs that are asked for.
@@ -96,13 +106,30 @@ fn shown(world: &World, findings: &[Finding], arguments: &Arguments) -> String {
     if !world.processes.is_empty() {
         return screen::text(world, findings, (arguments.rows, arguments.details));
     }
-    let mut text = String::from("No process of this user here has a rank of rsccl.\n");
+    let mut text = no_rank(arguments);
     if !world.closed.is_empty() {
         let closed: Vec<String> =
             world.closed.iter().take(16).map(|(_, pid, name)| format!("{pid} ({name})")).collect();
         text.push_str(&format!("Not dumpable, so that nobody can look at them: {}.\n", closed.join(", ")));
     }
     text
+}
+
+/// That there is no rank; where processes were named, which ones there are.
+fn no_rank(arguments: &Arguments) -> String {
+    let asked = if arguments.merge.is_empty() { &arguments.pids[..] } else { &[] };
+    let all = if asked.is_empty() { Value::Null } else { find::document(1) };
+    let with_ranks = all["processes"].as_array().map_or(&[][..], Vec::as_slice);
+    let in_words = |pids: &[u64]| pids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let others: Vec<u64> = with_ranks.iter().filter_map(|process| process["pid"].as_u64()).collect();
+    match (asked, &others[..]) {
+        (_, []) => "No process of this user here has a rank of rsccl.\n".to_owned(),
+        ([one], others) => format!("Process {one} has no rank of rsccl; those with ranks: {}.\n", in_words(others)),
+        (several, others) => {
+            let asked = in_words(several);
+            format!("Processes {asked} have no ranks of rsccl; those with ranks: {}.\n", in_words(others))
+        }
+    }
 }
 
 fn code(world: &World, findings: &[Finding]) -> ExitCode {
@@ -132,31 +159,33 @@ fn world_of(documents: &[Value]) -> Result<World> {
     Ok(world)
 }
 
-/// The documents of files, each of which may hold those of several hosts, one behind the other.
-fn merged(files: &[PathBuf]) -> Result<Vec<Value>> {
+/// The documents of a file, which may hold those of several hosts, one behind the other.
+///
+/// # Errors
+/// With the file's name: it cannot be read, or holds something else, or a rank with numbers that no rank has.
+fn documents_of(file: &Path) -> Result<Vec<Value>> {
+    let text = files::read(file, LIMIT)?;
     let mut documents = Vec::new();
-    for file in files {
-        let named = |error| Error::system(format!("reading {}", file.display()), error);
-        if fs::metadata(file).map_err(named)?.len() > MOST_BYTES {
-            return Err(Error::invalid_argument(format!("{} has more than {MOST_BYTES} bytes", file.display())));
+    for document in serde_json::Deserializer::from_slice(&text).into_iter::<Value>() {
+        let wrong = |error| Error::invalid_argument(format!("{} is no whole JSON: {error}", file.display()));
+        let document = document.map_err(wrong)?;
+        match document["documents"].as_array() {
+            Some(several) => documents.extend(several.iter().cloned()),
+            None => documents.push(document),
         }
-        let text = fs::read(file).map_err(named)?;
-        for document in serde_json::Deserializer::from_slice(&text).into_iter::<Value>() {
-            let wrong = |error| Error::invalid_argument(format!("{} is no JSON: {error}", file.display()));
-            let document = document.map_err(wrong)?;
-            match document["documents"].as_array() {
-                Some(several) => documents.extend(several.iter().cloned()),
-                None => documents.push(document),
-            }
-        }
+    }
+    for document in &documents {
+        ranks::check(document).map_err(|why| Error::invalid_argument(format!("{}: {why}", file.display())))?;
     }
     Ok(documents)
 }
 
 fn watch(arguments: &Arguments, seconds: f64) -> Result<ExitCode> {
-    let pause = Duration::try_from_secs_f64(seconds).ok().filter(|pause| *pause >= LEAST_PAUSE);
+    let pause = Duration::try_from_secs_f64(seconds).ok();
+    let pause = pause.filter(|pause| *pause >= LEAST_PAUSE && seconds <= MOST_SECONDS);
     let Some(pause) = pause else {
-        return Err(Error::invalid_argument(format!("--watch {seconds}: at least {} s", LEAST_PAUSE.as_secs_f64())));
+        let least = LEAST_PAUSE.as_secs_f64();
+        return Err(Error::invalid_argument(format!("--watch={seconds}: allowed: {least} to {MOST_SECONDS} seconds")));
     };
     let is_screen = std::io::stdout().is_terminal();
     loop {
@@ -201,7 +230,15 @@ fn explain(folder: &Path) -> Result<ExitCode> {
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     files.sort();
-    let world = world_of(&merged(&files)?)?;
+    let mut documents = Vec::new();
+    for file in &files {
+        match documents_of(file) {
+            Ok(found) => documents.extend(found),
+            // One that a full disk or a killed process has cut must not hide what the others say.
+            Err(error) => print::complain(&format!("rsccl: {}; it is left out", error.message())),
+        }
+    }
+    let world = world_of(&documents)?;
     if world.ranks.is_empty() {
         print::out("the explanation", "There are no records of ranks in this folder.\n")?;
         return Ok(ExitCode::from(EXIT_NOBODY));
@@ -219,9 +256,11 @@ fn explain(folder: &Path) -> Result<ExitCode> {
 const EXIT_HELD_UP: u8 = 3;
 /// There is no rank.
 const EXIT_NOBODY: u8 = 4;
-/// Of a file of documents.
-const MOST_BYTES: u64 = 1 << 30;
 /// Columns and rows of a terminal that does not say.
 const USUAL_SCREEN: (usize, usize) = (80, 24);
+/// Of a file of documents.
+const LIMIT: Limit = Limit { bytes: 1 << 30, advice: "it is no document of `rsccl status --json`" };
+/// Of what is asked for in seconds: a day.
+const MOST_SECONDS: f64 = 86_400.0;
 /// Between two pictures.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);

@@ -76,8 +76,8 @@ pub(crate) struct Arguments {
     cross_nic: Option<u32>,
 }
 
-/// Prints what the options ask for; without any, the tree, the channels inside hosts and between them, the switches of a
-/// file that `RSCCL_SWITCH_FILE` names, and the networks of this machine.
+/// Prints what the options ask for; without any, the tree, the channels inside hosts and between them, the switches of
+/// a file that `RSCCL_SWITCH_FILE` names, and the networks of this machine.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, mut notes) = describe(arguments, &config)?;

@@ -1,6 +1,6 @@
 //! `rsccl trace`: one trace of those that the processes of a job have written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +9,7 @@ use rsccl::internals::session::trace_text;
 use rsccl::{Error, Result};
 use serde_json::Value;
 
+use crate::files::{self, Limit};
 use crate::print;
 
 /// Traces of RSCCL_TRACE.
@@ -37,19 +38,31 @@ struct Merge {
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let Work::Merge(merge) = &arguments.work;
     let mut all = Merged::default();
+    let (mut seen, mut count) = (HashSet::new(), 0);
+    if files::identity(&merge.output)
+        .is_some_and(|output| merge.files.iter().any(|path| files::identity(path) == Some(output)))
+    {
+        let output = merge.output.display();
+        return Err(Error::invalid_argument(format!("--output {output} is one of the traces: name another file")));
+    }
     for path in &merge.files {
+        if files::identity(path).is_some_and(|known| !seen.insert(known)) {
+            print::complain(&format!("{}: it was named before: its events count once", path.display()));
+            continue;
+        }
         let (events, lost) = read_whole(path)?;
         if lost > 0 {
             print::complain(&format!("{}: its end is cut: {lost} events are lost", path.display()));
         }
         all.add(path, events);
+        count += 1;
     }
-    let (ranks, events, files) = (all.owners.len(), all.events.len(), merge.files.len());
+    let (ranks, events) = (all.owners.len(), all.events.len());
     let text = all.into_text();
     fs::write(&merge.output, text)
         .map_err(|error| Error::system(format!("writing {}", merge.output.display()), error))?;
     let output = merge.output.display();
-    print::out("what was done", &format!("{files} files, {ranks} ranks, {events} events in {output}\n"))?;
+    print::out("what was done", &format!("{count} files, {ranks} ranks, {events} events in {output}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -112,20 +125,7 @@ impl Merged {
 
 /// The events of a file, and how many were cut off. Each stands on a line of its own; other files are read as a whole.
 fn read(path: &Path) -> Result<(Vec<Value>, usize)> {
-    let named = |error| Error::system(format!("reading {}", path.display()), error);
-    check_length(path, fs::metadata(path).map_err(named)?.len())?;
-    let bytes = fs::read(path).map_err(named)?;
-    parse(path, &bytes)
-}
-
-fn check_length(path: &Path, bytes: u64) -> Result<()> {
-    if bytes <= MOST_BYTES {
-        return Ok(());
-    }
-    Err(Error::invalid_argument(format!(
-        "{} has more than {MOST_BYTES} bytes: merge fewer files at a time, or record a shorter run",
-        path.display()
-    )))
+    parse(path, &files::read(path, LIMIT)?)
 }
 
 /// The events of a trace, with those that its process has left as records beside it, and how many are lost.
@@ -133,8 +133,8 @@ fn read_whole(path: &Path) -> Result<(Vec<Value>, usize)> {
     let named = |error| Error::system(format!("reading what its process has left beside {}", path.display()), error);
     let left = fs::metadata(path).and_then(|about| trace_text::left(path, about.len())).map_err(named)?;
     let Some(left) = left else { return read(path) };
-    check_length(path, left.whole_bytes.saturating_add(left.text.len() as u64))?;
-    let mut bytes = fs::read(path).map_err(named)?;
+    files::check_length(path, left.whole_bytes.saturating_add(left.text.len() as u64), LIMIT)?;
+    let mut bytes = files::read(path, LIMIT)?;
     // What the process wrote last may be cut, and is among the records.
     bytes.truncate(usize::try_from(left.whole_bytes).unwrap_or(usize::MAX));
     bytes.extend_from_slice(b"\n]\n");
@@ -173,5 +173,5 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(Vec<Value>, usize)> {
 
 /// Between the numbers of processes of two jobs: more than ranks.
 const OTHER_JOB: u64 = 1 << 20;
-/// Of a file: beyond it the memory of a machine.
-const MOST_BYTES: u64 = 8 << 30;
+/// Of a trace: beyond it the memory of a machine.
+const LIMIT: Limit = Limit { bytes: 8 << 30, advice: "merge fewer files at a time, or record a shorter run" };

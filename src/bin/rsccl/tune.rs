@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rsccl::internals::bootstrap::interface::Rules;
 use rsccl::internals::device;
-use rsccl::internals::sys::{clock, cpu, numa, open, thread};
+use rsccl::internals::sys::{clock, cpu, interfaces, numa, open, thread};
 use rsccl::internals::tune::{Calibration, Costs};
 use rsccl::{Communicator, Config, Error, Result, local};
 
@@ -24,7 +25,8 @@ pub(crate) struct Arguments {
     /// Where the constants are written
     #[arg(short, long, value_name = "FILE", default_value = "rsccl-tune.conf")]
     output: PathBuf,
-    /// The interface whose address TCP uses, as NCCL_SOCKET_IFNAME
+    /// The interface whose address TCP uses, as NCCL_SOCKET_IFNAME; what goes to this machine's own address goes over
+    /// loopback, whichever it is
     #[arg(long, value_name = "NAME", default_value = "lo")]
     interface: String,
     /// A hundredth of the time: figures to try the file with, not to keep
@@ -41,6 +43,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     if is_new {
         std::fs::remove_file(path).map_err(unwritable)?;
     }
+    check_interface(&arguments.interface)?;
     let effort =
         if arguments.quick { Effort { rounds: 20, bytes: 1 << 20 } } else { Effort { rounds: 2_000, bytes: 64 << 20 } };
     let mut costs = Costs { copy_bytes_per_us: copying(effort.bytes, SAMPLES)?, ..Costs::default() };
@@ -77,6 +80,21 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     open::write(path, &text).map_err(unwritable)?;
     show(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// That this host has an interface that is so called.
+fn check_interface(name: &str) -> Result<()> {
+    let (rules, mut there): (Rules, Vec<String>) = (name.parse()?, Vec::new());
+    for interface in interfaces::list()? {
+        if rules.allow(&interface.name) {
+            return Ok(());
+        }
+        if !there.contains(&interface.name) {
+            there.push(interface.name);
+        }
+    }
+    let there = there.join(", ");
+    Err(Error::invalid_argument(format!("--interface {name}: this host has no such interface; it has {there}")))
 }
 
 /// How much is measured.

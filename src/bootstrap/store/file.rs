@@ -27,8 +27,25 @@ pub struct FileStore {
     folder: PathBuf,
 }
 
+/// That this is a folder to which nobody but its owner may write. What is to be done is not a change of the mode: it
+/// may be a folder that others need, such as `/tmp`, or a file of the system.
+fn check_folder(folder: &Path, is_folder: bool, mode: u32) -> Result<()> {
+    let (shown, advice) = (folder.display(), "name a folder of the job's own, for instance /tmp/job-7");
+    if !is_folder {
+        return Err(Error::invalid_argument(format!("the store {shown} is no folder: {advice}")));
+    }
+    if mode & OTHERS_WRITE != 0 {
+        let mode = mode & MODE_BITS;
+        let why = format!("others than its owner may write to the store {shown} (its mode is {mode:o}): {advice}");
+        return Err(Error::invalid_argument(why));
+    }
+    Ok(())
+}
+
 /// The permission bits of the folder that let others than the owner write to it.
 const OTHERS_WRITE: u32 = 0o022;
+/// What `chmod` sets, the sticky bit with it.
+const MODE_BITS: u32 = 0o7777;
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -67,16 +84,7 @@ impl FileStore {
             Ok(()) | Err(_) => {}
         }
         let metadata = store.folder.metadata().map_err(|error| store.named("opening", &store.folder, error))?;
-        let mode = metadata.permissions().mode();
-        if !metadata.is_dir() || mode & OTHERS_WRITE != 0 {
-            let shown = store.folder.display();
-            let mode = mode & 0o777;
-            let why = format!(
-                "the store {shown} must be a folder that only its owner may write to, but its mode is {mode:o}: run \
-                 chmod 700 on it"
-            );
-            return Err(Error::invalid_argument(why));
-        }
+        check_folder(&store.folder, metadata.is_dir(), metadata.permissions().mode())?;
         let lock = store.lock(wait)?;
         store.sweep()?;
         drop(lock);
@@ -104,7 +112,14 @@ impl FileStore {
     fn lock(&self, wait: &Wait) -> Result<Locked> {
         let path = self.folder.join("lock");
         let mut options = OpenOptions::new();
-        let file = open::lock_file(options.create(true).truncate(false).write(true).mode(FILE_MODE), &path);
+        // A pipe of that name, without a reader, must not keep this rank waiting.
+        options.create(true).truncate(false).write(true).mode(FILE_MODE);
+        let file = open::lock_file_at_once(&mut options, &path);
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            let shown = path.display();
+            let why = format!("{shown} is no regular file, so that it is no lock of a store: remove it");
+            return Err(Error::invalid_argument(why));
+        }
         let file = file.map_err(|error| self.named("opening", &path, error))?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -126,7 +141,7 @@ impl FileStore {
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
         let mut bytes = Vec::new();
-        match open::file(&path) {
+        match open::file_at_once(&path) {
             Ok(file) => {
                 let most = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
                 file.take(most + 1).read_to_end(&mut bytes).map_err(|error| self.named("reading", &path, error))?;

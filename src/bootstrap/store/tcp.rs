@@ -22,7 +22,7 @@ use super::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, StoreConfig, check_key, check_keys, check_value, waited_for,
     waited_for_all,
 };
-use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
+use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread, Unproven};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
 use crate::bootstrap::client::{Service, ServiceClient};
@@ -61,6 +61,7 @@ struct Served {
     near: SocketAddr,
     /// All, in words.
     words: String,
+    unproven: Unproven,
 }
 
 const SET: u8 = 1;
@@ -113,7 +114,8 @@ impl TcpStore {
     }
 
     pub(super) fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
-        let served = Served { near: listeners.near(), words: listeners.words("MASTER_ADDR (or RSCCL_STORE)") };
+        let words = listeners.words("MASTER_ADDR (or RSCCL_STORE)", options);
+        let served = Served { near: listeners.near(), words, unproven: Unproven::default() };
         let (near, terms) = (served.near, terms(options));
         if options.secret.is_none() {
             log::warn!(
@@ -126,6 +128,7 @@ impl TcpStore {
             terms: terms.clone(),
             handshake_timeout: options.handshake_timeout,
             most_bytes: MAX_FRAME_BYTES,
+            unproven: served.unproven.clone(),
         };
         let run = |acceptor| {
             Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
@@ -260,7 +263,8 @@ impl Store for TcpStore {
     }
 
     fn listens_at(&self) -> Option<String> {
-        self.served.as_ref().map(|served| served.words.clone())
+        let Served { words, unproven, .. } = self.served.as_ref()?;
+        Some(unproven.words().map_or_else(|| words.clone(), |unproven| format!("{words}; {unproven}")))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Memory of a GPU that NICs read and write (GPUDirect RDMA): as a DMA-BUF, or by its address where a module of the kernel
-//! (`nvidia_peermem`) tells the NIC's driver what lies there.
+//! Memory of a GPU that NICs read and write (GPUDirect RDMA): as a DMA-BUF, or by its address where a module of the
+//! kernel (`nvidia_peermem`) tells the NIC's driver what lies there.
 
 use std::ffi::{c_int, c_void};
 

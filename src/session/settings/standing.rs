@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Note};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sys::host::hostname;
 use crate::sys::numa::{self, ThreadHome};
@@ -78,7 +78,11 @@ impl Standing {
             Ok((machine, _)) => Some(machine).filter(Machine::has_processors_alone),
             Err(error) => {
                 let text = format!("{}: it says nothing of where ranks stand", error.message());
-                log::say_once(&Note::Warning(text));
+                match error.kind() {
+                    // Of a file that is not there all who read settings are told.
+                    Kind::System => log::say_once(&Note::Warning(text)),
+                    _ => log::tell(&format!("NCCL_TOPO_FILE: {text}")),
+                }
                 None
             }
         }
@@ -116,7 +120,7 @@ impl Standing {
         };
         let name = path.display().to_string();
         let text = text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?;
-        let file = Switches::parse(&name, &text, self.partition.as_deref())?;
+        let file = Switches::parse(&format!("RSCCL_SWITCH_FILE={name}"), &text, self.partition.as_deref())?;
         let host = host()?;
         let above = file.above_host(&host).unwrap_or_default().into_iter().map(str::to_owned).collect();
         Ok(SwitchesTold { file: Some((name, file)), host, above })
@@ -227,7 +231,11 @@ mod tests {
         assert_eq!(at(&config, "n1").map(|switch| switch != 0), [true, true, false, false]);
         std::fs::write(&file, "nothing").unwrap();
         let wrong = Standing::read(&Config::default().with_switch_file(&file)).unwrap().switches(Some("n1"));
-        assert!(wrong.unwrap_err().message().contains("switches:1: "));
+        let wrong = wrong.unwrap_err();
+        assert!(
+            wrong.message().starts_with("RSCCL_SWITCH_FILE=") && wrong.message().contains("switches:1: "),
+            "{wrong}"
+        );
         // Slurm's address comes with the environment.
         let environment = crate::config::Environment::of([("SLURM_TOPOLOGY_ADDR", "spine.leaf.n1")]);
         let config = Config::default().resolve_in(&environment).unwrap();

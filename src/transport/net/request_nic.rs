@@ -326,8 +326,8 @@ pub(in crate::transport) struct RegionId(pub(in crate::transport) u32);
 
 /// Memory that a NIC may read and write: a region, or a part of one that was registered with the same NIC before.
 ///
-/// Only the [endpoint] makes such values. It promises that the memory is mapped, and
-/// touched by nobody while a request has it, until the NIC was closed. Of memory of a device the address is the device's.
+/// Only the [endpoint] makes such values. It promises that the memory is mapped, and touched by nobody while a request
+/// has it, until the NIC was closed. Of memory of a device the address is the device's.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::transport) struct NicMemory {
     region: RegionId,

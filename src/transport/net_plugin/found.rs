@@ -105,7 +105,8 @@ fn prepared_of(me: Rank, names: &[String], network: Option<&str>) -> Result<(Arc
             }
             Err(why) => {
                 log::detail!(Net @ me, "NET/Plugin: {name}: {why}");
-                noes.push(format!("{name}: {why}"));
+                // Most name the file themselves.
+                noes.push(if why.contains(name.as_str()) { why } else { format!("{name}: {why}") });
             }
         }
     }

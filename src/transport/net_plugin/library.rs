@@ -6,12 +6,13 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::zeroed;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
 use crate::device::DmaBuf;
 use crate::error::{Error, Kind};
 use crate::sys::library::Library;
-use crate::sys::{environment, signals};
+use crate::sys::{elf, environment, signals};
 use crate::transport::net_plugin::abi::{
     HANDLE_BYTES, INVALID_USAGE, NetAccept, NetClose, NetCommConfig, NetConnectV8, NetConnectV11, NetDeregister,
     NetDevices, NetFlush, NetInitV11, NetListenV8, NetListenV11, NetLogger, NetProperties, NetPropertiesHead,
@@ -160,15 +161,23 @@ impl PlugInFile {
         let mut noes = Vec::new();
         for file in files(name) {
             let Ok(text) = CString::new(&*file) else { return Err(format!("{name:?} is no name of a file")) };
+            if let Some(why) = elf::unfit(Path::new(&file)).filter(|_| file.contains('/')) {
+                noes.push(format!("{file} {why}"));
+                continue;
+            }
             match kept(|| Library::open(&text)) {
                 Ok(library) => return PlugInFile::in_library(library, &file),
                 Err(why) if why.contains(&*file) && why.contains("No such file or directory") => {
                     noes.push(format!("there is no {file} where the loader looks"));
                 }
-                Err(why) => noes.push(format!("{file} cannot be loaded: {}", crate::error::without_controls(&why))),
+                Err(why) => {
+                    // The loader begins with the name too.
+                    let why = why.strip_prefix(&*file).map_or(&*why, |why| why.trim_start_matches([':', ' ']));
+                    noes.push(format!("{file} cannot be loaded: {}", crate::error::without_controls(why)));
+                }
             }
         }
-        Err(noes.join(", "))
+        Err(format!("{} ({TAKES})", noes.join(", ")))
     }
 
     fn in_library(library: Library, file: &str) -> Result<PlugInFile, String> {
@@ -549,6 +558,9 @@ pub(super) enum PlugInEnd {
     Receive(PlugInObject),
     Listen(PlugInObject),
 }
+
+/// What to write.
+const TAKES: &str = "NCCL_NET_PLUGIN takes the path of a library, or NAME for libnccl-net-NAME.so";
 
 /// The files that a name may mean, in NCCL's order: what it says, and `libnccl-net-NAME.so` unless it is a path or the
 /// name of a library.

@@ -347,6 +347,11 @@ fn sizes(arguments: &Arguments) -> Result<Vec<u64>> {
     if least > greatest {
         return Err(wrong(format!("-b {least} is above -e {greatest}")));
     }
+    if arguments.stepfactor.is_none() && arguments.stepbytes == 0 && least < greatest {
+        return Err(wrong(format!(
+            "-i 0 never comes from -b {least} to -e {greatest}: give a step, or a factor with -f"
+        )));
+    }
     let next = |size: u64| match arguments.stepfactor {
         Some(_) if size == 0 => Some(AFTER_ZERO),
         Some(factor) => size.checked_mul(factor),

@@ -39,6 +39,8 @@ pub(crate) struct Job {
     code: Option<u8>,
     /// The ranks that failed, in the order in which they ended, until the cause is named.
     failures: Vec<(usize, Exit)>,
+    /// The ranks that had ended well before the first that failed: those that failed may have waited for them.
+    ended_before: Vec<usize>,
     /// The user's signal to end the job, once it was passed on.
     asked: Option<Signal>,
     /// When to say that the ranks have not ended since, and what a second signal does.
@@ -123,6 +125,7 @@ impl Job {
             phase: Phase::Running,
             code: None,
             failures: Vec::new(),
+            ended_before: Vec::new(),
             asked: None,
             hint_at: None,
             lost_output: None,
@@ -260,8 +263,10 @@ impl Job {
                 continue;
             }
             rank.exit = rank.group.exit()?;
-            if let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) {
-                self.failures.push((number, exit));
+            match rank.exit {
+                Some(Exit::Code(0)) if self.failures.is_empty() => self.ended_before.push(number),
+                Some(Exit::Code(0)) | None => {}
+                Some(exit) => self.failures.push((number, exit)),
             }
         }
         let all_ended = self.ranks.iter().all(|rank| rank.exit.is_some());
@@ -294,7 +299,20 @@ impl Job {
         };
         let running = self.ranks.iter().any(|rank| rank.exit.is_none());
         let rest = if running { "; the other ranks are ended" } else { "" };
-        self.say(&format!("rank {number} of {ranks} (process {id}) {how}{rest}"));
+        let before = self.who_had_ended();
+        self.say(&format!("rank {number} of {ranks} (process {id}) {how}{before}{rest}"));
+    }
+
+    /// Which ranks had ended well before, as words that follow those of a failure.
+    fn who_had_ended(&self) -> String {
+        let mut names: Vec<String> = self.ended_before.iter().map(usize::to_string).collect();
+        names.truncate(MOST_NAMED);
+        let more = if names.len() < self.ended_before.len() { " and others" } else { "" };
+        match &names[..] {
+            [] => String::new(),
+            [one] => format!("; rank {one} had ended with code 0 before"),
+            several => format!("; ranks {}{more} had ended with code 0 before", several.join(", ")),
+        }
     }
 
     /// When the next line that has begun is to be shown without its end.
@@ -434,5 +452,7 @@ const HINT_AFTER: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(1);
 /// The most that two pipes of a rank hold when it ends.
 const MAX_DRAINED_BYTES: usize = 2 << 20;
+/// The most ranks that are named in a sentence.
+const MOST_NAMED: usize = 8;
 /// The code that `timeout` uses.
 const EXIT_TIMEOUT: u8 = 124;

@@ -169,6 +169,19 @@ impl World {
     }
 }
 
+/// What is wrong with a document of a file: somebody may have written, or cut, it.
+pub(crate) fn check(document: &Value) -> Result<(), String> {
+    World::default().add(document)?;
+    for process in list(&document["processes"]) {
+        if let Some(rank) = list(&process["ranks"]).iter().find(|rank| read_rank(0, rank).is_none()) {
+            let pid = number(&process["pid"]);
+            let (own, size) = (&rank["rank"], &rank["size"]);
+            return Err(format!("process {pid} has a rank {own} of {size}, which no rank is: the file is damaged"));
+        }
+    }
+    Ok(())
+}
+
 /// `None` for what no rank can be.
 fn read_rank(process: usize, rank: &Value) -> Option<Rank> {
     let (own, size) = (number(&rank["rank"]), number(&rank["size"]));

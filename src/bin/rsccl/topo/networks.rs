@@ -30,8 +30,9 @@ impl Networks {
                 let node = node.map_or_else(|| "NUMA node unknown".to_owned(), |node| format!("NUMA node {node}"));
                 let _ = writeln!(text, "network {name}: {device}, {by}, {rate}, {node}"); // a String takes all
             }
+            let before = if nics.is_empty() { "none, " } else { "not " };
             for no in noes {
-                let _ = writeln!(text, "network {name}: {}{no}", if nics.is_empty() { "none, " } else { "not " }); // as above
+                let _ = writeln!(text, "network {name}: {before}{no}"); // as above
             }
         }
         text
@@ -40,7 +41,10 @@ impl Networks {
     /// An object for each network; null of a machine that a file describes.
     pub(crate) fn json(&self) -> Value {
         let nic = |KnownNic { device, by, rate_mbit, node }: &KnownNic| json!({ "device": device, "by": by, "rate_mbit": rate_mbit, "numa_node": node });
-        let network = |KnownNetwork { name, nics, noes }: &KnownNetwork| json!({ "name": name, "nics": nics.iter().map(nic).collect::<Vec<_>>(), "noes": noes });
+        let network = |KnownNetwork { name, nics, noes }: &KnownNetwork| {
+            let nics: Vec<Value> = nics.iter().map(nic).collect();
+            json!({ "name": name, "nics": nics, "noes": noes })
+        };
         self.0.as_ref().map_or(Value::Null, |all| all.iter().map(network).collect())
     }
 }

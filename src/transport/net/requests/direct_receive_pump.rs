@@ -1,8 +1,8 @@
 //! The pump at the receiving end of slots of kernels into which a NIC puts payloads where they lie, on a device or in
 //! pinned memory of the host: see `direct_send_pump`.
 //!
-//! Where the slots lie on a device that may see a NIC's writes later than the word which announces them, each payload is
-//! flushed before its slot is published.
+//! Where the slots lie on a device that may see a NIC's writes later than the word which announces them, each payload
+//! is flushed before its slot is published.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

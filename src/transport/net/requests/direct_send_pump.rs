@@ -1,8 +1,8 @@
 //! The pump at the sending end of slots of kernels whose payloads a NIC takes where they lie, on a device or in pinned
 //! memory of the host.
 //!
-//! A message is two of the NIC's: its header, as on every wire, from a chunk of the connection; and its payload, from the
-//! slot, at least one byte long. So the receiver knows without a word which comes next, and posts both in time.
+//! A message is two of the NIC's: its header, as on every wire, from a chunk of the connection; and its payload, from
+//! the slot, at least one byte long. So the receiver knows without a word which comes next, and posts both in time.
 //! Credit counts the NIC's messages.
 
 use std::collections::VecDeque;

@@ -2,9 +2,9 @@
 //! payloads straight from and into slots.
 //!
 //! Each end knows by itself whether its payloads lie on a device whose memory the NIC takes. The sender says so in a
-//! memo, with the largest message of its NIC; the receiver answers in one what is done: payloads go straight if those of
-//! either end lie on a device, and the other end then has its NIC take them from the host's memory. Chunks are left to
-//! ends that both have them there, where a message of a few bytes is one of the NIC's in place of two.
+//! memo, with the largest message of its NIC; the receiver answers in one what is done: payloads go straight if those
+//! of either end lie on a device, and the other end then has its NIC take them from the host's memory. Chunks are left
+//! to ends that both have them there, where a message of a few bytes is one of the NIC's in place of two.
 
 #[cfg(test)]
 #[cfg(not(loom))]

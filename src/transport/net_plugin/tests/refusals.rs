@@ -17,25 +17,25 @@ fn each_plug_in_that_will_not_do_has_its_sentence() {
     let all: &[(&[&str], &str)] = &[
         (
             &["VERSIONS=8"],
-            "F: F is a library, but of NCCL's interface of net plug-ins it has version 10; 8, 11 or 12 is needed",
+            "F is a library, but of NCCL's interface of net plug-ins it has version 10; 8, 11 or 12 is needed",
         ),
-        (&["DEVICES=0"], "F: F (version 12) has no devices"),
-        (&["DEVICES=-3"], "F: F (version 12) has no devices"),
-        (&["POINTERS=2"], "F: F (version 12) has no device that will do: device 0: stand0 takes no memory of the host"),
+        (&["DEVICES=0"], "F (version 12) has no devices"),
+        (&["DEVICES=-3"], "F (version 12) has no devices"),
+        (&["POINTERS=2"], "F (version 12) has no device that will do: device 0: stand0 takes no memory of the host"),
         (
             &["DEVICE_TYPE=1", "VERSIONS=1"],
-            "F: F (version 8) has no device that will do: device 0: stand0 is driven by kernels of GPUs (type 1), \
+            "F (version 8) has no device that will do: device 0: stand0 is driven by kernels of GPUs (type 1), \
              which rsccl does not do",
         ),
         (
             &["FAIL_CALL=\"devices\"", "VERSIONS=2"],
-            "F: F (version 11) tells no devices: devices gives ncclSystemError (2)",
+            "F (version 11) tells no devices: devices gives ncclSystemError (2)",
         ),
         (
             &["FAIL_CALL=\"getProperties\"", "FAIL_CODE=77"],
-            "F: F (version 12) has no device that will do: device 0: getProperties gives an unknown code (77)",
+            "F (version 12) has no device that will do: device 0: getProperties gives an unknown code (77)",
         ),
-        (&["FAIL_CALL=\"init\"", "FAIL_CODE=3"], "F: F (version 12) does not start: init gives ncclInternalError (3)"),
+        (&["FAIL_CALL=\"init\"", "FAIL_CODE=3"], "F (version 12) does not start: init gives ncclInternalError (3)"),
     ];
     for (options, sentence) in all {
         let Some(said) = refusal(options) else { return };
@@ -64,22 +64,30 @@ fn a_function_that_is_missing_is_named() {
     ];
     for name in all {
         let Some(said) = refusal(&[&format!("LACKS=\"{name}\"")]) else { return };
-        assert_eq!(said, format!("F: F (version 12) lacks {name}"));
+        assert_eq!(said, format!("F (version 12) lacks {name}"));
     }
     let Some(said) = refusal(&["LACKS=\"irecv\"", "VERSIONS=1"]) else { return };
-    assert_eq!(said, "F: F (version 8) lacks irecv");
+    assert_eq!(said, "F (version 8) lacks irecv");
 }
 
 #[test]
 fn files_that_are_missing_or_no_plug_ins_are_told() {
     let find = |name: &str| find_in(Rank::new(0), &[name.to_owned()], None).unwrap_err().message().to_owned();
+    let takes = "(NCCL_NET_PLUGIN takes the path of a library, or NAME for libnccl-net-NAME.so)";
     assert_eq!(
         find("nowhere"),
-        "nowhere: there is no nowhere where the loader looks, there is no libnccl-net-nowhere.so where the loader looks"
+        format!(
+            "there is no nowhere where the loader looks, there is no libnccl-net-nowhere.so where the loader looks \
+             {takes}"
+        )
     );
-    assert_eq!(find("libnowhere.so"), "libnowhere.so: there is no libnowhere.so where the loader looks");
-    assert_eq!(find("/tmp/nowhere.so"), "/tmp/nowhere.so: there is no /tmp/nowhere.so where the loader looks");
-    assert!(find("/etc/hostname").contains("/etc/hostname cannot be loaded: "), "{}", find("/etc/hostname"));
+    for name in ["libnowhere.so", "/tmp/nowhere.so"] {
+        assert_eq!(find(name), format!("there is no {name} where the loader looks {takes}"));
+    }
+    let said = find("/etc/hostname");
+    assert!(said.starts_with("/etc/hostname cannot be loaded: ") && said.ends_with(takes), "{said}");
+    assert_eq!(said.matches("/etc/hostname").count(), 1, "{said}");
+    assert!(find("/dev/null").starts_with("/dev/null is no regular file"), "{}", find("/dev/null"));
     assert_eq!(find("a\0b"), "a\0b: \"a\\0b\" is no name of a file");
     let none = find_in(Rank::new(0), &[], None).unwrap_err();
     assert_eq!(none.message(), "NCCL_NET_PLUGIN names no plug-in");
@@ -95,10 +103,10 @@ fn the_first_plug_in_that_will_do_is_taken_and_others_are_told() {
     let names = [&first, &second].map(|plug_in| plug_in.path.display().to_string());
     let found = find_in(Rank::new(0), &names, None).unwrap();
     assert!(found.description().provider.starts_with("Other of "), "{}", found.description());
-    assert_eq!(found.noes(), [format!("{0}: {0} (version 12) has no devices", names[0])]);
+    assert_eq!(found.noes(), [format!("{0} (version 12) has no devices", names[0])]);
     assert!(find_in(Rank::new(0), &names, Some("OTHER")).is_ok(), "in any case");
     let error = find_in(Rank::new(0), &names[1..], Some("Theirs")).unwrap_err();
-    let sentence = format!("{0}: {0} has the network \"Other\", and NCCL_NET asks for \"Theirs\"", names[1]);
+    let sentence = format!("{0} has the network \"Other\", and NCCL_NET asks for \"Theirs\"", names[1]);
     assert_eq!(error.message(), sentence);
 }
 

@@ -1,5 +1,5 @@
-//! Slots of kernels over the test NIC, which lets nobody see what has come for a device before it was flushed: memory of
-//! the host stands for the device's.
+//! Slots of kernels over the test NIC, which lets nobody see what has come for a device before it was flushed: memory
+//! of the host stands for the device's.
 
 use std::ptr::NonNull;
 
