@@ -74,8 +74,8 @@ pub struct NetBootstrap {
 const ABORT_CHECK: Duration = Duration::from_millis(20);
 
 /// How long a sleep lasts that these end, for each rank of the world and at most. Nothing depends on its end but the
-/// clock, which takes a stop of the process inside a sleep for time that it ran. Ranks that wait are often on few processors, where thousands of
-/// them that wake up every 20 ms do nothing else.
+/// clock, which takes a stop of the process inside a sleep for time that it ran. Ranks that wait are often on few
+/// processors, where thousands of them that wake up every 20 ms do nothing else.
 const NAP_A_RANK: Duration = Duration::from_micros(250);
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
@@ -400,8 +400,8 @@ struct Own {
     seat: DoorSeat,
 }
 
-/// How long a rank of a world of `size` sleeps at most where the abort flag ends the sleep. A stop of the process inside
-/// a sleep counts as time that it ran: it must not be most of what is left of the wait.
+/// How long a rank of a world of `size` sleeps at most where the abort flag ends the sleep. A stop of the process
+/// inside a sleep counts as time that it ran: it must not be most of what is left of the wait.
 fn nap(options: &Options, size: u32, wait: &Wait) -> Duration {
     let longest = options.longest_nap.unwrap_or_else(|| longest_nap(size));
     let left = wait.deadline.remaining(clock::now()).unwrap_or(Duration::MAX);
