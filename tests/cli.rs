@@ -783,10 +783,6 @@ fn what_tune_measures_is_a_file_for_ranks() {
     assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(1), ""), "{}", outcome.stderr);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tuned");
-    let nosuch = ["tune", "--interface", "nosuch", "-o", file.to_str().unwrap()];
-    let (outcome, _) = Job::start(&nosuch, &[]).finish();
-    assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(2), ""), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("no such interface; it has lo"), "{}", outcome.stderr);
     let (outcome, _) = Job::start(&["tune", "--quick", "-o", file.to_str().unwrap()], &[]).finish();
     assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("a message over TCP"), "{}", outcome.stdout);

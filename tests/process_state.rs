@@ -477,6 +477,16 @@ fn ranks_that_had_ended_before_the_first_failure_are_named() {
     assert!(said.contains("exited with code 7; rank 1 had ended with code 0 before"), "{said}");
 }
 
+#[test]
+fn an_interface_that_the_host_lacks_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuned");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.args(["tune", "--interface", "nosuch", "-o"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("no such interface; it has lo"), "{said}");
+}
+
 /// Without a launcher there is nothing to say of one; a launcher whose numbers are wrong is a mistake.
 #[test]
 fn wrong_numbers_of_a_launcher_are_told_by_the_table_of_variables() {
