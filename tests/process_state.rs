@@ -462,7 +462,9 @@ fn the_command_says_that_a_file_may_not_grow() {
 #[test]
 fn ranks_that_had_ended_before_the_first_failure_are_named() {
     let script = r#"
-        if [ $RANK = 1 ]; then echo $$ > $DIR/pid1; exit 0; fi
+        # The launcher knows the order of ends once it watches all (`tfd`).
+        watched() { [ $(cat /proc/$PPID/fdinfo/* 2>&1 | grep -c ^tfd) -ge 3 ]; }
+        if [ $RANK = 1 ]; then until watched; do sleep 0.01; done; echo $$ > $DIR/pid1; exit 0; fi
         while [ ! -s $DIR/pid1 ]; do sleep 0.01; done
         # The job keeps what is left of it until all have ended.
         gone=$(cat $DIR/pid1)
