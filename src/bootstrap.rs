@@ -72,7 +72,8 @@ pub fn decode_anything(bytes: &[u8]) {
         let _refused = checkin::FurtherRoot::decode(&Frame { kind, tag: 0, payload: bytes.to_vec() });
     }
     lobby::decode_anything(bytes);
-    let _refused = gathered::Gathered::read(wire::Reader::new(bytes, "what ranks tell"), bytes.len() % 8);
+    let _refused =
+        gathered::Gathered::read(wire::Reader::new(bytes, "what ranks tell"), bytes.len() % 8, gathered::MOST_BYTES);
     let _refused = collective::split_members(&[bytes.to_vec()], 0);
     net::decode_anything(bytes);
     store::decode_anything(bytes);

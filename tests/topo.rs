@@ -315,7 +315,10 @@ fn a_virtual_machine_shows_its_links_and_rings() {
         String::from_utf8(output.stdout).expect("text")
     };
     let mesh = shown("8-cube-mesh");
-    assert!(mesh.contains("rings: 13 x 10 GB/s = 130 GB/s"), "{mesh}");
+    // The processor is that of the host: Intel's PCI roots make steps of a ring over PCI Express take 6/5, so that rings
+    // have other rates.
+    let rings = ["rings: 13 x 10 GB/s = 130 GB/s", "rings: 36 x 3.636 GB/s = 130.896 GB/s"];
+    assert!(rings.iter().any(|rings| mesh.contains(rings)), "{mesh}");
     for (machine, total) in [("2-nvswitch", "370.8 GB/s"), ("8-nvswitch", "370.8 GB/s")] {
         let switched = shown(machine);
         assert!(switched.contains(&format!("= {total}\n")), "{machine}: {switched}");

@@ -160,7 +160,7 @@ impl std::fmt::Debug for Terms {
 }
 
 const MARK: [u8; 4] = *b"RSC\x01";
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// The bytes of a job's hash.
 pub const JOB_BYTES: usize = 16;
 /// The most bytes of a job's name in a refusal.

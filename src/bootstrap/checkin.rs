@@ -33,7 +33,7 @@ pub(super) const MAX_ROOT_FRAME_BYTES: usize = 64 + ADDRESS_BYTES * (1 << 20);
 const _: () = assert!(MAX_WORLD == 1 << 20, "the largest table is sized for the largest world");
 
 /// The version of these messages; ranks and root must have the same one.
-pub(super) const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 6;
 
 pub(super) const CHECK_IN: u8 = 1;
 pub(super) const WELCOME: u8 = 2;

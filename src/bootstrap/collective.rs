@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
-use crate::bootstrap::gathered::{self, Gathered, MOST_BLOCK_BYTES};
+use crate::bootstrap::gathered::{self, Gathered, MOST_BLOCK_BYTES, MOST_BYTES};
 use crate::bootstrap::graph::TreePlace;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
@@ -117,13 +117,13 @@ pub(super) fn all_gather_with<T>(
     mesh: &impl Mesh,
     group: &Participants,
     (mine, wait): (&[u8], &Wait),
-    take: impl FnOnce(Vec<&[u8]>) -> Result<T>,
+    take: impl FnOnce(Vec<&[u8]>) -> T,
 ) -> Result<T> {
     gather(mesh, (group, ALL_GATHER), (mine, wait), take)
 }
 
-fn owned(blocks: Vec<&[u8]>) -> Result<Vec<Vec<u8>>> {
-    Ok(blocks.into_iter().map(<[u8]>::to_vec).collect())
+fn owned(blocks: Vec<&[u8]>) -> Vec<Vec<u8>> {
+    blocks.into_iter().map(<[u8]>::to_vec).collect()
 }
 
 /// Gathers what every rank passes, in rank order, if none has failed; otherwise all ranks have the same error, which is
@@ -181,7 +181,7 @@ fn gather<T>(
     mesh: &impl Mesh,
     (group, kind): (&Participants, u8),
     (mine, wait): (&[u8], &Wait),
-    take: impl FnOnce(Vec<&[u8]>) -> Result<T>,
+    take: impl FnOnce(Vec<&[u8]>) -> T,
 ) -> Result<T> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
@@ -220,12 +220,15 @@ fn gather<T>(
             (in_order(kind, group.tree(), &gathered), me)
         }
     };
-    let blocks = Gathered::read(open(&message, kind, source)?, Rank::new(size).index());
-    let blocks = blocks.map_err(|error| error.about(source))?;
-    for (_, child) in group.children() {
-        mesh.put(child, group.channel, &message, wait)?;
-    }
-    take(blocks.blocks())
+    let count = Rank::new(size).index();
+    let blocks = open(&message, kind, source).and_then(|blocks| Gathered::read(blocks, count, MOST_BYTES));
+    // Also where it is an error: the ranks below wait for it, and make the same error of it.
+    let told = group.children().try_for_each(|(_, child)| mesh.put(child, group.channel, &message, wait));
+    // A refusal is the fault of no rank.
+    let is_refusal = |error: &Error| error.kind() == Kind::InvalidArgument;
+    let blocks = blocks.map_err(|error| if is_refusal(&error) { error } else { error.about(source) })?;
+    told?;
+    Ok(take(blocks.blocks()))
 }
 
 /// The message with the blocks of all places in their order, of `gathered` ones, which are in the order of the tree.
@@ -234,7 +237,7 @@ fn in_order(kind: u8, tree: TreePlace, gathered: &[&[u8]]) -> Vec<u8> {
     ordered.sort_unstable_by_key(|(place, _)| *place);
     let mut message = Writer::new();
     message.u8(kind);
-    gathered::write(ordered.into_iter().map(|(_, block)| block), &mut message);
+    gathered::write(ordered.iter().map(|(_, block)| *block), MOST_BYTES, &mut message);
     message.finish()
 }
 

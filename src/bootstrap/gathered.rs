@@ -6,12 +6,16 @@
 //! ```text
 //!   block    length u32, then parts until all bytes of the block are there
 //!   part     equal u16, other u16, and as many other bytes: first so many bytes of the block before, at this place
+//!   refusal  u32::MAX as the length of the first block, then the bytes of all blocks, u64: they are too many
 //! ```
+//! A part of eight bytes stands for up to 64 KiB, so the length of a message does not bound what comes of it:
+//! [`MOST_BYTES`] does, for whoever writes and whoever reads.
+//!
 //! A block before the first one has no bytes.
 
 #![forbid(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
 /// The bytes of all ranks, in rank order.
@@ -25,6 +29,12 @@ pub(super) struct Gathered {
 /// The most bytes of a rank.
 pub(super) const MOST_BLOCK_BYTES: usize = 64 << 10;
 
+/// The most bytes of all ranks together, and of a message with them.
+pub(super) const MOST_BYTES: usize = 1 << 30;
+
+/// The length of a first block that says that there are too many bytes.
+const REFUSAL: u32 = u32::MAX;
+
 /// Equal bytes that are told as others, since a further part takes as many.
 const PART_BYTES: usize = 4;
 
@@ -36,11 +46,19 @@ const _: () = assert!(MOST_BLOCK_BYTES <= 2 * MOST_OF_PART);
 /// The most bytes of each kind in a part.
 const MOST_OF_PART: usize = u16::MAX as usize;
 
-/// Writes the bytes of all ranks.
+/// Writes the bytes of all ranks behind what the message has already. Where they and what a message has beside them are
+/// more than `most` bytes, it writes a refusal, which [`Gathered::read`] makes the same error for all ranks.
 ///
 /// # Panics
 /// Where a block is longer than a length can say.
-pub(super) fn write<'a>(blocks: impl Iterator<Item = &'a [u8]>, message: &mut Writer) {
+pub(super) fn write<'a>(blocks: impl Iterator<Item = &'a [u8]> + Clone, most: usize, message: &mut Writer) {
+    let beside = message.as_slice().len();
+    let needed = blocks.clone().fold(beside, |sum, block| sum.saturating_add(block.len() + MOST_BESIDE_BLOCK));
+    if needed > most {
+        let all: usize = blocks.map(<[u8]>::len).sum();
+        message.u32(REFUSAL).u64(u64::try_from(all).unwrap_or(u64::MAX));
+        return;
+    }
     let mut before: &[u8] = &[];
     for block in blocks {
         message.u32(u32::try_from(block.len()).expect("an all-gather takes 64 KiB of a rank at most"));
@@ -74,21 +92,39 @@ fn other_bytes(block: &[u8], before: &[u8]) -> usize {
     block.len()
 }
 
+fn too_long(all: u64, most: usize) -> Error {
+    Error::invalid_argument(format!(
+        "an all-gather of {all} bytes of all ranks is too long: at most {most} are allowed, with {MOST_BESIDE_BLOCK} \
+         more for each rank"
+    ))
+}
+
 impl Gathered {
     /// Reads the bytes of `count` ranks, which are the rest of a message.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Remote`] where it is not as [`write`] makes it.
-    pub(super) fn read(mut reader: Reader<'_>, count: usize) -> Result<Gathered> {
+    /// [`crate::error::Kind::InvalidArgument`] where it is a refusal; [`crate::error::Kind::Remote`] where it is not as
+    /// [`write`] makes it, or has more than `most` bytes of all ranks.
+    pub(super) fn read(mut reader: Reader<'_>, count: usize, most: usize) -> Result<Gathered> {
         let mut all = Gathered { bytes: Vec::new(), ends: Vec::with_capacity(count) };
         let mut before = 0..0;
-        for _ in 0..count {
-            let length = usize::try_from(reader.u32()?).unwrap_or(usize::MAX);
+        for place in 0..count {
+            let length = reader.u32()?;
+            if place == 0 && length == REFUSAL {
+                let all = reader.u64()?;
+                reader.finish()?;
+                return Err(too_long(all, most));
+            }
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
             if length > MOST_BLOCK_BYTES {
                 let words = format!("{length} bytes of a rank where at most {MOST_BLOCK_BYTES} are allowed");
                 return Err(reader.malformed(&words));
             }
             let begin = all.bytes.len();
+            if begin + length > most {
+                return Err(reader.malformed(&format!("more than {most} bytes of all ranks")));
+            }
+            all.bytes.reserve(length);
             while all.bytes.len() < begin + length {
                 let (equal, other) = (usize::from(reader.u16()?), usize::from(reader.u16()?));
                 let place = all.bytes.len() - begin;
@@ -119,15 +155,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::error::Kind;
 
     fn written(blocks: &[Vec<u8>]) -> Vec<u8> {
         let mut message = Writer::new();
-        write(blocks.iter().map(Vec::as_slice), &mut message);
+        write(blocks.iter().map(Vec::as_slice), MOST_BYTES, &mut message);
         message.finish()
     }
 
     fn read(bytes: &[u8], count: usize) -> Result<Vec<Vec<u8>>> {
-        let all = Gathered::read(Reader::new(bytes, "a test"), count)?;
+        let all = Gathered::read(Reader::new(bytes, "a test"), count, MOST_BYTES)?;
         Ok(all.blocks().into_iter().map(<[u8]>::to_vec).collect())
     }
 
@@ -174,6 +211,33 @@ mod tests {
         for (length, parts) in [(3, (0, 0)), (3, (1, 2)), (3, (0, 4)), (u32::MAX, (0, 3)), (70_000, (0, 3))] {
             assert!(of(length, &[parts]).is_err(), "{length} {parts:?}");
         }
+    }
+
+    /// Regression: 12 bytes for each rank became 64 KiB for each.
+    #[test]
+    fn a_short_message_does_not_become_more_than_the_most_bytes() {
+        const MOST: usize = 10_000;
+        let message = written(&vec![vec![7; 1000]; 11]);
+        assert!(message.len() < 1200, "{}", message.len());
+        let within = |most| Gathered::read(Reader::new(&message, "a test"), 11, most);
+        let error = within(MOST).unwrap_err();
+        assert!(error.message().contains("more than 10000 bytes of all ranks"), "{error}");
+        assert!(within(11_000).is_ok());
+    }
+
+    #[test]
+    fn too_many_bytes_are_one_error_for_all_ranks() {
+        const MOST: usize = 10_000;
+        let blocks = vec![vec![7; 1000]; 10];
+        let mut message = Writer::new();
+        write(blocks.iter().map(Vec::as_slice), MOST, &mut message);
+        assert!(message.as_slice().len() < 20);
+        let error = Gathered::read(Reader::new(message.as_slice(), "a test"), 10, MOST).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        assert!(error.message().contains("an all-gather of 10000 bytes of all ranks is too long"), "{error}");
+        let mut fits = Writer::new();
+        write(blocks.iter().take(9).map(Vec::as_slice), MOST, &mut fits);
+        assert!(Gathered::read(Reader::new(fits.as_slice(), "a test"), 9, MOST).is_ok());
     }
 
     proptest! {

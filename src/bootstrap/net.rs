@@ -73,11 +73,14 @@ pub struct NetBootstrap {
 /// How long a sleep lasts that neither the abort flag nor a thread that needs the connections can end.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
 
-/// How long a sleep lasts that these end, for each rank of the world and at most: nothing depends on its end but the
-/// clock, which looks whether the process stands still. Ranks that wait are often on few processors, where thousands of
+/// How long a sleep lasts that these end, for each rank of the world and at most. Nothing depends on its end but the
+/// clock, which takes a stop of the process inside a sleep for time that it ran. Ranks that wait are often on few processors, where thousands of
 /// them that wake up every 20 ms do nothing else.
 const NAP_A_RANK: Duration = Duration::from_micros(250);
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// A sleep is at most this part of what is left of its wait.
+const NAPS_LEFT: u32 = 8;
 
 /// The descriptors of a communicator that a world of one has too.
 const FILES: u64 = 16;
@@ -240,14 +243,16 @@ impl NetBootstrap {
         self.until(wait, words, |control| Ok(self.linked(control, wait)?.is_none().then_some(())))?;
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
         mine.address(&self.control.lock().address());
-        let set = |all: Vec<&[u8]>| {
-            let mut control = self.control.lock();
-            for (peer, bytes) in self.world.ranks().zip(all) {
-                control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
-            }
-            Ok(())
+        let read = |all: Vec<&[u8]>| -> Result<Vec<SocketAddr>> {
+            let each = self.world.ranks().zip(all);
+            each.map(|(peer, bytes)| read_address(bytes).map_err(|error| error.about(peer))).collect()
         };
-        self.collective(wait, |group| collective::all_gather_with(self, group, (mine.as_slice(), wait), set))
+        let gather = |group: &_| collective::all_gather_with(self, group, (mine.as_slice(), wait), read);
+        // Behind the collective: what this rank passes on to others leaves also where an address cannot be read.
+        let addresses = self.collective(wait, gather)?.map_err(|error| error.at(self.world.rank))?;
+        let mut control = self.control.lock();
+        self.world.ranks().zip(addresses).for_each(|(peer, address)| control.set_address(peer, address));
+        Ok(())
     }
 
     fn next_group(&self) -> Participants {
@@ -265,6 +270,9 @@ impl NetBootstrap {
     }
 
     /// Drives the connections until `done` yields a value.
+    ///
+    /// One thread at a time should wait so: of two, each would end the sleep of the other to get the lock, and none
+    /// would sleep.
     fn until<T>(
         &self,
         wait: &Wait,
@@ -281,7 +289,7 @@ impl NetBootstrap {
             if let Some(value) = done(&mut control)? {
                 return Ok(value);
             }
-            let drives = control.drives();
+            let moves = control.moves();
             // Unlocked: the check calls the program's hook, and other threads may want to look at their peers.
             drop(control);
             if !std::mem::replace(&mut is_heard, true) {
@@ -295,9 +303,10 @@ impl NetBootstrap {
             control = self.control.lock();
             // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it
             // sleeps.
-            if control.drives() == drives {
+            if control.moves() == moves {
                 let may_sleep = self.control.may_sleep(&chime);
-                let limit = if may_sleep { wait.slice(longest_nap(self.world.size)) } else { Duration::ZERO };
+                let nap = nap(&self.options, self.world.size, wait);
+                let limit = if may_sleep { wait.slice(nap) } else { Duration::ZERO };
                 control.drive_behind((&chime, heard), limit)?;
             }
         }
@@ -391,7 +400,15 @@ struct Own {
     seat: DoorSeat,
 }
 
-/// How long a sleep lasts that the abort flag ends, in a world of `size` ranks.
+/// How long a rank of a world of `size` sleeps at most where the abort flag ends the sleep. A stop of the process inside
+/// a sleep counts as time that it ran: it must not be most of what is left of the wait.
+fn nap(options: &Options, size: u32, wait: &Wait) -> Duration {
+    let longest = options.longest_nap.unwrap_or_else(|| longest_nap(size));
+    let left = wait.deadline.remaining(clock::now()).unwrap_or(Duration::MAX);
+    longest.min((left / NAPS_LEFT).max(ABORT_CHECK))
+}
+
+/// How long such a sleep lasts in a world of `size` ranks, if nothing else says so.
 fn longest_nap(size: u32) -> Duration {
     NAP_A_RANK.saturating_mul(size).clamp(ABORT_CHECK, LONGEST_NAP)
 }
@@ -617,7 +634,9 @@ impl Bootstrap for NetBootstrap {
 mod tests {
     use std::io::Write;
     use std::net::TcpStream;
+    use std::sync::OnceLock;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
     use crate::sync::{AbortFlag, Progress};
@@ -642,6 +661,89 @@ mod tests {
     fn ranks_of_large_worlds_sleep_longer() {
         let naps = [2, 1024, crate::bootstrap::MAX_WORLD].map(longest_nap);
         assert_eq!(naps, [ABORT_CHECK, Duration::from_millis(256), LONGEST_NAP]);
+    }
+
+    #[test]
+    fn a_sleep_is_an_eighth_of_what_is_left_at_most() {
+        let (options, size) = (Options::default(), crate::bootstrap::MAX_WORLD);
+        let of = |seconds| nap(&options, size, &Wait::new(Duration::from_secs(seconds), &AbortFlag::new()));
+        assert!((1..=500).contains(&of(4).as_millis()), "{:?}", of(4));
+        assert_eq!([of(600), of(0)], [LONGEST_NAP, ABORT_CHECK]);
+    }
+
+    type Ending<'a> = &'a (dyn Fn(&AbortFlag, &NetBootstrap, &Sender<()>) + Sync);
+    type Peer<'a> = &'a (dyn Fn(NetBootstrap, Receiver<()>) + Sync);
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Calls `end` once rank 0 of two sleeps in `recv` for a minute, beside its `peer`; returns what comes of that. The
+    /// peer's receiver hears of `end`, or that the call has ended.
+    fn recv_that(end: Ending<'_>, peer: Peer<'_>) -> Result<Vec<u8>> {
+        let interfaces = "=lo".parse().unwrap();
+        let options = &Options { interfaces, longest_nap: Some(MINUTE), ..Options::default() };
+        let (id, _root) = Root::serve(options).unwrap();
+        let (flag, began) = (AbortFlag::new(), clock::now());
+        let (go, gone) = channel();
+        let joined = OnceLock::new();
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(move || peer(NetBootstrap::join(&[id], Rank::new(1), 2, options, &soon()).unwrap(), gone));
+            let join = || NetBootstrap::join(&[id], Rank::new(0), 2, options, &soon()).unwrap();
+            let bootstrap = joined.get_or_init(join);
+            let patience = soon();
+            let look = || patience.check(|| "waited for a rank to sleep".to_owned()).unwrap();
+            // What init has left to be looked at in a second would end the sleep.
+            while bootstrap.control.lock().next_moment(clock::now(), MINUTE) < MINUTE {
+                look();
+                bootstrap.control.lock().drive(ABORT_CHECK).unwrap();
+            }
+            let (say, said) = channel();
+            let wait = Wait::new(60 * MINUTE, &flag);
+            let receiver = scope.spawn(move || {
+                say.send(Chime::of_thread()).unwrap();
+                bootstrap.recv(Rank::new(1), 1, &wait)
+            });
+            let chime = said.recv().unwrap();
+            while !chime.has_sleeper() {
+                look();
+                std::thread::yield_now();
+            }
+            end(&flag, bootstrap, &go);
+            let outcome = receiver.join().unwrap();
+            drop(go);
+            bootstrap.close();
+            outcome
+        });
+        assert!(clock::now().duration_since(began) < MINUTE / 2, "a sleep has lasted to its end");
+        outcome
+    }
+
+    /// Nothing else ends such a sleep: each of these does at once.
+    #[test]
+    fn an_abort_a_death_and_another_thread_end_a_sleep_of_a_minute() {
+        let abort: Ending<'_> = &|flag, _, _| flag.raise(Error::new(Kind::Aborted, "enough"));
+        let stay: Peer<'_> = &|bootstrap, end| {
+            let _its_end = end.recv();
+            bootstrap.close();
+        };
+        assert_eq!(recv_that(abort, stay).unwrap_err().kind(), Kind::Aborted);
+        let go: Ending<'_> = &|_, _, go| go.send(()).unwrap();
+        let die: Peer<'_> = &|bootstrap, end| {
+            end.recv().unwrap();
+            drop(bootstrap);
+        };
+        let death = recv_that(go, die).unwrap_err();
+        assert!(death.message().contains("rank 1 has died"), "{death}");
+        // The other thread gets the connections while the peer is silent.
+        let lock: Ending<'_> = &|_, bootstrap, go| {
+            assert_eq!(bootstrap.hindrance(), None);
+            go.send(()).unwrap();
+        };
+        let send: Peer<'_> = &|bootstrap, end| {
+            end.recv().unwrap();
+            bootstrap.send(Rank::new(0), 1, b"here", &soon()).unwrap();
+            bootstrap.close();
+        };
+        assert_eq!(recv_that(lock, send).unwrap(), b"here");
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub struct Options {
     pub root_lifetime: Duration,
     /// How long the handshake of a connection may take.
     pub handshake_timeout: Duration,
+    /// How long a rank that waits on its connections sleeps at most. `None`: from 20 ms in a small world to a second in
+    /// a large one.
+    pub longest_nap: Option<Duration>,
     /// The job, as its launcher names it: ranks of two jobs that are given one address refuse each other. `None` where
     /// nothing is known of the job: such a rank may join any.
     pub job: Option<JobTag>,
@@ -64,6 +67,7 @@ impl Default for Options {
             check_in_timeout: Duration::from_secs(120),
             root_lifetime: Duration::from_secs(1800),
             handshake_timeout: Duration::from_secs(10),
+            longest_nap: None,
             job: None,
             encryption: Encryption::Off,
         }

@@ -95,6 +95,13 @@ impl Chime {
         self.sleeper.store(NOBODY, Ordering::Relaxed);
     }
 
+    /// Whether its thread is asleep on it, or about to be so that a ring keeps it from that.
+    #[cfg(test)]
+    pub(crate) fn has_sleeper(&self) -> bool {
+        // Relaxed: only this number counts.
+        self.sleeper.load(Ordering::Relaxed) != NOBODY
+    }
+
     /// How often it was rung.
     pub(crate) fn count(&self) -> u64 {
         // Pairs with `ring`: what was written before a ring that is counted is seen by whoever reads the count.

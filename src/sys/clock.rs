@@ -2,7 +2,8 @@
 //!
 //! It stands still while this process does: stopped by a signal, or with its machine. That is not the lateness of a
 //! peer for which the process waits. Nobody tells a process that it has stood still; but a thread that waits looks at
-//! what it waits for many times a second, and finds that its last look was long ago, and no other thread's later.
+//! what it waits for many times a second, or says how long it sleeps at most. It finds that its last look, or the end of
+//! that sleep, was long ago, and no other thread's later. A stop that ends within the sleep is not seen.
 //!
 //! A gap between two looks is time in which the process stood still, less
 //! - what this thread has worked in it: a call also copies and reduces between its waits;

@@ -238,6 +238,10 @@ mod jobs {
         numa::list(list).expect("the kernel writes a list")
     }
 
+    /// The folders of a test, and the system's in whose place its ranks see them.
+    const MOUNTS: [(&str, &str); 3] =
+        [("driver", "/proc/driver"), ("devices", "/sys/bus/pci/devices"), ("node", "/sys/devices/system/node")];
+
     /// The words before a rank's program, which sees the GPU of `uuid` on NUMA node `node` of two, each with one of
     /// `processors`.
     fn on_nodes(folder: &Path, (uuid, node): (&str, usize), processors: [u32; 2]) -> Vec<String> {
@@ -251,11 +255,10 @@ mod jobs {
         for (number, processor) in processors.iter().enumerate() {
             put(&format!("node/node{number}/cpulist"), &format!("{processor}\n"));
         }
-        let places =
-            [("driver", "/proc/driver"), ("devices", "/sys/bus/pci/devices"), ("node", "/sys/devices/system/node")];
-        let mounts = places.map(|(made, seen)| format!("mount --bind {} {seen} && ", folder.join(made).display()));
+        let mounts = MOUNTS.map(|(made, seen)| format!("mount --bind \"$0\"/{made} {seen} && "));
         let script = format!("{}exec \"$@\"", mounts.concat());
-        ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+        let folder = folder.to_str().expect("the path of a test's folder is text");
+        ["unshare", "--mount", "sh", "-c", &script, folder].map(str::to_owned).to_vec()
     }
 
     /// The processors of the threads of this name.
@@ -269,9 +272,12 @@ mod jobs {
 
     #[test]
     fn threads_near_their_gpu() {
-        let may_mount = Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success());
+        let are_there = MOUNTS.iter().all(|(_, seen)| Path::new(seen).is_dir());
+        let unshare = || Command::new("unshare").args(["--mount", "true"]).status();
+        let may_mount = are_there && unshare().is_ok_and(|status| status.success());
         let (Some(processors), true) = (two_processors(), may_mount) else {
-            writeln!(std::io::stderr(), "skipped: two NUMA nodes need two processors, and root to show them").unwrap();
+            let needed = "two processors, root, and the folders of the kernel in whose place they are shown";
+            writeln!(std::io::stderr(), "skipped: two NUMA nodes need {needed}").unwrap();
             return;
         };
         let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ use super::shortage::{self, Shortage};
 use crate::bootstrap::address::{self, PeerAddresses};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::door::Incoming;
-use crate::bootstrap::gathered::MOST_BESIDE_BLOCK;
+use crate::bootstrap::gathered::{MOST_BESIDE_BLOCK, MOST_BYTES};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
 use crate::bootstrap::{Event, Listen, MAX_GATHER_BYTES, Options};
@@ -66,7 +66,7 @@ pub(super) struct ControlPlane {
     /// When the goodbyes in the outbox must be forwarded.
     farewell: Option<Instant>,
     /// How often [`ControlPlane::drive`] was called.
-    drives: u64,
+    moves: u64,
     rules: Rules,
     is_open: bool,
     /// The word of this rank's goodbye, once it closes.
@@ -126,7 +126,7 @@ const IDLE_AGE: Duration = Duration::from_secs(1);
 const ACCEPTS_AT_ONCE: usize = 64;
 
 /// The upper bound of a frame's bytes; in small worlds the bound is the largest all-gather.
-const MAX_FRAME_BYTES: usize = 1 << 30;
+const MAX_FRAME_BYTES: usize = MOST_BYTES;
 
 /// A rank listens before others learn its address: after this many refused connections, and once it has had the time to
 /// connect by itself, it must be gone.
@@ -189,7 +189,7 @@ impl ControlPlane {
             notes: 0,
             outbox: Vec::new(),
             farewell: None,
-            drives: 0,
+            moves: 0,
             rules,
             is_open: true,
             word: 0,
@@ -427,6 +427,7 @@ impl ControlPlane {
 
     /// Records that `peer` is dead, and forwards that.
     fn lost(&mut self, peer: Rank, why: String, source: u64) {
+        self.moves += 1;
         self.routes.remove(&peer);
         if self.inbox.mark_gone(peer, Gone::Died(why.clone())) {
             self.outbox.push((source, Gossip::Died(peer, why)));
@@ -434,6 +435,7 @@ impl ControlPlane {
     }
 
     fn left(&mut self, peer: Rank, word: u64, source: u64) {
+        self.moves += 1;
         if self.inbox.mark_gone(peer, Gone::Left(word)) {
             self.outbox.push((source, Gossip::Left(peer, word)));
             if self.is_open {
@@ -498,6 +500,7 @@ impl ControlPlane {
     }
 
     fn serve(&mut self, token: u64, readable: bool) {
+        self.moves += 1;
         let Some(entry) = self.links.get_mut(&token) else { return };
         let was_proved = entry.link.peer().is_some();
         let mut frames = Vec::new();
@@ -662,6 +665,7 @@ impl ControlPlane {
     }
 
     fn flush(&mut self, token: u64) {
+        self.moves += 1;
         let Some(entry) = self.links.get_mut(&token) else { return };
         match entry.link.flush() {
             Ok(()) => self.tell_poller(token),
@@ -696,10 +700,14 @@ impl ControlPlane {
         self.look_for_absent(now);
     }
 
+    /// Whether there is gossip to forward that does not wait for more, as goodbyes do.
+    fn has_urgent_news(&self) -> bool {
+        self.is_open && self.outbox.iter().any(|(_, news)| !matches!(news, Gossip::Left(..)))
+    }
+
     /// Forwards gossip over every connection but the one that it came from.
     fn tell_news(&mut self) {
-        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, Gossip::Left(..)));
-        let patient = only_farewells && self.farewell.is_some_and(|until| clock::now() < until);
+        let patient = !self.has_urgent_news() && self.farewell.is_some_and(|until| clock::now() < until);
         if self.outbox.is_empty() || patient || !self.is_open {
             return;
         }

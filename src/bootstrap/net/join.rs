@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::{ABORT_CHECK, Own, longest_nap};
+use super::{ABORT_CHECK, Own, nap};
 use crate::bootstrap::checkin::{
     self, AddressTable, CheckIn, FurtherRoot, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape,
 };
@@ -303,7 +303,7 @@ impl CheckInClient<'_> {
         let again = self.clients.iter().filter_map(ServiceClient::again).min();
         // What is not connected has times of its own, and looks up names.
         let is_answer_left = self.clients.iter().all(ServiceClient::is_connected);
-        let longest = if is_answer_left { longest_nap(self.shape.world) } else { ABORT_CHECK };
+        let longest = if is_answer_left { nap(self.options, self.shape.world, wait) } else { ABORT_CHECK };
         let pause = again.map_or(longest, |again| again.saturating_duration_since(now).min(longest));
         let descriptors = [(self.poller.as_fd(), Interest::Read)];
         if !chime.sleep_beside(heard, &descriptors, wait.slice(pause)) {

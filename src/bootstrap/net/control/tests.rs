@@ -153,6 +153,21 @@ impl Ranks {
     }
 }
 
+/// Regression: a thread that had looked for what it waits for before slept on, and the others heard of the death when
+/// that thread woke up.
+#[test]
+fn a_death_that_a_send_finds_counts_as_a_move_and_is_told_at_once() {
+    let ranks = Ranks::join(2, &options());
+    ranks.of(0, |control| {
+        let moves = control.moves();
+        control.lost(Rank::new(1), "a test says so".to_owned(), OURSELVES);
+        assert_ne!(control.moves(), moves);
+        assert_eq!(control.next_moment(clock::now(), CLOSE), Duration::ZERO);
+        control.drive(Duration::ZERO).unwrap();
+        assert!(!control.has_urgent_news());
+    });
+}
+
 /// Regression: a rank that found nobody at the address of one that had left told all others that it had died.
 #[test]
 fn a_rank_that_has_left_is_not_taken_for_dead_before_its_goodbye_comes() {

@@ -23,9 +23,11 @@ const FEW_LINKS: usize = 8;
 const DEAF_NAP: Duration = Duration::from_millis(5);
 
 impl ControlPlane {
-    /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
-    pub(in crate::bootstrap::net) fn drives(&self) -> u64 {
-        self.drives
+    /// How often bytes may have moved, or a rank was found to be gone: by [`ControlPlane::drive`], but also by a send
+    /// that finds that its connection has ended, and reads what came before. A waiter that sees a new number looks
+    /// again before it sleeps.
+    pub(in crate::bootstrap::net) fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Moves bytes; waits at most `timeout` for some to move.
@@ -47,9 +49,13 @@ impl ControlPlane {
         chime: (&Arc<Chime>, u64),
         timeout: Duration,
     ) -> Result<()> {
-        self.drives += 1;
+        self.moves += 1;
         let now = clock::now();
         let timeout = self.next_moment(now, timeout);
+        if !timeout.is_zero() {
+            // By the real length: in the rest of a longer one a stop of this process would count as time that it ran.
+            clock::may_sleep(timeout);
+        }
         let slept = self.sleep(chime, timeout);
         let outcome = slept.and(self.look());
         let mut place = 0;
@@ -65,7 +71,12 @@ impl ControlPlane {
         outcome
     }
 
-    pub(super) fn next_moment(&self, now: Instant, timeout: Duration) -> Duration {
+    /// How long a sleep may last at `now`, which is to last for `timeout` at most.
+    pub(in crate::bootstrap::net) fn next_moment(&self, now: Instant, timeout: Duration) -> Duration {
+        // A send has found a death: the next turn tells the others.
+        if self.has_urgent_news() {
+            return Duration::ZERO;
+        }
         let until = |tokens: &BTreeSet<u64>| {
             tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
         };
@@ -118,6 +129,10 @@ impl ControlPlane {
     fn sleep(&mut self, (chime, heard): (&Arc<Chime>, u64), timeout: Duration) -> Result<()> {
         self.chime = Some(Arc::clone(chime));
         if timeout.is_zero() || !self.incoming.ring_at_arrival(chime) {
+            return Ok(());
+        }
+        // What the door rang for before is no ring: a trouble that is not noted yet is looked at now.
+        if self.own.seat.trouble().is_some() && !self.is_shut {
             return Ok(());
         }
         let descriptors: Vec<_> = self.descriptors().collect();

@@ -411,6 +411,10 @@ impl RequestReceivePump {
                 (self.into_caller, self.awaited) = (None, None);
                 return Ok(Taken::Whole);
             }
+            // The sender has not heard that it may send a rest, and will not.
+            if let Some(error) = self.left.as_ref().filter(|_| self.rests > self.told.rests) {
+                return Err(error.duplicate());
+            }
             // What follows it may come meanwhile, unless a long wait for it saves a longer copy.
             if expected.0 < HELD_BACK {
                 self.fill_slots(moved)?;

@@ -442,13 +442,15 @@ fn nobody_sleeps_who_has_a_receive_of_a_rest_to_post() {
 #[test]
 fn a_message_that_goes_straight_and_fails_leaves_no_memory_with_a_nic() {
     let (mut failed, mut closed) = (0, 0);
-    for (fails_at, end) in (10..110).flat_map(|fails_at| [(fails_at, 0), (fails_at, 1)]) {
+    let calls = (10..110).flat_map(|call| [(0, (call, u64::MAX)), (1, (call, u64::MAX))]);
+    // Sends of the receiver alone: the word that it awaits the rest.
+    for (end, (fails_at, sends_fail_at)) in calls.chain((1..5).map(|send| (1, (u64::MAX, send)))) {
         let mut manners = [Manners::STRAIGHT; 2];
-        manners[end].fails_at = fails_at;
+        (manners[end].fails_at, manners[end].sends_fail_at) = (fails_at, sends_fail_at);
         let nics = manners.map(TestNic::new);
         let Ok(ends) = connected_over(&nics) else { continue };
         let ((_outbox, mut send), (mut receive, _inbox)) = pumped_over(ends);
-        let (from, mut into) = (content(1, 200_000), vec![0u8; 200_000]);
+        let (from, mut into) = (content(1, 300_000), vec![0u8; 300_000]);
         let (start, place) = (NonNull::from(&from[..]).cast(), NonNull::from(&mut into[..]).cast());
         let (expected, mut sent, mut held, mut has_come) = ((from.len(), label(1)), None, None, false);
         let outcome = turns(|| {
@@ -469,7 +471,7 @@ fn a_message_that_goes_straight_and_fails_leaves_no_memory_with_a_nic() {
             Err(error) => {
                 assert_eq!(error.peer(), Some(1 - u32::try_from(end).unwrap()), "{error}");
                 // What failed while it was lent has no hold that the caller sees: it has closed its NIC at once.
-                assert!(out[0] <= are_closed[0] && out[1] <= are_closed[1], "call {fails_at} of end {end}");
+                assert!(out[0] <= are_closed[0] && out[1] <= are_closed[1], "{manners:?}");
                 (failed, closed) = (failed + 1, closed + are_closed[0] + are_closed[1]);
             }
         }
