@@ -140,14 +140,6 @@ fn env_shows_the_table_in_spite_of_bad_values_and_fails() {
         "{}",
         bad.stderr
     );
-    // Without a launcher there is nothing to say of one; a launcher whose numbers are wrong is a mistake.
-    for (variables, words) in [
-        ([("RANK", "5"), ("WORLD_SIZE", "2")], "RANK=5 (environment) is not below WORLD_SIZE=2"),
-        ([("RSCCL_RANK", "0"), ("RSCCL_WORLD_SIZE", "99999999999")], "allowed: a whole number, 1 to 1048576"),
-    ] {
-        let bad = Job::start(&["env"], &variables).outcome();
-        assert!(bad.exit == Exit::Code(2) && bad.stderr.contains(words), "{}", bad.stderr);
-    }
     let pair = [("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "16")];
     let bad = Job::start(&["env"], &pair).outcome();
     assert!(bad.exit == Exit::Code(2) && bad.stderr.contains("at most 64"), "{}", bad.stderr);
@@ -232,21 +224,6 @@ fn the_first_failure_is_named_and_ends_the_others() {
         format!("rsccl run: rank 2 of 4 (process {}) exited with code 42; the other ranks are ended\n", pid.trim());
     assert_eq!(outcome.stderr, said);
     until_gone(folder.path(), &["pid0", "pid1", "pid2", "pid3"]);
-}
-
-/// Regression: a rank that had ended without joining was named by nobody, and the others waited for it in vain.
-#[test]
-fn ranks_that_had_ended_before_the_first_failure_are_named() {
-    let script = r#"
-        if [ $RANK = 1 ]; then echo $$ > $DIR/pid1; exit 0; fi
-        while [ ! -s $DIR/pid1 ]; do sleep 0.01; done
-        # The job keeps what is left of it until all have ended.
-        gone=$(cat $DIR/pid1)
-        while kill -0 $gone && ! grep -q '^State:.Z' /proc/$gone/status; do sleep 0.01; done
-        exit 7"#;
-    let (outcome, _) = Job::of_ranks("3", &[], script).finish();
-    assert_eq!(outcome.exit, Exit::Code(7));
-    assert!(outcome.stderr.contains("exited with code 7; rank 1 had ended with code 0 before"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -806,10 +783,6 @@ fn what_tune_measures_is_a_file_for_ranks() {
     assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(1), ""), "{}", outcome.stderr);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tuned");
-    let nosuch = ["tune", "--interface", "nosuch", "-o", file.to_str().unwrap()];
-    let (outcome, _) = Job::start(&nosuch, &[]).finish();
-    assert_eq!((outcome.exit, &*outcome.stdout), (Exit::Code(2), ""), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("no such interface; it has lo"), "{}", outcome.stderr);
     let (outcome, _) = Job::start(&["tune", "--quick", "-o", file.to_str().unwrap()], &[]).finish();
     assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("a message over TCP"), "{}", outcome.stdout);

@@ -458,6 +458,51 @@ fn the_command_says_that_a_file_may_not_grow() {
     }
 }
 
+/// Regression: a rank that had ended without joining was named by nobody, and the others waited for it in vain.
+#[test]
+fn ranks_that_had_ended_before_the_first_failure_are_named() {
+    let script = r#"
+        # The launcher knows the order of ends once it watches all (`tfd`).
+        watched() { [ $(cat /proc/$PPID/fdinfo/* 2>&1 | grep -c ^tfd) -ge 3 ]; }
+        if [ $RANK = 1 ]; then until watched; do sleep 0.01; done; echo $$ > $DIR/pid1; exit 0; fi
+        while [ ! -s $DIR/pid1 ]; do sleep 0.01; done
+        # The job keeps what is left of it until all have ended.
+        gone=$(cat $DIR/pid1)
+        while kill -0 $gone && ! grep -q '^State:.Z' /proc/$gone/status; do sleep 0.01; done
+        exit 7"#;
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let job = command.args(["run", "-n", "3", "--timeout", "60", "--", "/bin/sh", "-c", script]);
+    let output = job.env("DIR", folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert!(said.contains("exited with code 7; rank 1 had ended with code 0 before"), "{said}");
+}
+
+#[test]
+fn an_interface_that_the_host_lacks_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuned");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    let output = command.args(["tune", "--interface", "nosuch", "-o"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("no such interface; it has lo"), "{said}");
+}
+
+/// Without a launcher there is nothing to say of one; a launcher whose numbers are wrong is a mistake.
+#[test]
+fn wrong_numbers_of_a_launcher_are_told_by_the_table_of_variables() {
+    for (variables, words) in [
+        ([("RANK", "5"), ("WORLD_SIZE", "2")], "RANK=5 (environment) is not below WORLD_SIZE=2"),
+        ([("RSCCL_RANK", "0"), ("RSCCL_WORLD_SIZE", "99999999999")], "allowed: a whole number, 1 to 1048576"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        let output = command.arg("env").env_clear().envs(variables).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(words), "{said}");
+    }
+}
+
 fn log_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }

@@ -42,15 +42,18 @@ impl TimeLimit {
     }
 }
 
-/// With what to change: "1.5 s (RSCCL_TIMEOUT_MS)".
 /// A time in seconds, a short one in milliseconds: no limit is "0.0 s".
 pub fn time_in_words(time: Duration) -> String {
-    match time < Duration::from_millis(100) {
+    match time < SHORT {
         true => format!("{} ms", time.as_millis()),
         false => format!("{:.1} s", time.as_secs_f64()),
     }
 }
 
+/// What one digit of a second would round away.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// With what to change: "1.5 s (RSCCL_TIMEOUT_MS)".
 impl fmt::Display for TimeLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&time_in_words(self.time))?;

@@ -181,9 +181,8 @@ fn documents_of(file: &Path) -> Result<Vec<Value>> {
 }
 
 fn watch(arguments: &Arguments, seconds: f64) -> Result<ExitCode> {
-    let pause = Duration::try_from_secs_f64(seconds).ok();
-    let pause = pause.filter(|pause| *pause >= LEAST_PAUSE && seconds <= MOST_SECONDS);
-    let Some(pause) = pause else {
+    let is_fit = (LEAST_PAUSE.as_secs_f64()..=MOST_SECONDS).contains(&seconds);
+    let Some(pause) = is_fit.then(|| Duration::from_secs_f64(seconds)) else {
         let least = LEAST_PAUSE.as_secs_f64();
         return Err(Error::invalid_argument(format!("--watch={seconds}: allowed: {least} to {MOST_SECONDS} seconds")));
     };
