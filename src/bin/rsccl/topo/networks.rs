@@ -40,7 +40,10 @@ impl Networks {
 
     /// An object for each network; null of a machine that a file describes.
     pub(crate) fn json(&self) -> Value {
-        let nic = |KnownNic { device, by, rate_mbit, node }: &KnownNic| json!({ "device": device, "by": by, "rate_mbit": rate_mbit, "numa_node": node });
+        let nic = |nic: &KnownNic| {
+            let (device, by, rate, node) = (&nic.device, &nic.by, nic.rate_mbit, nic.node);
+            json!({ "device": device, "by": by, "rate_mbit": rate, "numa_node": node })
+        };
         let network = |KnownNetwork { name, nics, noes }: &KnownNetwork| {
             let nics: Vec<Value> = nics.iter().map(nic).collect();
             json!({ "name": name, "nics": nics, "noes": noes })
