@@ -374,7 +374,7 @@ fn where_there_is_no_rank_that_is_said() {
     assert_eq!(told.code, Some(4), "{}", told.text);
     // The jobs of other tests may run.
     let none = told.text.contains("No process of this user here has a rank of rsccl.");
-    assert!(none || told.text.contains("has no rank of rsccl; those with ranks: "), "{}", told.text);
+    assert!(none || told.text.contains("This user sees no rank of rsccl in process"), "{}", told.text);
 }
 
 #[test]
@@ -442,7 +442,8 @@ fn a_rank_that_computes_is_named_and_so_are_those_that_wait_for_it() {
     job.is_told(&["rank 2 (host ", &late, "; 3 ranks wait in it; rank 2 computes (not in rsccl)"]);
     let me = std::process::id();
     let told = status(&[me.to_string()]);
-    let (said, listed) = (format!("Process {me} has no rank of rsccl; those with ranks: "), job.pid(2).to_string());
+    let (said, listed) =
+        (format!("This user sees no rank of rsccl in process {me}; processes with ranks: "), job.pid(2).to_string());
     assert!(told.code == Some(4) && told.text.contains(&said) && told.text.contains(&listed), "{}", told.text);
 
     // What was gathered says the same, and where ranks differ is found in the records.

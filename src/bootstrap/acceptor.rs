@@ -68,7 +68,9 @@ impl Unproven {
         let (count, last) = *self.0.lock();
         let from = last?.ip();
         let who = if count == 1 { "1 connection from" } else { &format!("{count} connections, the last from") };
-        Some(format!("{who} {from}, did not prove the secret: is RSCCL_SECRET the same on all ranks?"))
+        Some(format!(
+            "{who} {from}, did not prove the secret: are RSCCL_SECRET and the version of rsccl the same on all ranks?"
+        ))
     }
 }
 
@@ -222,7 +224,8 @@ impl Acceptor {
             if self.pending.contains(&token) {
                 self.dropped += 1;
                 let from = link.address;
-                if matches!(end, End::Rejected(_)) {
+                // Who only looks whether somebody listens says nothing.
+                if matches!(end, End::Rejected(_)) && link.has_heard() {
                     self.rules.unproven.count(from);
                 }
                 log::trace!(Bootstrap, "dropped a connection from {from} that made no request: {end}");

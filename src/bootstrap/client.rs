@@ -246,7 +246,7 @@ impl ServiceClient {
             End::Rejected(why) if rejections > self.retries.count.min(REJECTED_TRIES) => {
                 let message = format!(
                     "{who} rejected this rank {rejections} times: {why}; does another job use this address, or is \
-                     RSCCL_SECRET not the same on all ranks?"
+                     RSCCL_SECRET or the version of rsccl not the same on all ranks?"
                 );
                 Error::new(Kind::Remote, message)
             }

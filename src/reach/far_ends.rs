@@ -136,13 +136,19 @@ impl FarEnds {
         (end, shape): (&mut FarEnd, Shape),
     ) -> Result<Option<Region>> {
         let Some(direct) = self.direct.filter(|direct| direct.goes(need.way)) else { return Ok(None) };
-        let memory = device.allocate(KernelSlots::payload_bytes(shape), Sharing::Threads)?;
-        let taken = match direct.payloads(device, &memory) {
-            Ok(payloads) => end.take_device((memory.clone(), shape), &payloads),
-            Err(why) => Err(why),
-        };
+        // Whole pages of their own: plug-ins round what they register to pages, and know no offset in a DMA-BUF.
+        let bytes = KernelSlots::payload_bytes(shape).next_multiple_of(NIC_PAGE);
+        let room = device.allocate(bytes + NIC_PAGE, Sharing::Threads);
+        let taken = room.map_err(|error| error.message().to_owned()).and_then(|room| {
+            let memory = room.on_pages(NIC_PAGE, bytes);
+            end.take_device((memory.clone(), shape), &direct.payloads(device, &memory)?)?;
+            Ok(memory)
+        });
         match taken {
-            Ok(()) => Ok(Some(memory)),
+            Ok(memory) => {
+                self.bytes += bytes;
+                Ok(Some(memory))
+            }
             Err(why) => {
                 if !std::mem::replace(&mut self.has_refused, true) {
                     log::warn!(Net @ me, "GPU memory goes through the host's, though GPUDirect RDMA would do: {why}");

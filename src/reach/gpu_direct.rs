@@ -31,6 +31,8 @@ struct Standing {
     kind: Option<PathKind>,
     has_links: bool,
     needs_flush: bool,
+    /// What a description of the machine has against it, as a sentence.
+    denied: Option<String>,
 }
 
 impl GpuDirect {
@@ -53,6 +55,10 @@ impl GpuDirect {
             }
         };
         let standing = Standing::find(session, device, &nic)?;
+        if let Some(why) = &standing.denied {
+            without(why);
+            return Ok(None);
+        }
         let verdict = transport_choice::within(standing.kind.unwrap_or(PathKind::Phb), settings.level);
         let place = if standing.kind.is_none() { ", for a NIC whose place is not known counts as PHB" } else { "" };
         match verdict {
@@ -116,17 +122,20 @@ fn ways(device: &dyn Device, settings: GpuDirectSettings, nic: &NicFacts) -> std
 impl Standing {
     fn find(session: &Session, device: &dyn Device, nic: &NicFacts) -> Result<Standing> {
         let file = session.settings.searching.machine()?.map(|(machine, _)| machine);
+        let is_described = file.is_some();
         let host = this_host::look(Path::new("/"), file);
         let system = System::new(&host.machine)?;
         let uuid = device.identity().0;
         let bus_id = host.gpus.iter().find(|(own, _)| *own == uuid).map(|(_, bus_id)| bus_id);
         let gpu = system.gpus().into_iter().find(|id| bus_id.is_some() && system.node(*id).bus_id.as_ref() == bus_id);
-        Ok(Standing::of(&system, gpu, nic, device.capability()))
+        let standing = Standing::of(&system, gpu, nic, device.capability());
+        // What the library, driver and plug-in say for themselves goes before what the system's files show.
+        Ok(Standing { denied: standing.denied.filter(|_| is_described), ..standing })
     }
 
     fn of(system: &System, gpu: Option<NodeId>, nic: &NicFacts, capability: Option<u32>) -> Standing {
         let Some(gpu) = gpu else {
-            return Standing { kind: None, has_links: false, needs_flush: capability < Some(90) };
+            return Standing { kind: None, has_links: false, needs_flush: capability < Some(90), denied: None };
         };
         let ways = Paths::from(system, gpu);
         // Libraries name a port behind the device's name.
@@ -142,6 +151,12 @@ impl Standing {
             kind: place.map(|place| ways.to(system, place).kind),
             has_links: system.gpus().iter().any(linked),
             needs_flush: transport_choice::flush(system, gpu).is_yes(),
+            denied: place.and_then(|place| {
+                match transport_choice::direct(system, &ways.to(system, place), Some(PathKind::Dis)) {
+                    Verdict::No(why) => Some(why),
+                    Verdict::Yes(_) => None,
+                }
+            }),
         }
     }
 }
@@ -163,7 +178,7 @@ mod tests {
         let gpu = system.gpus().first().copied();
         let NodeKind::Port { name, .. } = &system.node(system.ports()[0]).kind else { panic!("a port") };
         let found = Standing::of(&system, gpu, &nic(&format!("{name}:1"), None), Some(90));
-        assert_eq!(found, Standing { kind: Some(PathKind::Pix), has_links: true, needs_flush: false });
+        assert_eq!(found, Standing { kind: Some(PathKind::Pix), has_links: true, needs_flush: false, denied: None });
         let card = system.ids().find(|id| {
             let is_port = |to: NodeId| matches!(system.node(to).kind, NodeKind::Port { .. });
             system.node(*id).bus_id.is_some() && system.links(*id).iter().any(|link| is_port(link.to))

@@ -185,6 +185,17 @@ impl Region {
         unsafe { self.base.add(offset) }
     }
 
+    /// The first `bytes` of it that begin at a multiple of `page`, in whatever home.
+    ///
+    /// # Panics
+    /// Where there are not so many.
+    #[must_use]
+    pub fn on_pages(&self, page: usize, bytes: usize) -> Region {
+        let start = self.base.addr().get();
+        let base = self.at(start.next_multiple_of(page) - start, bytes);
+        Region { base, bytes, ..self.clone() }
+    }
+
     /// The same memory, as an owner has it who keeps `more` too.
     #[must_use]
     pub fn kept_with(&self, more: Arc<dyn Any + Send + Sync>) -> Region {

@@ -121,13 +121,14 @@ fn no_rank(arguments: &Arguments) -> String {
     let all = if asked.is_empty() { Value::Null } else { find::document(1) };
     let with_ranks = all["processes"].as_array().map_or(&[][..], Vec::as_slice);
     let in_words = |pids: &[u64]| pids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    let others: Vec<u64> = with_ranks.iter().filter_map(|process| process["pid"].as_u64()).collect();
+    let has_ranks = |process: &&Value| process["ranks"].as_array().is_some_and(|ranks| !ranks.is_empty());
+    let others: Vec<u64> = with_ranks.iter().filter(has_ranks).filter_map(|process| process["pid"].as_u64()).collect();
     match (asked, &others[..]) {
         (_, []) => "No process of this user here has a rank of rsccl.\n".to_owned(),
-        ([one], others) => format!("Process {one} has no rank of rsccl; those with ranks: {}.\n", in_words(others)),
-        (several, others) => {
-            let asked = in_words(several);
-            format!("Processes {asked} have no ranks of rsccl; those with ranks: {}.\n", in_words(others))
+        (asked, others) => {
+            let (word, asked) = (if asked.len() == 1 { "process" } else { "processes" }, in_words(asked));
+            let others = in_words(others);
+            format!("This user sees no rank of rsccl in {word} {asked}; processes with ranks: {others}.\n")
         }
     }
 }
@@ -229,26 +230,37 @@ fn explain(folder: &Path) -> Result<ExitCode> {
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     files.sort();
-    let mut documents = Vec::new();
+    let (mut documents, mut left_out) = (Vec::new(), None);
     for file in &files {
         match documents_of(file) {
             Ok(found) => documents.extend(found),
             // One that a full disk or a killed process has cut must not hide what the others say.
-            Err(error) => print::complain(&format!("rsccl: {}; it is left out", error.message())),
+            Err(error) => {
+                print::complain(&format!("rsccl: {}; it is left out", error.message()));
+                left_out = Some(error);
+            }
         }
     }
     let world = world_of(&documents)?;
     if world.ranks.is_empty() {
+        if let Some(error) = left_out {
+            return Err(error);
+        }
         print::out("the explanation", "There are no records of ranks in this folder.\n")?;
         return Ok(ExitCode::from(EXIT_NOBODY));
     }
     let sentences = explain::sentences(&world);
     let text = match &sentences[..] {
+        [] if left_out.is_some() => "The ranks do not differ in the records that can be read.\n".to_owned(),
         [] => "The ranks do not differ, as far as their records go.\n".to_owned(),
         sentences => sentences.join("\n") + "\n",
     };
     print::out("the explanation", &text)?;
-    Ok(if sentences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_HELD_UP) })
+    Ok(match (sentences.is_empty(), left_out) {
+        (false, _) => ExitCode::from(EXIT_HELD_UP),
+        (true, None) => ExitCode::SUCCESS,
+        (true, Some(_)) => ExitCode::FAILURE,
+    })
 }
 
 /// A job is held up, or has failed; or records differ.

@@ -30,7 +30,10 @@ pub struct FileStore {
 /// That this is a folder to which nobody but its owner may write. What is to be done is not a change of the mode: it
 /// may be a folder that others need, such as `/tmp`, or a file of the system.
 fn check_folder(folder: &Path, is_folder: bool, mode: u32) -> Result<()> {
-    let (shown, advice) = (folder.display(), "name a folder of the job's own, for instance /tmp/job-7");
+    let (shown, advice) = (
+        folder.display(),
+        "name a folder that is not there yet, for instance /tmp/job-7; rsccl makes it for its owner alone",
+    );
     if !is_folder {
         return Err(Error::invalid_argument(format!("the store {shown} is no folder: {advice}")));
     }

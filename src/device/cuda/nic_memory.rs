@@ -17,29 +17,30 @@ pub(super) fn ways(driver: &Driver, has: impl Fn(c_int) -> bool) -> NicWays {
     NicWays { dma_buf, address: is_pinned && has(ADDRESSES) }
 }
 
-/// The whole pages of mapped memory around `region` as a DMA-BUF.
+/// `region`, which is whole pages of mapped memory, as a DMA-BUF.
 ///
 /// # Errors
-/// Where the driver gives none.
+/// Where the driver gives none, or the region is not whole pages.
 pub(super) fn dma_buf(driver: &Driver, primary: &Primary, region: &Region) -> Result<DmaBuf> {
     let _entered = primary.enter()?;
     let page = pinning::page_bytes();
     let (start, bytes) = (region.base().addr().get(), region.bytes());
-    let first = start / page * page;
-    let whole = (start + bytes).next_multiple_of(page) - first;
+    if !start.is_multiple_of(page) || !bytes.is_multiple_of(page) {
+        return Err(Error::internal("memory for a NIC is not whole pages"));
+    }
     let ask = driver.functions().cuMemGetHandleForAddressRange;
     let ask = ask.ok_or_else(|| Error::new(Kind::System, "this GPU driver gives no DMA-BUF"))?;
     let mut descriptor: c_int = -1;
     let place: *mut c_void = (&raw mut descriptor).cast();
     // SAFETY: the place has the width of a descriptor; the pages lie in memory that the driver has mapped for us, in
     // whole granules, which are whole pages.
-    let code = unsafe { ask(place, first as u64, whole, DMA_BUF_DESCRIPTOR, 0) };
+    let code = unsafe { ask(place, start as u64, bytes, DMA_BUF_DESCRIPTOR, 0) };
     let asked = primary.check("cuMemGetHandleForAddressRange", code);
     asked.map_err(|failure| primary.error(failure))?;
     // SAFETY: the driver made the descriptor for us alone.
     let descriptor = unsafe { open::own(descriptor) };
     let descriptor = descriptor.map_err(|error| Error::system("dup of a DMA-BUF's descriptor", error))?;
-    Ok(DmaBuf { descriptor, offset: (start - first) as u64 })
+    Ok(DmaBuf { descriptor, offset: 0 })
 }
 
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`

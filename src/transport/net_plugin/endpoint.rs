@@ -436,7 +436,10 @@ impl RequestNic for PlugInNic {
         if !received.is_device() {
             return Ok(Posted::Done);
         }
-        self.connection(from)?.check()?;
+        // Of a peer that has closed its end there may be more that came before.
+        if let Some(broken) = &self.connection(from)?.broken {
+            return Err(broken.duplicate());
+        }
         let key = self.key(from, PlugInWay::In, received)?;
         let port = self.port.clone();
         let connection = self.connection(from)?;

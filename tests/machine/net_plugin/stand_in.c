@@ -367,6 +367,8 @@ static result reg_dma_buf(void* at, void* data, size_t bytes, int type, uint64_t
     *one = (struct registration){comm, data, bytes, NULL, NULL, 0};
     if (type != 2) find_fault("a DMA-BUF of memory that is not a GPU's");
     if (!(POINTERS & 4)) find_fault("a DMA-BUF for a device that takes none");
+    // Real ones round address and length to pages, and not the offset.
+    if (offset || (size_t)data % 4096 || bytes % 4096) find_fault("a DMA-BUF that is not whole pages");
     if (NO_DMA_BUF || map(one, fd, offset)) {
         free(one);
         code = 1;

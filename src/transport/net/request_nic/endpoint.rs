@@ -267,8 +267,15 @@ impl NicEndpoint {
         let whole = memory.part(region, 0..memory.bytes());
         // First, as above.
         self.regions.push(memory);
-        let nic = self.nic().map_err(|error| error.message().to_owned())?;
-        nic.register_device(connection, way, whole, reach).map(|()| region)
+        let registered = match self.nic() {
+            Ok(nic) => nic.register_device(connection, way, whole, reach),
+            Err(error) => Err(error.message().to_owned()),
+        };
+        if registered.is_err() {
+            // Nothing has it.
+            self.regions.pop();
+        }
+        registered.map(|()| region)
     }
 
     /// The largest message.
