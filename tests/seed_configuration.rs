@@ -49,5 +49,5 @@ fn the_example_of_a_configuration_file_made_every_collective_an_error() {
     });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument);
-    assert!(error.message().contains("NCCL_PROTO") && error.message().contains("Simple the rest"), "{error}");
+    assert!(error.message().contains("NCCL_PROTO") && error.message().contains("Simple serves the rest"), "{error}");
 }

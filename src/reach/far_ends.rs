@@ -208,6 +208,8 @@ impl Reserved {
 const MOST_RESERVED_BYTES: usize = 16 << 20;
 /// Connections lie on pages of their own.
 const PAGE_BYTES: usize = 4096;
+/// A page as a GPU's driver has it for NICs, which is whole pages of every system.
+const NIC_PAGE: usize = 64 << 10;
 /// Bytes of slots from which on connections have as few as plans can do with: pinned memory is dear, and an exchange of
 /// all ranks with all others has many connections.
 const MOST_BYTES: usize = 64 << 20;

@@ -25,7 +25,7 @@ pub struct GpuDirect {
 }
 
 /// What is known of a GPU and a NIC of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Standing {
     /// How far apart they are; `None` where one of them is not known.
     kind: Option<PathKind>,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Note};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::log;
 use crate::sys::host::hostname;
 use crate::sys::numa::{self, ThreadHome};
@@ -78,11 +78,7 @@ impl Standing {
             Ok((machine, _)) => Some(machine).filter(Machine::has_processors_alone),
             Err(error) => {
                 let text = format!("{}: it says nothing of where ranks stand", error.message());
-                match error.kind() {
-                    // Of a file that is not there all who read settings are told.
-                    Kind::System => log::say_once(&Note::Warning(text)),
-                    _ => log::tell(&format!("NCCL_TOPO_FILE: {text}")),
-                }
+                log::say_once(&Note::Warning(text));
                 None
             }
         }

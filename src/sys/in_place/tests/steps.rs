@@ -5,8 +5,10 @@ use super::*;
 
 /// Pages on both sides of where one piece ends and the next begins, with an edge at either end.
 fn across_pieces() -> Bytes {
-    let room = Bytes::mapped(2 * PIECE_BYTES);
-    let border = room.addresses().start.next_multiple_of(PIECE_BYTES) - room.addresses().start;
+    let room = Bytes::mapped(3 * PIECE_BYTES);
+    let start = room.addresses().start;
+    // Three pages in front of it lie in the room, wherever that begins.
+    let border = (start + 3 * PAGE).next_multiple_of(PIECE_BYTES) - start;
     room.part(border - 3 * PAGE + 16..border + 2 * PAGE + 100)
 }
 
