@@ -224,8 +224,7 @@ impl Acceptor {
             if self.pending.contains(&token) {
                 self.dropped += 1;
                 let from = link.address;
-                // Who only looks whether somebody listens says nothing.
-                if matches!(end, End::Rejected(_)) && link.has_heard() {
+                if matches!(end, End::Rejected(_)) {
                     self.rules.unproven.count(from);
                 }
                 log::trace!(Bootstrap, "dropped a connection from {from} that made no request: {end}");

@@ -352,11 +352,6 @@ impl Link {
         poller::unacknowledged(self.fd()).map_or(true, |count| count == 0)
     }
 
-    /// Whether any byte of the handshake has come.
-    pub(super) fn has_heard(&self) -> bool {
-        self.handshake.has_heard()
-    }
-
     /// Shuts down the sending side: the peer reads what was sent and then end of file.
     pub(super) fn finish(&mut self) {
         // The peer may have closed first: then there is nothing to shut down.
