@@ -70,19 +70,24 @@ fn stopped_at_each_call(bytes: Bytes, mut at_stop: impl FnMut(libc::pid_t) -> Th
     }
 }
 
-/// The file into which the child moves memory, by its number, and as a peer maps it.
-fn mapped_from(child: libc::pid_t) -> Option<(u64, SharedMemory)> {
-    let folder = format!("/proc/{child}/fd");
+/// The files of moved memory that a process has open, by their numbers: those of other tests are inherited.
+fn files_of(process: libc::pid_t) -> Vec<(u64, std::path::PathBuf)> {
     let is_ours = |path: &std::path::Path| {
         std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:rsccl-in-place"))
     };
-    let mut open = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let path = open.find(|path| is_ours(path))?;
+    let number = |path: &std::path::Path| Some(std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).ok()?));
+    let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten();
+    let open = open.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_ours(path));
+    open.filter_map(|path| Some((number(&path)?, path))).collect()
+}
+
+/// The file into which the child moves memory, by its number, and as a peer maps it. The child has inherited `others`.
+fn mapped_from(child: libc::pid_t, others: &[u64]) -> Option<(u64, SharedMemory)> {
+    let (number, path) = files_of(child).into_iter().find(|(number, _)| !others.contains(number))?;
     let file = std::fs::File::options().read(true).write(true).open(path).ok()?;
-    let about = file.metadata().ok()?;
-    let bytes = usize::try_from(about.len()).ok()?;
+    let bytes = usize::try_from(file.metadata().ok()?.len()).ok()?;
     // Before it is sealed no peer gets it.
-    Some((std::os::unix::fs::MetadataExt::ino(&about), SharedMemory::from_peer(file.into(), bytes).ok()?))
+    Some((number, SharedMemory::from_peer(file.into(), bytes).ok()?))
 }
 
 /// What a peer reads is what has moved, or nothing yet, or no more.
@@ -108,11 +113,13 @@ fn stop_and_kill(from: usize, step: Option<usize>) -> bool {
     let mut bytes = across_pieces();
     bytes.fill(1);
     let first = bytes.addresses().start % PAGE;
+    let own = libc::pid_t::try_from(std::process::id()).expect("numbers of processes are small");
+    let others: Vec<u64> = files_of(own).into_iter().map(|(number, _)| number).collect();
     // The second move has a file of its own.
     let (mut stops, mut files, mut theirs, mut is_well) = (0usize, Vec::new(), None, true);
     let ended = stopped_at_each_call(bytes, |child| {
         stops += 1;
-        if let Some((file, memory)) = mapped_from(child)
+        if let Some((file, memory)) = mapped_from(child, &others)
             && !files.contains(&file)
         {
             files.push(file);
@@ -133,7 +140,7 @@ fn stop_and_kill(from: usize, step: Option<usize>) -> bool {
         let status = stopped_at_each_call(bytes, |child| {
             stop += 1;
             if stop == last {
-                theirs = mapped_from(child);
+                theirs = mapped_from(child, &others);
             }
             if stop == last { Then::Dies } else { Then::GoesOn }
         });
