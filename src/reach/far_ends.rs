@@ -104,7 +104,7 @@ impl FarEnds {
         // The ends need not have equally many slots: sockets lie between them.
         let slots = if self.bytes < MOST_BYTES { shape.slots } else { shape.slots.min(LEAST_SLOTS) };
         let shape = Shape { slots, ..shape };
-        let payloads = self.payloads((me, need), device, (&mut end, shape))?;
+        let payloads = self.payloads((me, need), device, (&mut end, shape));
         let bytes = if payloads.is_some() { KernelSlots::words_bytes(shape) } else { KernelSlots::memory_bytes(shape) };
         let host = match self.reserved.as_mut().and_then(|reserved| reserved.take(bytes)) {
             Some(reserved) => reserved,
@@ -134,8 +134,8 @@ impl FarEnds {
         (me, need): (Rank, Need),
         device: &dyn Device,
         (end, shape): (&mut FarEnd, Shape),
-    ) -> Result<Option<Region>> {
-        let Some(direct) = self.direct.filter(|direct| direct.goes(need.way)) else { return Ok(None) };
+    ) -> Option<Region> {
+        let direct = self.direct.filter(|direct| direct.goes(need.way))?;
         // Whole pages of their own: plug-ins round what they register to pages, and know no offset in a DMA-BUF.
         let bytes = KernelSlots::payload_bytes(shape).next_multiple_of(NIC_PAGE);
         let room = device.allocate(bytes + NIC_PAGE, Sharing::Threads);
@@ -147,13 +147,13 @@ impl FarEnds {
         match taken {
             Ok(memory) => {
                 self.bytes += bytes;
-                Ok(Some(memory))
+                Some(memory)
             }
             Err(why) => {
                 if !std::mem::replace(&mut self.has_refused, true) {
                     log::warn!(Net @ me, "GPU memory goes through the host's, though GPUDirect RDMA would do: {why}");
                 }
-                Ok(None)
+                None
             }
         }
     }
